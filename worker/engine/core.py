@@ -1,0 +1,108 @@
+"""Core state of the engine: what goes in, what comes out, how both sides name it. No torch.
+
+Threads: an engine runs on one thread of its own. ``submit``, ``cancel`` and ``stats`` may be
+called from any thread; events are handed to the sink on the engine's thread, a batch per step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+
+Clock = Callable[[], float]
+"""Monotonic seconds. Passed in, so that the engine runs under a simulated clock too."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One generation asked of the engine.
+
+    ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``abort`` is the plain
+    flag that the engine looks at in every step (DL-4); set it with ``Engine.cancel``.
+    """
+
+    token_ids: Sequence[int]
+    sampling: Sampling
+    deadline: float
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    correlation_id: str = ""
+    abort: AbortCause | None = None
+    aborted_at: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class JobStarted:
+    """The job was admitted to the running batch; its KV blocks are reserved to completion."""
+
+    job: Job
+    wait_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class JobTokens:
+    """Tokens that one step produced for a job, usually one; ``logprobs`` is parallel to ``ids``."""
+
+    job: Job
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+
+
+@dataclass(slots=True, frozen=True)
+class JobFinished:
+    """The last event of a job. Its slot and blocks are free already.
+
+    ``abort_ms`` is from the engine's first sight of the abort or deadline to that point.
+    """
+
+    job: Job
+    reason: FinishReason
+    code: Code | None
+    message: str
+    prompt_tokens: int
+    completion_tokens: int
+    late_tokens: int
+    wait_ms: float
+    prefill_ms: float
+    decode_ms: float
+    left_ms: float
+    abort_ms: float | None
+
+
+Event = JobStarted | JobTokens | JobFinished
+EventSink = Callable[[list[Event]], None]
+
+
+@dataclass(slots=True, frozen=True)
+class EngineStats:
+    """A snapshot without locks: fields are from the same step. Units as in ``WorkerStats``."""
+
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_free: int
+    running: int
+    waiting: int
+    step_ms: float
+    prefill_tokens_per_s: float
+    tokens_total: int
+    late_tokens_total: int
+    jobs_total: int
+    check_us: float
+
+
+class EngineService(Protocol):
+    """The engine's whole surface."""
+
+    def start(self, sink: EventSink) -> None:
+        """Start the engine's thread. ``sink`` gets each step's events and must not block long."""
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Never blocks, never raises: a refusal is a ``JobFinished`` event."""
+
+    def cancel(self, job: Job, cause: AbortCause) -> None:
+        """Stop a job within one step. Idempotent; the first cause wins."""
+
+    def stats(self) -> EngineStats: ...
+
+    def stop(self) -> None:
+        """Abort what runs, release everything, end the thread. Idempotent."""

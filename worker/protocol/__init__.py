@@ -1,0 +1,64 @@
+"""The only thing orchestrator and worker share. Import-light: no torch, no Triton, no aiohttp.
+
+- ``names``     tensor and request-parameter names of the Triton model
+- ``outcomes``  how a job can end, and the codes that say why
+- ``sampling``  what a client may ask of the engine, with its limits checked
+- ``card``      what a worker tells about its model when a lane opens
+- ``messages``  what travels on a lane, both ways
+- ``blocks``    the chained hashes that name KV blocks
+"""
+
+from worker.protocol.blocks import block_hashes
+from worker.protocol.card import ModelCard
+from worker.protocol.messages import (
+    PROTOCOL_VERSION,
+    CacheReport,
+    Cancel,
+    Delta,
+    Describe,
+    Drain,
+    End,
+    Frame,
+    LaneError,
+    LaneMessage,
+    Open,
+    Started,
+    Submit,
+    TokenLogprob,
+    WorkerStats,
+    decode_frame,
+    decode_message,
+    encode,
+)
+from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
+from worker.protocol.sampling import InvalidSampling, Sampling
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "AbortCause",
+    "CacheReport",
+    "Cancel",
+    "Code",
+    "Delta",
+    "Describe",
+    "Drain",
+    "End",
+    "FinishReason",
+    "Frame",
+    "InvalidSampling",
+    "LaneError",
+    "LaneMessage",
+    "ModelCard",
+    "OnDeadline",
+    "Open",
+    "Outcome",
+    "Sampling",
+    "Started",
+    "Submit",
+    "TokenLogprob",
+    "WorkerStats",
+    "block_hashes",
+    "decode_frame",
+    "decode_message",
+    "encode",
+]

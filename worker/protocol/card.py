@@ -1,0 +1,35 @@
+"""The model card: everything an orchestrator must know to tokenise, admit and place."""
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """Sent in the first frame of a lane, and again on ``Describe``.
+
+    ``tokenizer_json`` is the file of that name; ``chat_template`` is Jinja source, empty when the
+    model has none. ``special_tokens`` maps the template's variables (``bos_token`` …) to text.
+    ``engine_digest`` covers code and settings that change results, ``model_digest`` the
+    weights, both hex SHA-256.
+    """
+
+    model: str
+    context_tokens: int
+    vocab_size: int
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    block_tokens: int
+    hash_salt: bytes
+    engine: str
+    engine_version: str
+    engine_digest: str
+    model_digest: str
+    device: str
+    max_running: int
+    """Jobs that one step can carry."""
+    max_waiting: int
+    """Jobs that the worker holds beyond those, before it refuses."""
+    min_start_budget_ms: float
+    """Less budget than this at the start of a generation is refused (DL-3)."""

@@ -1,0 +1,208 @@
+"""What travels on a lane.
+
+A lane is one long-lived ``ModelStreamInfer`` call. Each message to the worker is one Triton
+request on that stream; the request that carried ``Open`` is answered with frames for as long as
+the lane lives::
+
+    orchestrator                              worker
+      Open ───────────────────────────────────▶ lane opens
+      ◀───────────────────────────── Frame(card, stats)
+      Submit(handle=7) ───────────────────────▶ job runs
+      ◀──────────────── Frame(started, deltas, ends, …)   one per engine step, all jobs of the lane
+      Cancel(handle=7) ───────────────────────▶ stops within one step
+      ◀──────────────────────────── Frame(ends=[End(7)])
+
+``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
+answered by exactly one ``End``; nothing follows it. A frame without news is a heartbeat.
+
+Times are milliseconds. Budgets are relative to receipt: clocks need not agree (DL-2).
+Frames are arrays rather than maps on the wire, since they are the hot path; fields are only ever
+appended, with a default.
+"""
+
+import msgspec
+
+from worker.protocol.card import ModelCard
+from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
+from worker.protocol.sampling import Sampling
+
+PROTOCOL_VERSION = 1
+
+
+# ── to the worker ────────────────────────────────────────────────────────────────────────────
+
+
+class Open(msgspec.Struct, tag="open", frozen=True):
+    """Opens a lane. ``lane`` is a name that no other open lane has (a UUID)."""
+
+    version: int
+    lane: str
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
+    """Starts a job on an open lane.
+
+    ``budget_ms`` is what remains of the deadline when the message leaves; ``deadline_unix_ms``
+    is the original absolute one and serves logs only.
+    """
+
+    lane: str
+    handle: int
+    token_ids: list[int]
+    sampling: Sampling
+    budget_ms: float
+    deadline_unix_ms: int | None = None
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    correlation_id: str = ""
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
+    """Stops a job. Unknown and finished handles are ignored: cancelling is idempotent."""
+
+    lane: str
+    handle: int
+    cause: AbortCause = AbortCause.CANCEL
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Refuse new work, let running jobs finish for ``grace_ms``, end the rest, close all lanes.
+
+    Needs no lane: whoever stops a worker sends it, since an open lane keeps Triton from stopping.
+    """
+
+    grace_ms: float
+
+
+class Describe(msgspec.Struct, tag="describe", frozen=True):
+    """Asks for the card and a full cache report in the lane's next frame."""
+
+    lane: str
+
+
+LaneMessage = Open | Submit | Cancel | Drain | Describe
+
+
+# ── from the worker ──────────────────────────────────────────────────────────────────────────
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """Natural-log probability of the chosen token, and the most likely ``(id, logprob)``."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Started(msgspec.Struct, array_like=True, frozen=True):
+    """The job left the worker's queue. ``wait_ms`` is how long it was in it."""
+
+    handle: int
+    wait_ms: float
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """New tokens of a job. ``texts[i]`` is what ``ids[i]`` made printable.
+
+    A text is empty while a multi-byte character or a possible stop string is incomplete, so
+    texts joined are always valid UTF-8. ``logprobs`` is parallel to ``ids`` when asked for.
+    """
+
+    handle: int
+    ids: list[int]
+    texts: list[str]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class End(msgspec.Struct, array_like=True, frozen=True):
+    """The one terminal record of a job. ``code`` and ``message`` are set unless it ended well.
+
+    ``late_tokens`` were generated after the deadline or abort (waste, counted apart by DL-10).
+    ``left_ms`` is the budget left (negative when overrun). ``abort_ms`` is the time from the
+    worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
+    """
+
+    handle: int
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    wait_ms: float
+    prefill_ms: float
+    decode_ms: float
+    left_ms: float
+    code: Code | None = None
+    message: str = ""
+    late_tokens: int = 0
+    abort_ms: float | None = None
+
+
+class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
+    """State of a worker at the time of the frame. Totals count since the worker started.
+
+    ``step_ms`` is a moving average over steps that decoded; ``prefill_tokens_per_s`` is 0 until
+    measured. ``check_us`` is the sampled cost per request of looking at deadline and abort (DL-13).
+    """
+
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_free: int
+    running: int
+    waiting: int
+    step_ms: float
+    prefill_tokens_per_s: float
+    tokens_total: int
+    late_tokens_total: int
+    jobs_total: int
+    check_us: float
+    lanes: int = 0
+
+
+class CacheReport(msgspec.Struct, array_like=True, frozen=True):
+    """Blocks that entered and left the prefix cache. ``full`` replaces all that was known."""
+
+    added: list[bytes]
+    evicted: list[bytes]
+    full: bool = False
+
+
+class LaneError(msgspec.Struct, array_like=True, frozen=True):
+    """The lane itself failed and closes with this frame."""
+
+    code: Code
+    message: str
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """Everything that happened for one lane since its last frame.
+
+    Order within: ``started``, then ``deltas``, then ``ends``. A job that starts and ends within
+    one frame is in all three.
+    """
+
+    seq: int
+    started: list[Started] = []
+    deltas: list[Delta] = []
+    ends: list[End] = []
+    stats: WorkerStats | None = None
+    card: ModelCard | None = None
+    cache: CacheReport | None = None
+    draining: bool = False
+    error: LaneError | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_message_decoder: msgspec.msgpack.Decoder[LaneMessage] = msgspec.msgpack.Decoder(LaneMessage)
+_frame_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(message: LaneMessage | Frame) -> bytes:
+    """Any lane message or frame as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes) -> LaneMessage:
+    """A message to the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    return _message_decoder.decode(data)
+
+
+def decode_frame(data: bytes) -> Frame:
+    """A frame from the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    return _frame_decoder.decode(data)

@@ -1,0 +1,71 @@
+"""How a request can end, as every part of Tidegate spells it (DL-10)."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """What an offered request came to. Every request gets exactly one."""
+
+    MET = "met"
+    PARTIAL = "partial"
+    MISSED = "missed"
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    """Why a worker stopped generating for a job."""
+
+    STOP = "stop"
+    """End-of-sequence token or stop string."""
+    LENGTH = "length"
+    """``max_tokens`` or the context window reached."""
+    DEADLINE = "deadline"
+    """Out of time: an error, or a clean end where the client chose ``partial``."""
+    CANCELLED = "cancelled"
+    """Cancelled, or nobody is left to read."""
+    ERROR = "error"
+    """Something broke, or the job was refused by the worker."""
+
+
+class AbortCause(StrEnum):
+    """Why somebody outside the engine wants a job to stop."""
+
+    CANCEL = "cancel"
+    DISCONNECT = "disconnect"
+    LANE_LOST = "lane_lost"
+    DRAIN = "drain"
+    STOP_STRING = "stop_string"
+    """Not an abort to the client: the text stage saw a stop string."""
+
+
+class OnDeadline(StrEnum):
+    """What a client wants when its deadline comes before its text ends (DL-6)."""
+
+    ERROR = "error"
+    PARTIAL = "partial"
+
+
+class Code(StrEnum):
+    """Machine-readable reason on the wire, the same in every dialect."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNAUTHENTICATED = "unauthenticated"
+    NOT_FOUND = "not_found"
+    MODEL_NOT_FOUND = "model_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TOO_LARGE = "body_too_large"
+    CONTEXT_OVERFLOW = "context_overflow"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    DEADLINE_INFEASIBLE = "deadline_infeasible"
+    CANCELLED = "cancelled"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    QUEUE_FULL = "queue_full"
+    NO_CAPACITY = "no_capacity"
+    NOT_READY = "not_ready"
+    DRAINING = "draining"
+    INSTANCE_LOST = "instance_lost"
+    PROTOCOL_VERSION = "protocol_version"
+    ENGINE_ERROR = "engine_error"
+    INTERNAL = "internal"

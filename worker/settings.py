@@ -1,0 +1,47 @@
+"""Settings of a worker, read once from the environment (``TIDEGATE_WORKER_…``).
+
+The launcher sets them for each Triton that it starts; a hand-started Triton takes them from its
+own environment. A bad value stops the model from loading, with the variable's name.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+EngineName = Literal["torch", "synthetic-free", "synthetic-paced"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class WorkerSettings(BaseSettings):
+    """One worker: which model, which engine, on what, how much."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_WORKER_", frozen=True, extra="forbid")
+
+    model_path: Path
+    """Checkpoint directory in Hugging Face layout."""
+    model_name: str = ""
+    """Name that clients use; the directory's name when empty."""
+    engine: EngineName = "torch"
+    """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
+    synthetic_step_ms: float = Field(default=20.0, gt=0)
+    """Step time of ``synthetic-paced``, whatever the batch."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    dtype: DTypeName = "auto"
+    """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    block_tokens: int = Field(default=16, ge=1)
+    """Tokens in one KV block."""
+    kv_blocks: int = Field(default=0, ge=0)
+    """KV blocks in the pool; 0 sizes it from memory."""
+    max_running: int = Field(default=64, ge=1)
+    """Jobs that one step can carry."""
+    max_waiting: int = Field(default=256, ge=0)
+    """Jobs held beyond those before new ones are refused."""
+    max_step_tokens: int = Field(default=512, ge=1)
+    """Token budget of one step, prompts and decodes together."""
+    min_start_budget_ms: float = Field(default=100.0, ge=0)
+    """Less than this left at the start of a generation is refused (DL-3)."""
+    heartbeat_ms: float = Field(default=250.0, gt=0)
+    """A lane without news gets a frame this often."""
