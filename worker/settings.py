@@ -43,5 +43,9 @@ class WorkerSettings(BaseSettings):
     """Token budget of one step, prompts and decodes together."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
+    default_deadline_ms: float = Field(default=300_000.0, gt=0)
+    """For plain clients that state none."""
+    legacy_stub: bool = False
+    """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane without news gets a frame this often."""

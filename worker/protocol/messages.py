@@ -118,6 +118,8 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     ``late_tokens`` were generated after the deadline or abort (waste, counted apart by DL-10).
     ``left_ms`` is the budget left (negative when overrun). ``abort_ms`` is the time from the
     worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
+    ``tail`` is text that was held back (a possible stop string, half a character) and belongs
+    after the last delta's.
     """
 
     handle: int
@@ -132,6 +134,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     message: str = ""
     late_tokens: int = 0
     abort_ms: float | None = None
+    tail: str = ""
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):

@@ -1,0 +1,132 @@
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from tests.worker.service.fakes import FakeEngine, FakeResponder, lane_call
+from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
+from worker.engine.factory import EngineBundle
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    Code,
+    Delta,
+    End,
+    FinishReason,
+    LaneMessage,
+    ModelCard,
+    Open,
+    Sampling,
+    Submit,
+)
+from worker.service.service import WorkerService
+from worker.settings import WorkerSettings
+from worker.text.tokenizer import Tokenizer
+
+
+def byte_tokenizer() -> bytes:
+    """A tokenizer whose ids 0 to 255 are the bytes in GPT-2's order: any text, no training."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = LibraryTokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    return str(library.to_str()).encode()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_tokenizer(), {}, "")
+
+
+@dataclass
+class Harness:
+    """A worker over a fake engine, with a lane open."""
+
+    service: WorkerService
+    engine: FakeEngine
+    tokenizer: Tokenizer
+    lane: FakeResponder = field(default_factory=FakeResponder)
+
+    def send(self, message: LaneMessage) -> FakeResponder:
+        responder = FakeResponder()
+        self.service.accept(lane_call(message, responder))
+        return responder
+
+    def open(self) -> None:
+        self.service.accept(lane_call(Open(PROTOCOL_VERSION, "lane"), self.lane))
+        self.lane.wait(lambda: self.lane.sent, "the first frame")
+
+    def submit(self, handle: int, **sampling: object) -> tuple[Job, FakeResponder]:
+        known = len(self.engine.submitted)
+        parameters = {"max_tokens": 100} | sampling
+        responder = self.send(
+            Submit("lane", handle, [1, 2], Sampling(**parameters), 10_000.0)  # type: ignore[arg-type]
+        )
+        return self.engine.wait_submitted(known + 1)[known], responder
+
+    def speak(self, job: Job, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text)
+        self.engine.emit(JobTokens(job, ids, None))
+        return ids
+
+    def finish(
+        self, job: Job, reason: FinishReason = FinishReason.LENGTH, code: Code | None = None
+    ) -> None:
+        self.engine.emit(JobFinished(job, reason, code, "", 2, 0, 0, 0.0, 0.0, 0.0, 0.0, None))
+
+    def begin(self, job: Job) -> None:
+        self.engine.emit(JobStarted(job, 1.5))
+
+    def deltas(self, handle: int) -> list[Delta]:
+        return [d for f in self.lane.frames() for d in f.deltas if d.handle == handle]
+
+    def text(self, handle: int) -> str:
+        return "".join(text for delta in self.deltas(handle) for text in delta.texts)
+
+    def ends(self) -> list[End]:
+        return [end for frame in self.lane.frames() for end in frame.ends]
+
+    def wait_end(self, handle: int) -> End:
+        self.lane.wait(lambda: any(e.handle == handle for e in self.ends()), f"End({handle})")
+        (end,) = [end for end in self.ends() if end.handle == handle]
+        return end
+
+
+@pytest.fixture
+def harness(tokenizer: Tokenizer) -> Iterator[Harness]:
+    engine = FakeEngine()
+    card = ModelCard(
+        model="fake",
+        context_tokens=128,
+        vocab_size=256,
+        tokenizer_json=b"",
+        chat_template="",
+        special_tokens={},
+        bos_token_id=None,
+        eos_token_ids=(),
+        block_tokens=16,
+        hash_salt=b"",
+        engine="fake",
+        engine_version="0",
+        engine_digest="",
+        model_digest="",
+        device="cpu",
+        max_running=4,
+        max_waiting=4,
+        min_start_budget_ms=0.0,
+    )
+    settings = WorkerSettings(model_path="unused", heartbeat_ms=50)  # type: ignore[arg-type]
+    service = WorkerService(EngineBundle(engine, tokenizer, card), settings)
+    service.start()
+    harness = Harness(service, engine, tokenizer)
+    # an abort is answered the way the real engine answers it
+    codes = {"stop_string": (FinishReason.STOP, None)}
+    engine.on_cancel = lambda job, cause: harness.finish(
+        job, *codes.get(cause.value, (FinishReason.CANCELLED, Code.CANCELLED))
+    )
+    harness.open()
+    yield harness
+    service.close()
+    assert harness.lane.finals == 1, "every request ends in exactly one final response"
+    assert not harness.lane.asked_after_final

@@ -1,0 +1,168 @@
+"""The plain contract, as Triton's vLLM backend has it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.worker.service.conftest import Harness
+from tests.worker.service.fakes import FakeResponder, plain_call
+from worker.engine.core import Job, JobTokens
+from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, TokenLogprob, names
+from worker.service.call import Call, InvalidCall, strings
+from worker.service.plain import parse_plain
+
+
+def ask(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Job, FakeResponder]:
+    responder = FakeResponder()
+    known = len(harness.engine.submitted)
+    harness.service.accept(plain_call(text, responder, **inputs))
+    return harness.engine.wait_submitted(known + 1)[known], responder
+
+
+def texts(responder: FakeResponder) -> list[str]:
+    return [tensors[names.TEXT_OUTPUT][0].decode() for tensors in responder.sent]
+
+
+def test_without_streaming_one_response_repeats_the_prompt(harness: Harness) -> None:
+    job, responder = ask(harness, "ab")
+    harness.speak(job, "cd")
+    harness.speak(job, "ef")
+    harness.finish(job)
+    responder.wait_final()
+    assert texts(responder) == ["abcdef"]
+    assert set(responder.sent[0]) == {names.TEXT_OUTPUT}
+
+
+def test_the_prompt_can_be_left_out(harness: Harness) -> None:
+    job, responder = ask(harness, "ab", exclude_input_in_output=True)
+    harness.speak(job, "cd")
+    harness.finish(job)
+    responder.wait_final()
+    assert texts(responder) == ["cd"]
+
+
+def test_streaming_sends_deltas_and_final_rides_on_the_last(harness: Harness) -> None:
+    job, responder = ask(harness, stream=True, return_num_output_tokens=True)
+    harness.speak(job, "cd")
+    responder.wait(lambda: responder.sent, "the first delta")
+    job_tokens = JobTokens(job, harness.tokenizer.encode("ef"), None)
+    harness.engine.emit(job_tokens)
+    harness.finish(job)
+    responder.wait_final()
+    assert "".join(texts(responder)) == "cdef"
+    assert texts(responder)[0] == "cd"
+    assert sum(int(t[names.NUM_OUTPUT_TOKENS][0]) for t in responder.sent) == 4
+
+
+def test_the_optional_outputs(harness: Harness) -> None:
+    job, responder = ask(
+        harness,
+        return_finish_reason=True,
+        return_cumulative_logprob=True,
+        return_logprobs=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        sampling_parameters=json.dumps({"logprobs": 2}),
+    )
+    assert job.sampling.logprobs == 2
+    (token,) = harness.tokenizer.encode("c")
+    other = harness.tokenizer.encode("d")[0]
+    logprob = TokenLogprob(-0.5, [(token, -0.5), (other, -1.5)])
+    harness.engine.emit(JobTokens(job, [token], [logprob]))
+    harness.finish(job, FinishReason.STOP)
+    responder.wait_final()
+    (tensors,) = responder.sent
+    assert tensors[names.FINISH_REASON][0] == b"stop"
+    assert tensors[names.CUMULATIVE_LOGPROB][0] == np.float32(-0.5)
+    assert tensors[names.NUM_INPUT_TOKENS].dtype == np.uint32
+    assert (tensors[names.NUM_INPUT_TOKENS][0], tensors[names.NUM_OUTPUT_TOKENS][0]) == (2, 1)
+    assert json.loads(tensors[names.LOGPROBS][0]) == [
+        {
+            str(token): {"logprob": -0.5, "rank": 1, "decoded_token": "c"},
+            str(other): {"logprob": -1.5, "rank": 2, "decoded_token": "d"},
+        }
+    ]
+
+
+def test_a_stop_string_ends_the_text_before_it(harness: Harness) -> None:
+    job, responder = ask(harness, stream=True, sampling_parameters='{"stop": "X"}')
+    harness.speak(job, "cdXef")
+    responder.wait_final()
+    assert harness.engine.cancelled == [(job, AbortCause.STOP_STRING)]
+    assert "".join(texts(responder)) == "cd"
+
+
+def test_a_client_that_is_gone_stops_its_job(harness: Harness) -> None:
+    job, responder = ask(harness, stream=True)
+    responder.cancelled = True
+    assert harness.engine.wait_cancelled(1) == [(job, AbortCause.DISCONNECT)]
+    responder.wait_final()
+    assert responder.error is not None and responder.error[0] == Code.CANCELLED
+    assert not responder.asked_after_final
+
+
+def test_bad_requests_never_reach_the_engine(harness: Harness) -> None:
+    for inputs, word in (
+        ({"sampling_parameters": "{"}, "not JSON"),
+        ({"sampling_parameters": "[]"}, "JSON object"),
+        ({"sampling_parameters": '{"max_tokens": 0}'}, "max_tokens"),
+        ({"sampling_parameters": '{"max_tokens": "many"}'}, "max_tokens"),
+        ({"sampling_parameters": '{"temprature": 1}'}, "temprature"),
+        ({"sampling_parameters": '{"n": 2}'}, "n=2"),
+        ({"stream": True, "exclude_input_in_output": False}, "streaming"),
+        ({"sampling_parameters": '{"deadline_ms": "soon"}'}, "deadline_ms"),
+    ):
+        responder = FakeResponder()
+        harness.service.accept(plain_call("ab", responder, **inputs))
+        responder.wait_final()
+        assert responder.error is not None
+        code, message = responder.error
+        assert code == Code.INVALID_REQUEST and word in message, inputs
+    empty, broken = FakeResponder(), FakeResponder()
+    harness.service.accept(plain_call("", empty))
+    harness.service.accept(Call({names.TEXT_INPUT: strings(b"\xff")}, {}, "", broken))
+    empty.wait_final()
+    broken.wait_final()
+    assert empty.error is not None and "empty" in empty.error[1]
+    assert broken.error is not None and "UTF-8" in broken.error[1]
+    assert harness.engine.submitted == []
+
+
+def parse(parameters: dict[str, object] | None = None, **inputs: object):  # type: ignore[no-untyped-def]
+    call = plain_call("ab", FakeResponder(), parameters=parameters or {}, **inputs)
+    return parse_plain(call, default_deadline_ms=1000.0, unix_ms=5_000.0)
+
+
+def test_numbers_may_come_as_strings_and_defaults_are_vllms() -> None:
+    request = parse(sampling_parameters='{"temperature": "0.1", "top_p": "0.95", "top_k": "-1"}')
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.1, 0.95)
+    assert request.sampling.top_k == -1
+    assert (request.sampling.max_tokens, request.stream, request.prepend_prompt) == (
+        16,
+        False,
+        True,
+    )
+
+
+def test_parameters_of_the_request_count_when_there_is_no_json() -> None:
+    assert parse({"max_tokens": 3, "temperature": "0"}).sampling.max_tokens == 3
+    both = parse({"max_tokens": 3}, sampling_parameters='{"max_tokens": 4}')
+    assert both.sampling.max_tokens == 4
+
+
+def test_neutral_vllm_parameters_are_accepted() -> None:
+    parse(sampling_parameters='{"n": 1, "best_of": "1", "presence_penalty": 0.0, "min_p": null}')
+    with pytest.raises(InvalidCall, match="presence_penalty"):
+        parse(sampling_parameters='{"presence_penalty": 0.5}')
+
+
+def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
+    """DL-1 on the plain contract: JSON or request parameter, relative or absolute."""
+    assert parse().budget_ms == 1000.0
+    assert parse({"deadline_ms": 200}).budget_ms == 200.0
+    assert parse({"deadline_ms": 200}, sampling_parameters='{"max_tokens": 2}').budget_ms == 200.0
+    assert parse({"deadline_unix_ms": 5_100}).budget_ms == 100.0
+    assert parse({"deadline_unix_ms": "5300", "deadline_ms": "200"}).budget_ms == 200.0
+    assert parse({"deadline_ms": 5000}).budget_ms == 1000.0
+    assert parse({"on_deadline": "partial"}).on_deadline == OnDeadline.PARTIAL

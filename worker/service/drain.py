@@ -1,0 +1,48 @@
+"""Draining: an open lane keeps Triton from stopping, so whoever stops a worker drains it first."""
+
+from worker.engine.core import Clock, EngineService
+from worker.log import service_log
+from worker.protocol import AbortCause
+from worker.service.call import Responder
+from worker.service.emitter import Emitter
+
+
+class Drainer:
+    """Announces the drain, waits for running jobs, ends the rest, closes every lane.
+
+    Runs on the emitter's thread, once per cycle.
+    """
+
+    def __init__(self, engine: EngineService, emitter: Emitter, clock: Clock) -> None:
+        self._engine = engine
+        self._emitter = emitter
+        self._clock = clock
+        self._ends_at = 0.0
+        self._asked_by: list[Responder] = []
+
+    def begin(self, grace_s: float, responder: Responder | None) -> None:
+        """Start draining, or shorten a drain that runs. ``responder`` is closed at its end."""
+        ends_at = self._clock() + grace_s
+        if responder is not None:
+            self._asked_by.append(responder)
+        if self._emitter.draining:
+            self._ends_at = min(self._ends_at, ends_at)
+            return
+        service_log.info("draining: %d jobs have %.1f s", len(self._emitter.routes), grace_s)
+        self._emitter.draining = True
+        self._ends_at = ends_at
+        self._emitter.announce()
+
+    def advance(self) -> None:
+        """Take the next step of the drain, if there is one."""
+        if not self._emitter.draining:
+            return
+        if self._emitter.routes:
+            if self._clock() >= self._ends_at:
+                for job in list(self._emitter.routes):
+                    self._engine.cancel(job, AbortCause.DRAIN)
+            return
+        self._emitter.close_lanes()
+        for responder in self._asked_by:
+            responder.close()
+        self._asked_by.clear()

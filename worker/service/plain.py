@@ -1,0 +1,285 @@
+"""The plain contract: that of Triton's vLLM backend, name for name.
+
+Read from its documentation and sample client: ``sampling_parameters`` is a JSON object whose
+numbers may be strings; without it the request's own parameters count. Prompt text is prepended
+to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
+counts and log-probabilities are deltas when streaming. The last data response carries FINAL.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
+from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names
+from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
+from worker.text.stream import TextStream
+from worker.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's own default."""
+
+NEUTRAL: Mapping[str, object] = {
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "length_penalty": 1,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+}
+"""vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """A parsed plain request. ``budget_ms`` is relative to its receipt."""
+
+    prompt: str
+    stream: bool
+    prepend_prompt: bool
+    sampling: Sampling
+    budget_ms: float
+    on_deadline: OnDeadline
+    finish_reason: bool
+    cumulative_logprob: bool
+    logprobs: bool
+    num_input_tokens: bool
+    num_output_tokens: bool
+
+
+class _Stated(msgspec.Struct, forbid_unknown_fields=True):
+    """What ``sampling_parameters`` may say. Lax types: numbers may come as strings."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    deadline_ms: float | None = None
+    deadline_unix_ms: float | None = None
+    on_deadline: OnDeadline = OnDeadline.ERROR
+
+
+def parse_plain(call: Call, *, default_deadline_ms: float, unix_ms: float) -> PlainRequest:
+    """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``."""
+    prompt = call.text(names.TEXT_INPUT)
+    if prompt is None:
+        raise InvalidCall(f"input {names.TEXT_INPUT} is missing")
+    stream = bool(call.flag(names.STREAM))
+    exclude = call.flag(names.EXCLUDE_INPUT_IN_OUTPUT)
+    if stream and exclude is False:
+        raise InvalidCall(
+            f"{names.EXCLUDE_INPUT_IN_OUTPUT} must not be false when streaming: "
+            "deltas never repeat the prompt"
+        )
+    want_logprobs = bool(call.flag(names.RETURN_LOGPROBS))
+    want_cumulative = bool(call.flag(names.RETURN_CUMULATIVE_LOGPROB))
+    stated = _read_stated(call)
+    logprobs = stated.logprobs
+    if logprobs is None and (want_logprobs or want_cumulative):
+        logprobs = 0
+    sampling = Sampling(
+        max_tokens=stated.max_tokens,
+        min_tokens=stated.min_tokens,
+        temperature=stated.temperature,
+        top_p=stated.top_p,
+        top_k=stated.top_k,
+        seed=stated.seed,
+        stop=(stated.stop,) if isinstance(stated.stop, str) else tuple(stated.stop or ()),
+        ignore_eos=stated.ignore_eos,
+        logprobs=logprobs,
+    )
+    sampling.check()
+    return PlainRequest(
+        prompt=prompt,
+        stream=stream,
+        prepend_prompt=not (stream if exclude is None else exclude),
+        sampling=sampling,
+        budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),
+        on_deadline=stated.on_deadline,
+        finish_reason=bool(call.flag(names.RETURN_FINISH_REASON)),
+        cumulative_logprob=want_cumulative,
+        logprobs=want_logprobs,
+        num_input_tokens=bool(call.flag(names.RETURN_NUM_INPUT_TOKENS)),
+        num_output_tokens=bool(call.flag(names.RETURN_NUM_OUTPUT_TOKENS)),
+    )
+
+
+def _read_stated(call: Call) -> _Stated:
+    raw = call.text(names.SAMPLING_PARAMETERS)
+    source: dict[str, Any] = dict(call.parameters)
+    if raw:
+        try:
+            read = json.loads(raw)
+        except ValueError as error:
+            raise InvalidCall(f"{names.SAMPLING_PARAMETERS} is not JSON: {error}") from None
+        if not isinstance(read, dict):
+            raise InvalidCall(f"{names.SAMPLING_PARAMETERS} must be a JSON object")
+        # A deadline is a property of the request: it counts wherever it stands.
+        deadline_names = (names.PARAM_DEADLINE_MS, names.PARAM_DEADLINE_UNIX_MS, "on_deadline")
+        source = {k: v for k, v in source.items() if k in deadline_names} | read
+    stated: dict[str, Any] = {}
+    for name, value in source.items():
+        if name in NEUTRAL:
+            if value is not None and str(value).lower() not in _spellings(NEUTRAL[name]):
+                raise InvalidCall(
+                    f"{name}={value!r} is not supported; leave it out or at {NEUTRAL[name]!r}"
+                )
+        elif value is not None and not name.startswith("triton_"):
+            stated[name] = value
+    try:
+        return msgspec.convert(stated, _Stated, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {error}") from None
+
+
+def _spellings(neutral: object) -> set[str]:
+    spelled = {str(neutral).lower()}
+    if not isinstance(neutral, bool) and isinstance(neutral, int):
+        spelled.add(str(float(neutral)))
+    return spelled
+
+
+def _budget_ms(stated: _Stated, default_ms: float, unix_ms: float) -> float:
+    budgets = [default_ms]
+    if stated.deadline_ms is not None:
+        budgets.append(stated.deadline_ms)
+    if stated.deadline_unix_ms is not None:
+        budgets.append(stated.deadline_unix_ms - unix_ms)
+    if any(math.isnan(budget) for budget in budgets):
+        raise InvalidCall("a deadline must be a number of milliseconds")
+    return min(budgets)
+
+
+class PlainReply:
+    """One plain request: route and outlet in one, since it has a sender of its own."""
+
+    def __init__(
+        self,
+        request: PlainRequest,
+        job: Job,
+        text: TextStream,
+        responder: Responder,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.request = request
+        self.job = job
+        self.responder = responder
+        self._text = text
+        self._tokenizer = tokenizer
+        self._stopped = False
+        self._finished: JobFinished | None = None
+        self._pieces = [request.prompt] if request.prepend_prompt else []
+        self._new_tokens = 0
+        self._cumulative = 0.0
+        self._logprobs: list[dict[str, dict[str, Any]]] = []
+        self._ended = False
+
+    @property
+    def outlet(self) -> "PlainReply":
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def jobs(self) -> list[Job]:
+        return [] if self._ended else [self.job]
+
+    def started(self, event: JobStarted) -> None:
+        pass
+
+    def tokens(self, event: JobTokens) -> bool:
+        if self._stopped:
+            return False
+        fed = self._text.feed(event.ids)
+        count = len(event.ids) if fed.stopped_at is None else fed.stopped_at + 1
+        self._stopped = fed.stopped_at is not None
+        self._pieces.extend(fed.texts[:count])
+        self._new_tokens += count
+        if event.logprobs is not None:
+            for token_id, logprob in zip(event.ids[:count], event.logprobs, strict=False):
+                self._cumulative += logprob.logprob
+                if self.request.logprobs:
+                    self._logprobs.append(self._describe(token_id, logprob))
+        return self._stopped
+
+    def finished(self, event: JobFinished) -> None:
+        self._finished = event
+        if not self._stopped:
+            self._pieces.append(self._text.flush())
+
+    def flush(self) -> None:
+        if self._ended:
+            return
+        end = self._finished
+        if end is None:
+            if self.request.stream and self._new_tokens:
+                self.responder.send(self._tensors("None"))
+            return
+        self._ended = True
+        if end.code is None:
+            self.responder.send(self._tensors(end.reason.value), final=True)
+        else:
+            self.responder.fail(end.code, end.message)
+
+    def close(self) -> None:
+        self._ended = True
+        self.responder.fail(Code.DRAINING, "the worker is stopping; retry elsewhere")
+
+    def _tensors(self, finish_reason: str) -> Tensors:
+        """One response with everything since the last one, which is then forgotten."""
+        request = self.request
+        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings("".join(self._pieces))}
+        if request.finish_reason:
+            tensors[names.FINISH_REASON] = strings(finish_reason)
+        if request.cumulative_logprob:
+            tensors[names.CUMULATIVE_LOGPROB] = np.array([self._cumulative], dtype=np.float32)
+        if request.logprobs:
+            tensors[names.LOGPROBS] = strings(json.dumps(self._logprobs))
+        if request.num_input_tokens:
+            count = len(self.job.token_ids)
+            tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
+        if request.num_output_tokens:
+            tensors[names.NUM_OUTPUT_TOKENS] = np.array([self._new_tokens], dtype=np.uint32)
+        self._pieces, self._new_tokens, self._logprobs = [], 0, []
+        return tensors
+
+    def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
+        """vLLM's form: token id → its logprob, rank and text; rank None where it is not known."""
+        ranked = {
+            top_id: {
+                "logprob": top_logprob,
+                "rank": rank,
+                "decoded_token": self._token_text(top_id),
+            }
+            for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1)
+        }
+        ranked.setdefault(
+            token_id,
+            {
+                "logprob": logprob.logprob,
+                "rank": None,
+                "decoded_token": self._token_text(token_id),
+            },
+        )
+        return {str(key): value for key, value in ranked.items()}
+
+    def _token_text(self, token_id: int) -> str:
+        detokenizer = self._tokenizer.detokenizer()
+        return detokenizer.feed([token_id])[0] + detokenizer.flush()

@@ -1,0 +1,234 @@
+"""The worker as a whole: takes Triton's requests, owns engine and emitter, drains and stops.
+
+``accept`` runs on Triton's request thread and only hands over. Lane messages are applied there
+and then, so that a cancel reaches the engine without waiting for anything; plain prompts are
+tokenised on a thread of their own, so that a long one does not delay a lane.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from worker.engine.core import Clock, Job
+from worker.engine.factory import EngineBundle
+from worker.log import service_log
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Code,
+    Describe,
+    Drain,
+    Frame,
+    InvalidSampling,
+    LaneError,
+    LaneMessage,
+    Open,
+    Submit,
+    decode_message,
+    encode,
+)
+from worker.protocol.names import FRAME, LANE_MESSAGE
+from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Tensors, strings
+from worker.service.drain import Drainer
+from worker.service.emitter import Emitter
+from worker.service.lanes import Lane, LaneRoute
+from worker.service.plain import PlainReply, parse_plain
+from worker.settings import WorkerSettings
+
+STOP_GRACE_S = 2.0
+"""How long ``close`` waits for aborted jobs to be answered."""
+
+
+class WorkerService:
+    """One model's worker, over an engine that is loaded but not started."""
+
+    def __init__(
+        self, bundle: EngineBundle, settings: WorkerSettings, clock: Clock = time.monotonic
+    ) -> None:
+        self._engine = bundle.engine
+        self._tokenizer = bundle.tokenizer
+        self._card = bundle.card
+        self._settings = settings
+        self._clock = clock
+        self._lanes: dict[str, Lane] = {}
+        self._emitter = Emitter(self._engine, heartbeat_s=settings.heartbeat_ms / 1000, clock=clock)
+        self._drainer = Drainer(self._engine, self._emitter, clock)
+        self._intake = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
+
+    def start(self) -> None:
+        """Start the threads; requests may come from now on."""
+        self._emitter.each_cycle(self._drainer.advance)
+        self._engine.start(self._emitter.sink)
+        self._emitter.start()
+
+    def accept(self, call: Call) -> None:
+        """Take over one request. Never raises: what is wrong with it is its answer."""
+        try:
+            data = call.data(LANE_MESSAGE)
+            if data is None:
+                self._intake.submit(self._accept_plain, call)
+            else:
+                self._apply(decode_message(data), call)
+        except (InvalidCall, msgspec.DecodeError) as error:
+            self._fail(call, Code.INVALID_REQUEST, error)
+        except Exception as error:
+            service_log.exception("a request could not be accepted")
+            self._fail(call, Code.INTERNAL, error)
+
+    def close(self) -> None:
+        """Abort everything, answer everything, end the threads. Idempotent."""
+        self._emitter.post(lambda: self._drainer.begin(0.0, None))
+        self._intake.shutdown(wait=True)
+        give_up_at = self._clock() + STOP_GRACE_S
+        while self._emitter.routes and self._clock() < give_up_at:
+            time.sleep(0.005)
+        self._engine.stop()
+        self._emitter.stop()
+
+    # ── lanes ────────────────────────────────────────────────────────────────────────────────
+
+    def _apply(self, message: LaneMessage, call: Call) -> None:
+        match message:
+            case Open():
+                self._open(message, call.responder)
+            case Submit():
+                self._submit(message, call.responder)
+            case Cancel():
+                route = self._lane(message.lane).routes.get(message.handle)
+                if route is not None:
+                    self._engine.cancel(route.job, message.cause)
+                self._emitter.post(call.responder.close)
+            case Describe():
+                lane = self._lane(message.lane)
+                self._emitter.post(lambda: self._describe(lane))
+                self._emitter.post(call.responder.close)
+            case Drain():
+                grace_s = message.grace_ms / 1000
+                self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+
+    def _open(self, message: Open, responder: Responder) -> None:
+        error: LaneError | None = None
+        if message.version != PROTOCOL_VERSION:
+            error = LaneError(
+                Code.PROTOCOL_VERSION,
+                f"this worker speaks lane protocol {PROTOCOL_VERSION}, not {message.version}; "
+                "run the same Tidegate version on both sides",
+            )
+        elif self._emitter.draining:
+            error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
+        if error is not None:
+            frame = {FRAME: strings(encode(Frame(0, error=error)))}
+            self._emitter.post(lambda: _send_last(responder, frame))
+            return
+        for name in [name for name, lane in self._lanes.items() if lane.ended]:
+            del self._lanes[name]
+        if message.lane in self._lanes:
+            raise InvalidCall(f"lane {message.lane} is open already; every lane needs its own name")
+        lane = Lane(message.lane, responder)
+        lane.describe(self._card)
+        self._lanes[message.lane] = lane
+        self._emitter.post(lambda: self._emitter.open_lane(lane))
+
+    def _submit(self, message: Submit, responder: Responder) -> None:
+        lane = self._lane(message.lane)
+        if message.handle in lane.routes:
+            raise InvalidCall(f"handle {message.handle} is in use on this lane")
+        refusal = self._refusal(message)
+        if refusal is not None:
+            code, text = refusal
+            self._emitter.post(
+                lambda: self._refuse(lane, message.handle, len(message.token_ids), code, text)
+            )
+            self._emitter.post(responder.close)
+            return
+        job = Job(
+            token_ids=message.token_ids,
+            sampling=message.sampling,
+            deadline=self._clock() + message.budget_ms / 1000,
+            on_deadline=message.on_deadline,
+            correlation_id=message.correlation_id,
+        )
+        text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
+        route = LaneRoute(lane, message.handle, job, text, responder)
+        lane.routes[message.handle] = route
+        self._emitter.routes[job] = route
+        self._engine.submit(job)
+
+    def _refusal(self, message: Submit) -> tuple[Code, str] | None:
+        if self._emitter.draining:
+            return Code.DRAINING, "the worker is draining; retry elsewhere"
+        try:
+            message.sampling.check()
+        except InvalidSampling as error:
+            return Code.INVALID_REQUEST, str(error)
+        ids = message.token_ids
+        if not ids:
+            return Code.INVALID_REQUEST, "token_ids is empty; a prompt needs at least one token"
+        if min(ids) < 0 or max(ids) >= self._card.vocab_size:
+            return (
+                Code.INVALID_REQUEST,
+                f"token_ids must be from 0 to {self._card.vocab_size - 1} for this model",
+            )
+        return None
+
+    def _lane(self, name: str) -> Lane:
+        lane = self._lanes.get(name)
+        if lane is None or lane.ended:
+            raise InvalidCall(f"lane {name} is not open; send Open on the same stream first")
+        return lane
+
+    def _describe(self, lane: Lane) -> None:
+        lane.describe(self._card)
+        self._emitter.flush(lane)
+
+    def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
+        lane.refuse(handle, prompt_tokens, code, text)
+        self._emitter.flush(lane)
+
+    # ── plain requests ───────────────────────────────────────────────────────────────────────
+
+    def _accept_plain(self, call: Call) -> None:
+        received = self._clock()
+        try:
+            if self._emitter.draining:
+                self._fail(call, Code.DRAINING, "the worker is draining; retry elsewhere")
+                return
+            request = parse_plain(
+                call,
+                default_deadline_ms=self._settings.default_deadline_ms,
+                unix_ms=time.time() * 1000,
+            )
+            token_ids = self._tokenizer.encode(request.prompt)
+            if not token_ids:
+                raise InvalidCall("text_input is empty; a prompt needs at least one token")
+        except (InvalidCall, InvalidSampling) as error:
+            self._fail(call, Code.INVALID_REQUEST, error)
+            return
+        except Exception as error:
+            service_log.exception("a plain request could not be read")
+            self._fail(call, Code.INTERNAL, error)
+            return
+        job = Job(
+            token_ids=token_ids,
+            sampling=request.sampling,
+            deadline=received + request.budget_ms / 1000,
+            on_deadline=request.on_deadline,
+            correlation_id=call.request_id,
+        )
+        text = self._tokenizer.stream(request.sampling.stop, request.sampling.min_tokens)
+        reply = PlainReply(request, job, text, call.responder, self._tokenizer)
+        self._emitter.routes[job] = reply
+        self._emitter.post(lambda: self._emitter.watch(reply))
+        self._engine.submit(job)
+
+    def _fail(self, call: Call, code: Code, reason: object) -> None:
+        message = str(reason)
+        self._emitter.post(lambda: call.responder.fail(code, message))
+
+
+def _send_last(responder: Responder, tensors: Tensors) -> None:
+    try:
+        responder.send(tensors, final=True)
+    except ResponderLost as error:
+        service_log.info("a refused lane was gone already: %s", error)
