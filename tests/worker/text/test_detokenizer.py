@@ -1,0 +1,111 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.worker.text.tokenizers_for_tests import ALL, SPECIAL, ours
+from worker.text.detokenizer import ByteDetokenizer, LibraryDetokenizer
+
+NAMES = sorted(ALL)
+
+
+def detokenize(library: Tokenizer, ids: list[int], cuts: list[int]) -> list[str]:
+    """Pieces of feeding ``ids`` in runs that end at ``cuts``, the flush last."""
+    stream = ours(library).detokenizer()
+    pieces: list[str] = []
+    start = 0
+    for cut in sorted({*(c % (len(ids) + 1) for c in cuts), len(ids)}):
+        fed = stream.feed(ids[start:cut])
+        assert len(fed) == cut - start
+        pieces += fed
+        start = cut
+    return [*pieces, stream.flush()]
+
+
+def spelled_bytes(library: Tokenizer, ids: list[int]) -> bytes:
+    """Oracle for byte fallback: the tokens as they are spelled, joined."""
+    joined = b""
+    for token in (library.id_to_token(i) for i in ids):
+        if token is None or token == SPECIAL:
+            continue
+        is_byte = token.startswith("<0x")
+        joined += bytes([int(token[3:5], 16)]) if is_byte else token.replace("▁", " ").encode()
+    return joined
+
+
+ids_of_any = st.lists(st.integers(0, 400), max_size=30)
+cuts_of_any = st.lists(st.integers(0, 30), max_size=6)
+
+
+@given(ids=ids_of_any, cuts=cuts_of_any)
+def test_any_ids_of_bytes_in_any_split_are_the_library_s_decode(
+    ids: list[int], cuts: list[int]
+) -> None:
+    """WK-8: UTF-8 safe, whatever the model says."""
+    library = ALL["byte_level"]
+    assert "".join(detokenize(library, ids, cuts)) == library.decode(ids)
+
+
+@given(ids=ids_of_any, cuts=cuts_of_any)
+def test_invalid_bytes_are_replaced_as_in_one_decode_of_all(
+    ids: list[int], cuts: list[int]
+) -> None:
+    """The library would replace a whole run of byte tokens, and so take back what was shown."""
+    library = ALL["sentencepiece"]
+    expected = spelled_bytes(library, ids).decode("utf-8", "replace")
+    assert "".join(detokenize(library, ids, cuts)) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=st.text(alphabet="the fox jumps,é東🙂\n→x", max_size=40), cuts=cuts_of_any)
+def test_any_text_in_any_split_is_the_library_s_decode(
+    name: str, text: str, cuts: list[int]
+) -> None:
+    library = ALL[name]
+    ids = library.encode(text, add_special_tokens=False).ids
+    expected = library.decode(ids, skip_special_tokens=True)
+    assert "".join(detokenize(library, ids, cuts)) == expected
+
+
+@given(text=st.text(max_size=40))
+def test_byte_level_round_trip(text: str) -> None:
+    library = ALL["byte_level"]
+    stream = ours(library).detokenizer()
+    pieces = [stream.feed([i])[0] for i in library.encode(text).ids]
+    assert "".join(pieces) == text
+    for piece in pieces:
+        piece.encode()  # a lone surrogate would raise
+
+
+def test_families_take_the_fast_path() -> None:
+    kinds = {name: type(ours(library).detokenizer()) for name, library in ALL.items()}
+    assert kinds == {
+        "byte_level": ByteDetokenizer,
+        "sentencepiece": ByteDetokenizer,
+        "metaspace": ByteDetokenizer,
+        "word_piece": LibraryDetokenizer,
+    }
+
+
+def test_half_a_character_waits_for_its_end() -> None:
+    library = ALL["sentencepiece"]
+    smile = [library.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    the, special = library.token_to_id("▁the"), library.token_to_id(SPECIAL)
+    stream = ours(library).detokenizer()
+    assert stream.feed(smile[:2]) == ["", ""]
+    assert stream.feed([special]) == [""]
+    assert stream.feed(smile[2:]) == ["", "🙂"]
+    assert stream.feed(smile[:3]) == ["", "", ""]
+    assert stream.feed([the]) == ["\ufffd the"]
+    assert stream.feed(smile[:1]) == [""]
+    assert stream.flush() == "\ufffd"
+    assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_silent_and_unknown_ids_print_nothing(name: str) -> None:
+    library = ALL[name]
+    stream = ours(library, silent=(1,)).detokenizer()
+    assert stream.feed([1, library.token_to_id(SPECIAL)]) == ["", ""]
+    if name != "word_piece":
+        assert stream.feed([99_999]) == [""]

@@ -1,0 +1,134 @@
+"""A checkpoint's tokenizer, and what its files say about special tokens and the chat template."""
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from worker.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    LibraryDetokenizer,
+    TokenTexts,
+)
+from worker.text.pieces import TokenPieces, token_bytes_of
+from worker.text.stream import TextStream
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer's files are missing or unreadable; the message names the file."""
+
+
+class Tokenizer:
+    """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
+
+    ``silent_ids`` (end-of-sequence tokens) print nothing even where the vocabulary does not mark
+    them as special.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        settings: dict[str, Any],
+        chat_template: str,
+        silent_ids: Sequence[int] = (),
+    ) -> None:
+        self.json = tokenizer_json
+        """The file ``tokenizer.json``, as the model card carries it."""
+        self.chat_template = chat_template
+        """Jinja source; empty when the model has none."""
+        self.special_tokens = _special_tokens(settings)
+        """The chat template's variables (``bos_token`` …) with their text."""
+        self._hf = HfTokenizer.from_buffer(tokenizer_json)
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        self._silent = frozenset(silent_ids)
+        to_bytes = token_bytes_of(self._hf)
+        self._texts = (
+            None if to_bytes is None else TokenTexts(TokenPieces(self._hf, to_bytes, self._silent))
+        )
+
+    @classmethod
+    def from_directory(cls, path: Path, silent_ids: Sequence[int] = ()) -> "Tokenizer":
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
+
+        Only the first must exist. Raises ``TokenizerError``.
+        """
+        settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
+        file = path / "tokenizer.json"
+        try:
+            tokenizer_json = file.read_bytes()
+            file = settings_file
+            settings = json.loads(file.read_text("utf-8")) if file.exists() else {}
+            template = (
+                template_file.read_text("utf-8")
+                if template_file.exists()
+                else _default_template(settings.get("chat_template"))
+            )
+            file = path / "tokenizer.json"
+            return cls(tokenizer_json, settings, template, silent_ids)
+        except FileNotFoundError as error:
+            raise TokenizerError(
+                f"{error.filename} is missing; the checkpoint directory must hold tokenizer.json"
+            ) from error
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{file} cannot be read: {error}") from error
+
+    @property
+    def bos_token_id(self) -> int | None:
+        token = self.special_tokens.get("bos_token")
+        return None if token is None else self._hf.token_to_id(token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._hf.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; without special tokens for one that a chat template rendered."""
+        return self._hf.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder for one job."""
+        if self._texts is None:
+            return LibraryDetokenizer(self._hf, self._silent)
+        return ByteDetokenizer(self._texts)
+
+    def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
+        """A fresh text stream for one job."""
+        return TextStream(self.detokenizer(), stop, min_tokens)
+
+    def plain_words(self, count: int) -> list[int]:
+        """Up to ``count`` tokens that are a space and a word, the lowest ids first."""
+        ids = sorted(self._hf.get_vocab(with_added_tokens=True).values())
+        return list(
+            islice((i for i in ids if _is_plain_word(self.detokenizer().feed([i])[0])), count)
+        )
+
+
+def _is_plain_word(text: str) -> bool:
+    return text.startswith(" ") and text[1:].isascii() and text[1:].isalpha()
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in _NAMED_TOKENS:
+        token = settings.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def _default_template(template: Any) -> str:
+    """A template is a string, or a list of named ones of which ``default`` is meant."""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template or ""
