@@ -136,9 +136,9 @@ class WorkerService:
             raise InvalidCall(f"handle {message.handle} is in use on this lane")
         refusal = self._refusal(message)
         if refusal is not None:
-            code, text = refusal
+            code, reason = refusal
             self._emitter.post(
-                lambda: self._refuse(lane, message.handle, len(message.token_ids), code, text)
+                lambda: self._refuse(lane, message.handle, len(message.token_ids), code, reason)
             )
             self._emitter.post(responder.close)
             return

@@ -1,0 +1,167 @@
+"""The engine on its own thread, with real waiting. No test here depends on how fast it is."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.worker.engine.harness import EOS, Bench, end_of, ids_of
+from worker.engine.core import Event, Job, JobFinished
+from worker.engine.engine import Engine
+from worker.engine.runner import Plan
+from worker.engine.synthetic import FreeRunner
+from worker.protocol import AbortCause, Code, FinishReason, Sampling
+
+PATIENCE_S = 30.0
+
+
+class Collector:
+    """A sink that lets a test wait for a job's end."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, events: list[Event]) -> None:
+        with self._changed:
+            self.events += events
+            self._changed.notify_all()
+
+    def wait_ended(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.ended >= count, PATIENCE_S)
+
+    def wait_any(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: bool(self.events), PATIENCE_S)
+
+    @property
+    def ended(self) -> int:
+        return sum(isinstance(e, JobFinished) for e in self.events)
+
+
+def job(max_tokens: int = 100) -> Job:
+    return Job([1, 2, 3], Sampling(max_tokens=max_tokens), time.monotonic() + 1000)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(blocks=1000, context_tokens=100_000, block_tokens=16)
+
+
+@pytest.fixture
+def engine(bench: Bench) -> Iterator[Engine]:
+    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), [EOS])
+    yield engine
+    engine.stop()
+    assert bench.is_clean
+
+
+def test_jobs_of_many_threads_all_end_once(engine: Engine) -> None:
+    sink = Collector()
+    engine.start(sink)
+    jobs = [job(max_tokens=20) for _ in range(8)]
+    threads = [threading.Thread(target=engine.submit, args=[one]) for one in jobs]
+    for thread in threads:
+        thread.start()
+    sink.wait_ended(8)
+    for one in jobs:
+        assert end_of(one, sink.events).reason is FinishReason.LENGTH
+        assert ids_of(one, sink.events) == ([7, 8, 9] * 7)[:20]
+
+
+def test_the_thread_sleeps_when_idle_and_wakes_on_submit(engine: Engine) -> None:
+    sink = Collector()
+    engine.start(sink)
+    engine.submit(job(max_tokens=1))
+    sink.wait_ended(1)
+    steps = engine._lookout._looks
+    assert not threading.Event().wait(0.05)
+    assert engine._lookout._looks <= steps + 1
+    engine.submit(job(max_tokens=1))
+    sink.wait_ended(2)
+
+
+def test_cancel_from_another_thread(engine: Engine) -> None:
+    sink = Collector()
+    engine.start(sink)
+    one = job(max_tokens=15_000)
+    engine.submit(one)
+    sink.wait_any()
+    engine.cancel(one, AbortCause.CANCEL)
+    sink.wait_ended(1)
+    end = end_of(one, sink.events)
+    if end.code is not None:  # else it was faster than the cancel
+        assert end.code is Code.CANCELLED
+        assert end.completion_tokens == len(ids_of(one, sink.events))
+
+
+def test_a_blocking_sink_holds_the_engine_back(engine: Engine) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def sink(events: list[Event]) -> None:
+        entered.set()
+        gate.wait(PATIENCE_S)
+
+    engine.start(sink)
+    engine.submit(job(max_tokens=1000))
+    assert entered.wait(PATIENCE_S)
+    assert engine.stats().tokens_total <= 8
+    gate.set()
+
+
+def test_a_failing_sink_does_not_stop_the_engine(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Collector()
+
+    def sink(events: list[Event]) -> None:
+        seen(events)
+        raise RuntimeError("broken sink")
+
+    engine.start(sink)
+    engine.submit(job(max_tokens=30))
+    seen.wait_ended(1)
+    assert "the sink failed" in caplog.text
+
+
+def test_stop_ends_the_thread_and_the_jobs(bench: Bench) -> None:
+    sink = Collector()
+    entered, gate = threading.Event(), threading.Event()
+
+    def block(plan: Plan) -> None:
+        entered.set()
+        gate.wait(PATIENCE_S)
+
+    bench.runner.during = block
+    engine = bench.engine
+    engine.start(sink)
+    one, two = job(), job()
+    engine.submit(one)
+    assert entered.wait(PATIENCE_S)
+    engine.submit(two)
+    stopper = threading.Thread(target=engine.stop)
+    stopper.start()
+    gate.set()
+    stopper.join(PATIENCE_S)
+    assert end_of(one, sink.events).code is Code.DRAINING
+    assert end_of(two, sink.events).code is Code.DRAINING
+    assert engine._thread is not None
+    assert not engine._thread.is_alive()
+    assert bench.runner.closed
+    with pytest.raises(RuntimeError, match="starts once"):
+        engine.start(sink)
+
+
+def test_a_broken_engine_ends_its_jobs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    sink = Collector()
+    bench.scheduler.schedule = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    bench.engine.start(sink)
+    one = job()
+    bench.engine.submit(one)
+    sink.wait_ended(1)
+    assert end_of(one, sink.events).code is Code.DRAINING
+    assert "the engine broke" in caplog.text
+    bench.engine.submit(job())
+    sink.wait_ended(2)

@@ -1,0 +1,117 @@
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from tests.worker.models.checkpoints import DEMO, make_checkpoint
+from worker.engine import torch_build
+from worker.engine.core import Event, Job
+from worker.engine.engine import Engine
+from worker.engine.factory import build_engine
+from worker.models.errors import BrokenCheckpoint
+from worker.protocol import Sampling
+from worker.settings import EngineName, WorkerSettings
+from worker.text import TokenizerError
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def settings(path: Path, **changes: object) -> WorkerSettings:
+    return WorkerSettings(model_path=path, **({"device": "cpu"} | changes))  # type: ignore[arg-type]
+
+
+def test_the_demo_model_s_card() -> None:
+    card = build_engine(settings(DEMO, model_name="demo", max_running=3)).card
+    assert (card.model, card.device, card.engine, card.max_running) == ("demo", "cpu", "torch", 3)
+    assert card.context_tokens >= 2048
+    assert card.vocab_size == 2048
+    assert card.tokenizer_json == (DEMO / "tokenizer.json").read_bytes()
+    assert "<|assistant|>" in card.chat_template
+    assert card.special_tokens["bos_token"] == "<|bos|>"
+    assert card.bos_token_id == 0
+    assert set(card.eos_token_ids) == {1, 5}
+    for digest in (card.engine_digest, card.model_digest):
+        assert len(bytes.fromhex(digest)) == hashlib.sha256().digest_size
+    assert card.hash_salt == bytes.fromhex(card.model_digest)
+
+
+def test_a_model_without_a_name_has_its_directory_s(tiny: Path) -> None:
+    assert build_engine(settings(tiny)).card.model == tiny.name
+
+
+def test_digests_follow_what_changes_results(tiny: Path) -> None:
+    """PF-6."""
+    card = build_engine(settings(tiny)).card
+    assert build_engine(settings(tiny, max_waiting=7)).card == replace(card, max_waiting=7)
+    other = build_engine(settings(tiny, dtype="bfloat16")).card
+    assert other.engine_digest != card.engine_digest
+    assert other.model_digest == card.model_digest
+
+
+@pytest.mark.parametrize("name", ["synthetic-free", "synthetic-paced"])
+def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
+    bundle = build_engine(settings(tiny, engine=name, device="cuda", synthetic_step_ms=0.01))
+    assert bundle.card.engine == name
+    engine = bundle.engine
+    assert isinstance(engine, Engine)
+    job = Job([3], Sampling(max_tokens=5), 1e12)
+    engine.submit(job)
+    events: list[Event] = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+    stream = bundle.tokenizer.stream()
+    ids = [i for e in events for i in getattr(e, "ids", [])]
+    assert "".join(stream.feed(ids).texts) == " the fox runs the fox"
+
+
+def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(**changes: object) -> int:
+        values = {"max_running": 4, "block_tokens": 16} | changes
+        return build_engine(settings(tiny, **values)).engine.stats().kv_blocks_total
+
+    assert blocks() == 4 * 128 // 16
+    assert blocks(kv_blocks=5) == 5
+    block_bytes = 3 * 16 * 2 * 2 * 8 * 4
+    monkeypatch.setattr(torch_build, "_CPU_POOL_BYTES", 7 * block_bytes)
+    assert blocks() == 7
+    monkeypatch.setattr(torch_build, "_CPU_POOL_BYTES", 1)
+    with pytest.raises(MemoryError, match="no memory is left"):
+        blocks()
+
+
+def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:
+    with pytest.raises(MemoryError, match=r"does not fit on cpu.*KV_BLOCKS"):
+        build_engine(settings(tiny, kv_blocks=10**12))
+
+
+def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
+    def dtype(**changes: object) -> torch.dtype:
+        engine = build_engine(settings(tiny, **changes)).engine
+        return engine._runner._model._embedding.dtype  # type: ignore[attr-defined]
+
+    assert dtype() is torch.float32
+    assert dtype(dtype="bfloat16") is torch.bfloat16
+
+
+def test_settings_that_contradict_each_other(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="max_step_tokens"):
+        build_engine(settings(tiny, max_step_tokens=2))
+
+
+def test_checkpoint_errors_come_through(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json is missing"):
+        build_engine(settings(tmp_path))
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny, copy)
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        build_engine(settings(copy))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
+        build_engine(settings(copy))

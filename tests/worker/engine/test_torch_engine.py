@@ -1,0 +1,173 @@
+"""The whole engine on a real model, stepped by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.worker.engine.harness import end_of, ids_of
+from tests.worker.models.checkpoints import DEMO, make_checkpoint
+from worker.engine.core import Event, Job, JobTokens
+from worker.engine.engine import Engine
+from worker.engine.factory import build_engine
+from worker.protocol import AbortCause, Code, FinishReason, Sampling
+from worker.settings import WorkerSettings
+
+FAR = 1e12
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def build(path: Path, device: str = "cpu", **changes: object) -> Engine:
+    values = {"block_tokens": 4, "max_running": 8, "max_step_tokens": 16} | changes
+    settings = WorkerSettings(model_path=path, device=device, **values)  # type: ignore[arg-type]
+    engine = build_engine(settings).engine
+    assert isinstance(engine, Engine)
+    return engine
+
+
+def run(engine: Engine, jobs: list[Job]) -> list[Event]:
+    for job in jobs:
+        engine.submit(job)
+    events = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used_count == 0
+    return events
+
+
+def prompt(length: int, seed: int = 0, vocabulary: int = 300) -> list[int]:
+    return np.random.default_rng(seed).integers(3, vocabulary, length).tolist()
+
+
+def greedy(ids: list[int], tokens: int = 12, **changes: object) -> Job:
+    parameters = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True} | changes
+    return Job(ids, Sampling(**parameters), FAR)  # type: ignore[arg-type]
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    ids = prompt(30, vocabulary=2048)
+    job = greedy(ids, 40)
+    got = ids_of(job, run(build(DEMO), [job]))
+    model = LlamaForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    text = list(ids)
+    with torch.inference_mode():
+        for _ in range(40):
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    assert got == text[30:]
+
+
+@pytest.mark.parametrize("max_step_tokens", [8, 9, 16, 512])
+def test_tokens_do_not_depend_on_company_or_chunks(tiny: Path, max_step_tokens: int) -> None:
+    """WK-3, greedy and drawn: alone, in a batch that comes and goes, in chunks of any size."""
+
+    def jobs() -> list[Job]:
+        drawn = {"temperature": 0.8, "seed": 11, "top_p": 0.95}
+        lengths = [3, 40, 17, 1, 28, 9, 12, 33, 5, 20]
+        return [greedy(prompt(n, seed=n), 5 + n % 7, **(drawn if n % 2 else {})) for n in lengths]
+
+    alone = [ids_of(job, run(build(tiny), [job])) for job in jobs()]
+    batch = jobs()
+    events = run(build(tiny, max_step_tokens=max_step_tokens), batch)
+    assert [ids_of(job, events) for job in batch] == alone
+
+
+def test_a_seed_repeats_and_its_absence_does_not(tiny: Path) -> None:
+    """WK-3."""
+
+    def text(seed: int | None) -> list[int]:
+        job = greedy(prompt(5), 30, temperature=1.5, seed=seed)
+        return ids_of(job, run(build(tiny), [job]))
+
+    assert text(4) == text(4)
+    assert len({tuple(text(seed)) for seed in (4, 5, None, None)}) == 4
+
+
+def test_sampling_parameters_reach_the_sampler(tiny: Path) -> None:
+    ids = prompt(8)
+    plain, narrow = greedy(ids), greedy(ids, temperature=5.0, top_k=1)
+    with_logprobs = greedy(ids, logprobs=3)
+    events = run(build(tiny), [plain, narrow, with_logprobs])
+    assert ids_of(plain, events) == ids_of(narrow, events) == ids_of(with_logprobs, events)
+    tokens = [e for e in events if isinstance(e, JobTokens) and e.job is with_logprobs]
+    for event in tokens:
+        assert event.logprobs is not None
+        (logprob,) = event.logprobs
+        assert logprob.top[0] == (event.ids[0], logprob.logprob)
+        assert len(logprob.top) == 3
+    assert all(e.logprobs is None for e in events if isinstance(e, JobTokens) and e.job is plain)
+
+
+def test_min_tokens_keeps_end_of_sequence_away(tiny: Path) -> None:
+    """WK-8: with every id but the last as end of sequence, the text would end at once."""
+    engine = build(tiny)
+    every = torch.arange(299)
+    engine._eos = frozenset(every.tolist())
+    engine._runner._sampler._eos = every  # type: ignore[attr-defined]
+    ends_at_once = greedy([299], 10, ignore_eos=False)
+    held_open = greedy([299], 10, ignore_eos=False, min_tokens=4)
+    events = run(engine, [ends_at_once, held_open])
+    assert end_of(ends_at_once, events).completion_tokens == 1
+    assert end_of(ends_at_once, events).reason is FinishReason.STOP
+    assert ids_of(held_open, events)[:4] == [299] * 4
+    assert end_of(held_open, events).completion_tokens == 5
+
+
+def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
+    """WP-4: in a pool that holds one text at a time."""
+    engine = build(tiny, kv_blocks=10, max_running=2)
+    ids = prompt(20)
+    expected_job = greedy(ids, 15)
+    expected = ids_of(expected_job, run(engine, [expected_job]))
+    aborted = greedy(prompt(20, seed=5), 18)
+    engine.submit(aborted)
+    for _ in range(6):
+        engine.step()
+    engine.cancel(aborted, AbortCause.CANCEL)
+    again = greedy(ids, 15)
+    assert ids_of(again, run(engine, [again])) == expected
+
+
+def test_a_pool_smaller_than_the_context_bounds_the_context(tiny: Path) -> None:
+    settings = WorkerSettings(model_path=tiny, device="cpu", block_tokens=4, kv_blocks=10)
+    bundle = build_engine(settings)
+    assert bundle.card.context_tokens == 40
+    engine = bundle.engine
+    assert isinstance(engine, Engine)
+    long, fits = greedy(prompt(40)), greedy(prompt(39), 50)
+    events = run(engine, [long, fits])
+    assert end_of(long, events).code is Code.CONTEXT_OVERFLOW
+    assert end_of(fits, events).completion_tokens == 1
+
+
+def test_a_failing_step_leaves_a_sound_engine(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(tiny)
+    job, after = greedy(prompt(5)), greedy(prompt(5))
+    with monkeypatch.context() as patch:
+        patch.setattr("worker.engine.torch_runner.Sampler.sample", lambda *args: 1 / 0)
+        assert end_of(job, run(engine, [job])).code is Code.ENGINE_ERROR
+    assert end_of(after, run(engine, [after])).reason is FinishReason.LENGTH
+
+
+def test_a_closed_engine_holds_no_pool(tiny: Path) -> None:
+    engine = build(tiny)
+    engine.stop()
+    assert engine._runner._model is None  # type: ignore[attr-defined]
+    assert engine._runner._attention is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tokens_on_cuda_are_those_on_the_cpu(tiny: Path) -> None:
+    def texts(device: str) -> list[list[int]]:
+        jobs = [greedy(prompt(n, seed=n), 10, seed=3) for n in (3, 40, 17)]
+        events = run(build(tiny, device, dtype="float32"), jobs)
+        return [ids_of(job, events) for job in jobs]
+
+    assert texts("cuda") == texts("cpu")

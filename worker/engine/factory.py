@@ -1,0 +1,164 @@
+"""From settings to an engine that is ready to start, with its tokenizer and model card."""
+
+import hashlib
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from worker.engine.block_pool import BlockPool
+from worker.engine.core import Clock, EngineService
+from worker.engine.engine import Engine
+from worker.engine.runner import Runner
+from worker.engine.scheduler import Scheduler, SchedulerConfig
+from worker.engine.synthetic import FreeRunner, PacedRunner
+from worker.log import model_log
+from worker.models.config import ModelConfig, read_config
+from worker.models.digest import model_digest
+from worker.protocol import ModelCard
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+_RESULT_PACKAGES = ("engine", "models", "attention")
+"""Parts of the worker whose code has a say in which tokens come out."""
+_CYCLE_WORDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBundle:
+    """An engine that is loaded but not started, and what its callers need to talk to it."""
+
+    engine: EngineService
+    tokenizer: Tokenizer
+    card: ModelCard
+
+
+class BuiltRunner(NamedTuple):
+    """A runner, the KV blocks that it has memory for, and what it computes on and in."""
+
+    runner: Runner
+    blocks: int
+    device: str
+    dtype: str
+
+
+def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
+    """Load what ``settings`` name.
+
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
+    settings that do not fit each other, each with what to do about it.
+    """
+    started = time.monotonic()
+    path = settings.model_path
+    config = read_config(path)
+    tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
+    eos = config.eos_token_ids or _optional(tokenizer.eos_token_id)
+    if settings.engine == "torch":
+        # Here, so that a synthetic engine starts without torch.
+        from worker.engine.torch_build import build_torch_runner
+
+        built = build_torch_runner(settings, config, eos)
+    else:
+        built = _build_synthetic(settings, config, tokenizer, clock)
+
+    scheduler = Scheduler(
+        SchedulerConfig(
+            vocab_size=config.vocab_size,
+            context_tokens=config.context_tokens,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            max_step_tokens=settings.max_step_tokens,
+            min_start_budget_s=settings.min_start_budget_ms / 1e3,
+        ),
+        BlockPool(built.blocks),
+    )
+    engine = Engine(scheduler, built.runner, eos, clock=clock)
+    digest = model_digest(path)
+    card = ModelCard(
+        model=settings.model_name or path.resolve().name,
+        context_tokens=scheduler.capacity_tokens,
+        vocab_size=config.vocab_size,
+        tokenizer_json=tokenizer.json,
+        chat_template=tokenizer.chat_template,
+        special_tokens=tokenizer.special_tokens,
+        bos_token_id=config.bos_token_id
+        if config.bos_token_id is not None
+        else tokenizer.bos_token_id,
+        eos_token_ids=eos,
+        block_tokens=settings.block_tokens,
+        hash_salt=bytes.fromhex(digest),
+        engine=settings.engine,
+        engine_version=_worker_version(),
+        engine_digest=_engine_digest(settings, built),
+        model_digest=digest,
+        device=built.device,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        min_start_budget_ms=settings.min_start_budget_ms,
+    )
+    model_log.info(
+        "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d",
+        card.model,
+        built.device,
+        time.monotonic() - started,
+        settings.engine,
+        built.blocks,
+        settings.block_tokens,
+        card.context_tokens,
+    )
+    return EngineBundle(engine, tokenizer, card)
+
+
+def _build_synthetic(
+    settings: WorkerSettings, config: ModelConfig, tokenizer: Tokenizer, clock: Clock
+) -> BuiltRunner:
+    words = tokenizer.plain_words(_CYCLE_WORDS)
+    if not words:
+        raise ValueError(
+            f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
+        )
+    runner: Runner
+    if settings.engine == "synthetic-free":
+        runner = FreeRunner(words)
+    else:
+        runner = PacedRunner(words, settings.synthetic_step_ms / 1e3, clock=clock)
+    blocks_per_job = -(-config.context_tokens // settings.block_tokens)
+    blocks = settings.kv_blocks or settings.max_running * blocks_per_job
+    return BuiltRunner(runner, blocks, "none", "none")
+
+
+def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
+    """Hex SHA-256 over the code and settings that have a say in which tokens come out."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for package in _RESULT_PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    facts = {
+        "torch": _version_of("torch"),
+        "engine": settings.engine,
+        "device": built.device,
+        "dtype": built.dtype,
+        "block_tokens": settings.block_tokens,
+        "max_step_tokens": settings.max_step_tokens,
+        "max_running": settings.max_running,
+    }
+    digest.update(repr(sorted(facts.items())).encode())
+    return digest.hexdigest()
+
+
+def _worker_version() -> str:
+    return _version_of("tidegate")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"
+
+
+def _optional(token_id: int | None) -> tuple[int, ...]:
+    return () if token_id is None else (token_id,)

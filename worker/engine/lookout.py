@@ -1,0 +1,60 @@
+"""The look at deadline and abort that every request gets in every step (DL-3, DL-4)."""
+
+from collections.abc import Sequence
+
+from worker.engine.core import Clock
+from worker.engine.pace import Pace
+from worker.engine.request import (
+    ABORTED,
+    CANNOT_FINISH,
+    CUT_SHORT,
+    DEADLINE_PASSED,
+    Ending,
+    Request,
+)
+
+_SAMPLE_EVERY = 32
+_SMOOTHING = 1 / 8
+
+
+class Lookout:
+    """Finds requests that must stop. The look is a flag and a float compare, no call."""
+
+    def __init__(self, clock: Clock, pace: Pace) -> None:
+        self._clock = clock
+        self._pace = pace
+        self._looks = 0
+        self.check_us = 0.0
+        """Sampled cost of the look per request, moving average (DL-13)."""
+
+    def due(self, running: Sequence[Request], now: float) -> list[Request]:
+        """Running requests that must stop before the next step."""
+        self._looks += 1
+        if not running or self._looks % _SAMPLE_EVERY != 1:
+            return self._due(running, now)
+        started = self._clock()
+        due = self._due(running, now)
+        cost_us = (self._clock() - started) * 1e6 / len(running)
+        self.check_us += (cost_us - self.check_us) * (_SMOOTHING if self.check_us else 1.0)
+        return due
+
+    def _due(self, running: Sequence[Request], now: float) -> list[Request]:
+        token_s = self._pace.fastest_token_s
+        last_call = now + self._pace.slow_step_s
+        due = []
+        for request in running:
+            job = request.job
+            ready_by = last_call if request.ends_cleanly else now + request.least_tokens * token_s
+            if ready_by >= job.deadline or job.abort is not None:
+                due.append(request)
+        return due
+
+    @staticmethod
+    def verdict(request: Request, now: float) -> Ending:
+        """Why a request that is due must stop. An abort outranks the deadline."""
+        cause = request.job.abort
+        if cause is not None:
+            return ABORTED[cause]
+        if request.ends_cleanly:
+            return CUT_SHORT
+        return DEADLINE_PASSED if now >= request.deadline else CANNOT_FINISH

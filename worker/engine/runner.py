@@ -1,0 +1,58 @@
+"""What stands between the scheduler's plan and the tokens: one call per step.
+
+Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.engine.request import Request
+from worker.protocol import TokenLogprob
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's share of a step: compute ``count`` tokens from position ``start`` on.
+
+    ``samples`` says that the row reaches the request's last token, so that a new one follows.
+    """
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. The first ``decodes`` rows compute one token each, chunks of prompts follow."""
+
+    rows: list[Row]
+    decodes: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class StepResult:
+    """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
+
+    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
+    None when no row asked.
+    """
+
+    ids: list[list[int]]
+    logprobs: list[list[TokenLogprob] | None] | None = None
+
+
+class Runner(Protocol):
+    """Computes steps, on the engine's thread only."""
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Compute one step; a sampling row yields 1 to ``limit_tokens - len(tokens)`` tokens.
+
+        Returns, or raises, only when the device no longer touches the rows' blocks: the caller
+        may free them at once (WP-4).
+        """
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""

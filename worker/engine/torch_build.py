@@ -1,0 +1,116 @@
+"""Puts a torch runner together: device, type, weights, KV pool, threads."""
+
+import os
+from typing import Final
+
+import torch
+
+from worker.attention import KVPool
+from worker.attention.reference import ReferenceAttention
+from worker.device import open_device
+from worker.engine.factory import BuiltRunner
+from worker.engine.sampling import Sampler
+from worker.engine.torch_runner import TorchRunner
+from worker.log import model_log
+from worker.models.config import ModelConfig
+from worker.models.registry import load_model
+from worker.settings import WorkerSettings
+
+_CPU_POOL_BYTES: Final = 256 * 2**20
+_CUDA_POOL_SHARE: Final = 0.8
+"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+_ONE_THREAD_PARAMETER_BYTES: Final = 64 * 2**20
+"""Below this, a layer is over before a second thread has woken up."""
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def build_torch_runner(
+    settings: WorkerSettings, config: ModelConfig, eos_token_ids: tuple[int, ...]
+) -> BuiltRunner:
+    """Load the checkpoint and allocate the KV pool.
+
+    Raises ``DeviceUnavailable``, ``CheckpointError``, or ``MemoryError`` for a pool that does not
+    fit.
+    """
+    device = open_device(settings.device)
+    dtype = _dtype(settings, config, device)
+    model = load_model(settings.model_path, config, dtype, device)
+    if device.type == "cpu":
+        _limit_threads(model.parameter_bytes)
+
+    block_bytes = (
+        config.num_layers
+        * settings.block_tokens
+        * 2
+        * config.num_kv_heads
+        * config.head_dim
+        * dtype.itemsize
+    )
+    blocks_per_job = -(-config.context_tokens // settings.block_tokens)
+    wanted = settings.max_running * blocks_per_job
+    blocks = settings.kv_blocks or min(wanted, _pool_bytes(device) // block_bytes)
+    if blocks < 1:
+        raise MemoryError(f"no memory is left on {device} for a KV block of {block_bytes} bytes")
+    if blocks < blocks_per_job:
+        model_log.warning(
+            "the KV pool holds %d tokens, less than the model's context of %d; raise"
+            " TIDEGATE_WORKER_KV_BLOCKS for longer texts",
+            blocks * settings.block_tokens,
+            config.context_tokens,
+        )
+    pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
+    runner = TorchRunner(
+        model,
+        ReferenceAttention(pool, config.num_heads),
+        Sampler(eos_token_ids, device),
+        device=device,
+        block_tokens=settings.block_tokens,
+        max_running=settings.max_running,
+        max_blocks=min(blocks, blocks_per_job),
+    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."))
+
+
+def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    return torch.float32 if device.type == "cpu" else _DTYPES[config.dtype]
+
+
+def _pool_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _CPU_POOL_BYTES
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(free_bytes * _CUDA_POOL_SHARE)
+
+
+def _allocate_pool(
+    config: ModelConfig, block_tokens: int, blocks: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    try:
+        return KVPool(
+            layers=config.num_layers,
+            blocks=blocks,
+            block_tokens=block_tokens,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+    except RuntimeError as error:  # torch's out-of-memory errors are of this type
+        raise MemoryError(
+            f"a KV pool of {blocks} blocks does not fit on {device};"
+            " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
+        ) from error
+
+
+def _limit_threads(parameter_bytes: int) -> None:
+    """One thread for a small model, unless the environment says how many."""
+    if "OMP_NUM_THREADS" not in os.environ and parameter_bytes < _ONE_THREAD_PARAMETER_BYTES:
+        torch.set_num_threads(1)
