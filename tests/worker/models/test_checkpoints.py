@@ -1,0 +1,192 @@
+"""Checkpoints that cannot be served say what is wrong with them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.worker.models.checkpoints import LLAMA3_ROPE, edit_config, make_checkpoint
+from tests.worker.models.rig import CPU, Rig
+from worker.models.config import Llama3Scaling, read_config
+from worker.models.digest import model_digest
+from worker.models.errors import BrokenCheckpoint, UnsupportedModel
+from worker.models.registry import load_model
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def checkpoint(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def load(path: Path) -> None:
+    load_model(path, read_config(path), torch.float32, CPU)
+
+
+def weights_file(path: Path) -> Path:
+    return path / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'.*runs LlamaForCausalLM"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.*'llama3'"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn.*bfloat16"),
+    ],
+)
+def test_what_we_do_not_run_is_named(
+    checkpoint: Path, change: dict[str, object], message: str
+) -> None:
+    edit_config(checkpoint, **change)
+    with pytest.raises(UnsupportedModel, match=message):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number"),
+        ({"num_key_value_heads": 4}, "must be a multiple of"),
+        ({"eos_token_id": [2, 300]}, r"eos_token_id \[2, 300\] is outside the vocabulary of 300"),
+        ({"architectures": None}, "architectures must name one model class"),
+        ({"vocab_size": 301}, r"embed_tokens.weight is \[300, 48\], expected \[301, 48\]"),
+        ({"num_hidden_layers": 4}, "lack 9 tensors .model.layers.3"),
+        ({"num_hidden_layers": 2}, "have unknown 9 tensors .model.layers.2"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    checkpoint: Path, change: dict[str, object], message: str
+) -> None:
+    edit_config(checkpoint, **change)
+    (checkpoint / "generation_config.json").unlink()
+    with pytest.raises(BrokenCheckpoint, match=message):
+        load(checkpoint)
+
+
+def test_a_missing_head_is_named(checkpoint: Path) -> None:
+    weights = load_file(weights_file(checkpoint))
+    del weights["lm_head.weight"]
+    save_file(weights, weights_file(checkpoint))
+    with pytest.raises(BrokenCheckpoint, match=r"lack 1 tensors \(lm_head.weight\)"):
+        load(checkpoint)
+
+
+def test_a_tied_head_may_be_in_the_file(checkpoint: Path) -> None:
+    edit_config(checkpoint, tie_word_embeddings=True)
+    load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    with pytest.raises(BrokenCheckpoint, match=f"{name} is missing"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 500, -100])
+def test_a_cut_off_weights_file_is_named(checkpoint: Path, keep: int) -> None:
+    file = weights_file(checkpoint)
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(BrokenCheckpoint, match=r"model\.safetensors is corrupt or cut short"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_an_unreadable_config_is_named(checkpoint: Path, text: str) -> None:
+    (checkpoint / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
+        load(checkpoint)
+
+
+def shard(path: Path) -> list[Path]:
+    """Split the weights over two files with an index, as large checkpoints are."""
+    weights = load_file(weights_file(path))
+    weights_file(path).unlink()
+    names = sorted(weights)
+    shards = {"model-1.safetensors": names[:10], "model-2.safetensors": names[10:]}
+    for file, held in shards.items():
+        save_file({name: weights[name] for name in held}, path / file)
+    index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return [path / file for file in shards]
+
+
+def test_shards_are_one_model(original: Path, checkpoint: Path) -> None:
+    shard(checkpoint)
+    ids = list(range(3, 30))
+    logits = []
+    for path in (original, checkpoint):
+        rig = Rig(path)
+        logits.append(rig.step((rig.text(ids), len(ids)))[0])
+    assert torch.equal(*logits)
+
+
+def test_a_missing_shard_is_named(checkpoint: Path) -> None:
+    shard(checkpoint)[1].unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"model-2\.safetensors is missing"):
+        load(checkpoint)
+
+
+def test_a_broken_index_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(BrokenCheckpoint, match="not a safetensors index"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_parameters": LLAMA3_ROPE},
+        {"rope_theta": 500.0, "rope_scaling": LLAMA3_ROPE},
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "llama3"}
+            | {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_type", "rope_theta")},
+        },
+    ],
+    ids=["transformers-5", "transformers-4", "oldest"],
+)
+def test_rope_settings_of_every_age(checkpoint: Path, settings: dict[str, object]) -> None:
+    edit_config(checkpoint, **({"rope_parameters": None} | settings))
+    config = read_config(checkpoint)
+    assert config.rope_theta == 500.0
+    assert config.rope_scaling == Llama3Scaling(4.0, 1.0, 4.0, 32)
+
+
+def test_rope_settings_without_scaling(checkpoint: Path) -> None:
+    edit_config(checkpoint, rope_parameters=None, rope_scaling=None, rope_theta=12.0)
+    config = read_config(checkpoint)
+    assert (config.rope_theta, config.rope_scaling) == (12.0, None)
+
+
+def test_end_of_sequence_comes_from_the_generation_config_first(checkpoint: Path) -> None:
+    edit_config(checkpoint, eos_token_id=4)
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert read_config(checkpoint).eos_token_ids == (2, 7)
+    (checkpoint / "generation_config.json").unlink()
+    assert read_config(checkpoint).eos_token_ids == (4,)
+
+
+def test_the_digest_follows_the_contents(original: Path, checkpoint: Path) -> None:
+    digest = model_digest(original)
+    assert digest == model_digest(checkpoint)
+    file = weights_file(checkpoint)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert model_digest(checkpoint) != digest

@@ -1,0 +1,14 @@
+"""Attention over a paged KV pool, behind one seam.
+
+::
+
+    once per step     backend.prepare(batch)            → step   (masks, gather indices)
+    once per layer    step.attend(i, queries, keys_values)       writes the pool, then attends
+
+- ``paged``      the pool and the layout of a packed batch
+- ``reference``  gather and SDPA, on any device; the oracle for every other backend
+"""
+
+from worker.attention.paged import AttentionBackend, AttentionStep, KVPool, PackedBatch
+
+__all__ = ["AttentionBackend", "AttentionStep", "KVPool", "PackedBatch"]

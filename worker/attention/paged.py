@@ -1,0 +1,79 @@
+"""The KV pool in memory, and how the rows of a step lie in a packed batch.
+
+::
+
+    pool.data [layers, blocks, block_tokens, 2 * kv_heads, head_dim]
+                                             keys first, then values
+    slot = block * block_tokens + offset
+
+    packed tokens   d d d d | c c c c c c | c c c c        decodes: one token per row,
+    rows            0 1 2 3 |      4      |    5           then chunks of prompts
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class KVPool:
+    """Keys and values of all blocks, allocated once (WK-4)."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.kv_heads = kv_heads
+        # Zeros, since a slot that was never written is still gathered and then masked: it may
+        # hold any number but a NaN.
+        self.data = torch.zeros(
+            (layers, blocks, block_tokens, 2 * kv_heads, head_dim), dtype=dtype, device=device
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Where the rows of a step read and write. Host arrays, int64.
+
+    ``query_tokens`` [rows]: tokens that each row computes in this step. The first ``decodes`` rows
+    compute one each. ``context_tokens`` [rows]: tokens with KV after this step, those included.
+    ``block_table`` [rows, blocks]: padded with any valid block. ``slots`` [tokens]: where each
+    packed token's KV goes.
+    """
+
+    decodes: int
+    query_tokens: NDArray[np.int64]
+    context_tokens: NDArray[np.int64]
+    block_table: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
+class AttentionStep(Protocol):
+    """One step's attention; holds what all layers share."""
+
+    def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        """Store this step's keys and values, then attend causally within each row.
+
+        ``queries`` [tokens, heads, head_dim], ``keys_values`` [tokens, 2 * kv_heads, head_dim]
+        (keys first) → [tokens, heads, head_dim].
+        """
+
+
+class AttentionBackend(Protocol):
+    """A way to attend over one pool."""
+
+    def prepare(self, batch: PackedBatch) -> AttentionStep: ...

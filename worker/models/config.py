@@ -1,0 +1,190 @@
+"""What a checkpoint's ``config.json`` and ``generation_config.json`` say. No torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from worker.models.errors import BrokenCheckpoint, UnsupportedModel
+
+DTypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the rotary wavelengths; names as in ``config.json``."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer of the Llama family. Names follow ``config.json``."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_tokens: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    tie_word_embeddings: bool
+    dtype: DTypeName
+    """Type that the weights were saved in."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The configuration of the checkpoint directory ``path``. Raises ``CheckpointError``."""
+    fields = _Fields(path / "config.json", _read_json(path / "config.json"))
+    generation_file = path / "generation_config.json"
+    generation = _read_json(generation_file) if generation_file.exists() else {}
+
+    for name in ("attention_bias", "mlp_bias"):
+        fields.refuse(name, allowed=(False, None))
+    fields.refuse("hidden_act", allowed=("silu", None))
+    fields.refuse("quantization_config", allowed=(None,))
+    fields.refuse("partial_rotary_factor", allowed=(1.0, None))
+    heads = fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    head_dim = fields.integer("head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise BrokenCheckpoint(
+            f"{fields.file}: num_attention_heads ({heads}) must be a multiple of"
+            f" num_key_value_heads ({kv_heads})"
+        )
+    vocab_size = fields.integer("vocab_size")
+    eos = _ids(generation.get("eos_token_id", fields.values.get("eos_token_id")))
+    if any(not 0 <= token < vocab_size for token in eos):
+        raise BrokenCheckpoint(
+            f"{path}: eos_token_id {list(eos)} is outside the vocabulary of {vocab_size} tokens"
+        )
+    rope = fields.rope()
+    return ModelConfig(
+        architecture=fields.architecture(),
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_tokens=fields.integer("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=rope.number("rope_theta", 10000.0),
+        rope_scaling=rope.scaling(),
+        tie_word_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
+        dtype=fields.dtype(),
+        bos_token_id=_first_id(generation.get("bos_token_id", fields.values.get("bos_token_id"))),
+        eos_token_ids=eos,
+    )
+
+
+class _Fields:
+    """Typed reads of one JSON object, whose errors name file and field."""
+
+    def __init__(self, file: Path, values: dict[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BrokenCheckpoint(f"{self.file}: {name} must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise BrokenCheckpoint(f"{self.file}: {name} must be a positive number, got {value!r}")
+        return float(value)
+
+    def refuse(self, name: str, allowed: tuple[object, ...]) -> None:
+        value = self.values.get(name)
+        if value not in allowed:
+            raise UnsupportedModel(
+                f"{self.file}: {name}={value!r} is not supported;"
+                f" this worker runs models with {name}={allowed[0]!r}"
+            )
+
+    def architecture(self) -> str:
+        names = self.values.get("architectures")
+        if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+            raise BrokenCheckpoint(
+                f"{self.file}: architectures must name one model class, got {names!r}"
+            )
+        return names[0]
+
+    def dtype(self) -> DTypeName:
+        # transformers 5 writes "dtype", earlier versions "torch_dtype".
+        name = self.values.get("dtype") or self.values.get("torch_dtype") or "float32"
+        match str(name).removeprefix("torch."):
+            case "float32" | "bfloat16" | "float16" as known:
+                return known
+        raise UnsupportedModel(
+            f"{self.file}: weights of type {name!r} are not supported;"
+            " convert the checkpoint to float32, bfloat16 or float16"
+        )
+
+    def rope(self) -> "_Fields":
+        """The rotary settings in one object, wherever this version of transformers put them.
+
+        transformers 5: all of them in ``rope_parameters``. Before: ``rope_theta`` at the top and
+        the rest in ``rope_scaling``.
+        """
+        nested = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(nested, dict):
+            raise BrokenCheckpoint(f"{self.file}: the rope settings must be an object")
+        return _Fields(self.file, {"rope_theta": self.values.get("rope_theta"), **nested})
+
+    def scaling(self) -> Llama3Scaling | None:
+        kind = self.values.get("rope_type") or self.values.get("type") or "default"
+        if kind == "default":
+            return None
+        if kind != "llama3":
+            raise UnsupportedModel(
+                f"{self.file}: rope type {kind!r} is not supported; 'default' and 'llama3' are"
+            )
+        return Llama3Scaling(
+            factor=self.number("factor"),
+            low_freq_factor=self.number("low_freq_factor"),
+            high_freq_factor=self.number("high_freq_factor"),
+            original_max_position_embeddings=self.integer("original_max_position_embeddings"),
+        )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenCheckpoint(
+            f"{file} is missing; point the model path at a checkpoint directory in Hugging Face"
+            " layout"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise BrokenCheckpoint(f"{file} must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _first_id(value: Any) -> int | None:
+    return next(iter(_ids(value)), None)
