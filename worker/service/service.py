@@ -162,14 +162,6 @@ class WorkerService:
             message.sampling.check()
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
-        ids = message.token_ids
-        if not ids:
-            return Code.INVALID_REQUEST, "token_ids is empty; a prompt needs at least one token"
-        if min(ids) < 0 or max(ids) >= self._card.vocab_size:
-            return (
-                Code.INVALID_REQUEST,
-                f"token_ids must be from 0 to {self._card.vocab_size - 1} for this model",
-            )
         return None
 
     def _lane(self, name: str) -> Lane:
@@ -200,8 +192,6 @@ class WorkerService:
                 unix_ms=time.time() * 1000,
             )
             token_ids = self._tokenizer.encode(request.prompt)
-            if not token_ids:
-                raise InvalidCall("text_input is empty; a prompt needs at least one token")
         except (InvalidCall, InvalidSampling) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
             return
