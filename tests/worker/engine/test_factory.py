@@ -1,6 +1,6 @@
 import hashlib
 import json
-import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
