@@ -1,0 +1,84 @@
+"""Tidegate for Python people: a small asynchronous client.
+
+::
+
+    import asyncio
+    from contextlib import aclosing
+    from datetime import timedelta
+
+    from client import TidegateClient, Token
+
+    async def main() -> None:
+        async with TidegateClient("http://127.0.0.1:8080") as tidegate:
+            story = tidegate.stream(
+                "Once upon a time", max_tokens=64, deadline=timedelta(seconds=5)
+            )
+            async with aclosing(story) as events:  # leaving early cancels the work
+                async for event in events:
+                    if isinstance(event, Token):
+                        print(event.text, end="", flush=True)
+
+    asyncio.run(main())
+
+``generate`` waits for the whole text; ``submit``, ``events``, ``status`` and ``cancel`` are the
+native API call by call. Errors are one tree, drawn in ``client.errors``.
+"""
+
+from client.api import Message, Prompt, TaskOptions, TidegateClient
+from client.errors import (
+    ApiError,
+    AuthFailed,
+    ConnectFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    ProtocolError,
+    StreamLost,
+    TaskCancelled,
+    TidegateError,
+    Unavailable,
+)
+from client.results import (
+    Budget,
+    End,
+    Event,
+    Failed,
+    Generation,
+    Queued,
+    Started,
+    Submitted,
+    TaskError,
+    TaskStatus,
+    Token,
+    Usage,
+)
+
+__all__ = [
+    "ApiError",
+    "AuthFailed",
+    "Budget",
+    "ConnectFailed",
+    "DeadlineExceeded",
+    "End",
+    "Event",
+    "Failed",
+    "Generation",
+    "InvalidRequest",
+    "Message",
+    "NotFound",
+    "Prompt",
+    "ProtocolError",
+    "Queued",
+    "Started",
+    "StreamLost",
+    "Submitted",
+    "TaskCancelled",
+    "TaskError",
+    "TaskOptions",
+    "TaskStatus",
+    "TidegateClient",
+    "TidegateError",
+    "Token",
+    "Unavailable",
+    "Usage",
+]

@@ -1,0 +1,238 @@
+"""``tidegate chat``: a conversation in the terminal, streamed as it is generated.
+
+Ctrl-C while an answer runs cancels it, on the server too; at the prompt it leaves, as does the end
+of input. Lines may be piped in: one turn each.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from client.api import Deadline, Message, TaskOptions, TidegateClient, to_seconds
+from client.errors import ApiError, ConnectFailed, TidegateError
+from client.results import End, Token
+from worker.protocol import Code
+
+ReadLine = Callable[[], str]
+"""The next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
+
+_CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
+"""A model must not drive the terminal: escape sequences lose their first byte."""
+
+GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
+
+
+async def run(
+    base_url: str,
+    model: str | None = None,
+    token: str | None = None,
+    deadline_ms: int | None = None,
+) -> int:
+    """Chat until the input ends; the exit status: 0, or 1 when the server cannot be used."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    async with TidegateClient(base_url, token=token) as tidegate:
+        try:
+            models = await tidegate.models()
+        except ConnectFailed as error:
+            console.print(f"{error}\nStart a server with `tidegate up`, or name another URL.")
+            return 1
+        except TidegateError as error:
+            console.print(f"{base_url} cannot be used: {error}")
+            return 1
+        if not models:
+            console.print(f"{base_url} serves no model yet; try again in a moment.")
+            return 1
+        chosen = model or models[0]
+        if chosen not in models:
+            console.print(f"No model {chosen!r} at {base_url}; served: {', '.join(models)}.")
+            return 1
+        options = TaskOptions(model=chosen)
+        if deadline_ms is not None:
+            options["deadline"] = deadline_ms
+        console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
+        return await Chat(tidegate, console, _line_reader(), options).run()
+
+
+@dataclass
+class Answer:
+    """One answer as it grows, with what the dim line below it tells. Times are seconds."""
+
+    asked_at: float
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    end: End | None = None
+
+    def add(self, token: Token, now: float) -> None:
+        self.texts.append(token.text)
+        self.tokens += len(token.token_ids)
+        self.last_at = now
+        if self.first_at is None:
+            self.first_at = now
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def summary(self, deadline: Deadline | None, now: float) -> str:
+        """Tokens, rate, first token and what is left of the deadline, in one line."""
+        parts = [f"{self.tokens} tokens"]
+        if self.first_at is not None and self.last_at is not None:
+            decode_s = self.last_at - self.first_at
+            if self.tokens > 1 and decode_s > 0:
+                parts.append(f"{(self.tokens - 1) / decode_s:.0f} tokens/s")
+            parts.append(f"first after {(self.first_at - self.asked_at) * 1000:.0f} ms")
+        if deadline is not None:
+            left_s = to_seconds(deadline) - (now - self.asked_at)
+            parts.append(f"{left_s:.1f} s of the deadline left")
+        if self.end is not None and self.end.finish_reason not in (None, "stop"):
+            parts.append(f"ended by {self.end.finish_reason}")
+        return " · ".join(parts)
+
+
+class Chat:
+    """A conversation: its turns so far, and how the next one is asked and answered."""
+
+    def __init__(
+        self, tidegate: TidegateClient, console: Console, read: ReadLine, options: TaskOptions
+    ) -> None:
+        self._tidegate = tidegate
+        self._console = console
+        self._read = read
+        self._options = options
+        self._turns: list[Message] = []
+
+    async def run(self) -> int:
+        """Turn after turn until the input ends; the exit status."""
+        try:
+            while True:
+                # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
+                # only interrupt line editing in the main thread.
+                line = self._read().strip()
+                if line == "/new":
+                    self._turns.clear()
+                    self._say("A new conversation.")
+                elif line:
+                    await self._turn(line)
+        except (EOFError, KeyboardInterrupt, _Leave):
+            self._console.print()
+            return 0
+
+    async def _turn(self, line: str) -> None:
+        self._turns.append(Message(role="user", content=line))
+        answer = await self._answer()
+        if answer is None or not answer.texts:
+            self._turns.pop()
+        else:
+            self._turns.append(Message(role="assistant", content=answer.text))
+
+    async def _answer(self) -> Answer | None:
+        """Stream one answer, cut short by Ctrl-C; None when it failed."""
+        while True:
+            answer = Answer(asked_at=time.monotonic())
+            try:
+                async with _ended_by_ctrl_c() as ctrl_c:
+                    await self._show(answer)
+            except TidegateError as error:
+                if _is_overflow(error) and len(self._turns) > 1:
+                    del self._turns[:2]  # the oldest question and its answer
+                    self._say("(forgetting the oldest turn to make room)")
+                    continue
+                self._console.print(f"\n{error}" if answer.texts else str(error), style="red")
+                return None
+            summary = answer.summary(self._options.get("deadline"), time.monotonic())
+            self._console.print()
+            self._say(f"cancelled · {summary}" if ctrl_c.is_set() else summary)
+            return answer
+
+    async def _show(self, answer: Answer) -> None:
+        async with aclosing(self._tidegate.stream(self._turns, **self._options)) as events:
+            async for event in events:
+                if isinstance(event, Token):
+                    answer.add(event, time.monotonic())
+                    self._console.print(event.text.translate(_CONTROL_CHARACTERS), end="")
+                elif isinstance(event, End):
+                    answer.end = event
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim")
+
+
+class _Leave(Exception):
+    """Ctrl-C came twice during one answer."""
+
+
+def _is_overflow(error: TidegateError) -> bool:
+    return isinstance(error, ApiError) and error.code == Code.CONTEXT_OVERFLOW
+
+
+@asynccontextmanager
+async def _ended_by_ctrl_c() -> AsyncIterator[asyncio.Event]:
+    """Run the body so that Ctrl-C ends it alone; the event tells whether it did.
+
+    A second Ctrl-C does not cut short what the first one started (the server must hear of the
+    cancel); ``_Leave`` is raised when that is done.
+    """
+    loop = asyncio.get_running_loop()
+    pressed, again = asyncio.Event(), asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def press() -> None:
+        if pressed.is_set():
+            again.set()
+        else:
+            pressed.set()
+            task.cancel()
+
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, press)
+    try:
+        yield pressed
+    except asyncio.CancelledError:
+        if not pressed.is_set() or task.uncancel() > 0:
+            raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+    if again.is_set():
+        raise _Leave
+
+
+def _line_reader() -> ReadLine:
+    """Lines from the terminal, with editing and history, or plainly from a pipe."""
+    if not sys.stdin.isatty():
+        return _read_pipe
+    with suppress(ImportError):
+        import readline  # noqa: F401 - importing it gives input() its line editing
+    return _read_terminal
+
+
+def _read_terminal() -> str:
+    with _ctrl_c_raises():
+        return input("\n> ")
+
+
+def _read_pipe() -> str:
+    with _ctrl_c_raises():
+        line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
+
+
+@contextmanager
+def _ctrl_c_raises() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` here, where asyncio's handler waits for the loop."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

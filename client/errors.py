@@ -1,0 +1,131 @@
+"""Everything that can go wrong for a client, as one tree::
+
+    TidegateError
+    ├── ConnectFailed (ConnectionError)         nobody answers at the base URL
+    ├── StreamLost (ConnectionError)            the event stream broke and stayed broken
+    ├── ProtocolError (ValueError)              the answer is not what the API promises
+    └── ApiError                                the server said no: code, status, retryable
+        ├── InvalidRequest (ValueError)         what was asked cannot be served, now or later
+        ├── AuthFailed (PermissionError)        token missing or wrong
+        ├── NotFound (LookupError)              unknown task or model
+        ├── DeadlineExceeded (TimeoutError)     too late, or certain to be
+        ├── TaskCancelled                       somebody cancelled the task
+        └── Unavailable                         no room or not ready: a retry can help
+
+``ApiError`` itself is raised for codes that have no class of their own (an engine that broke).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.protocol import Code
+
+
+class TidegateError(Exception):
+    """Root of the tree."""
+
+
+class ConnectFailed(TidegateError, ConnectionError):
+    """No connection to the orchestrator could be made."""
+
+
+class StreamLost(TidegateError, ConnectionError):
+    """The event stream of ``task_id`` broke and no reconnect succeeded in time."""
+
+    def __init__(self, task_id: str, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class ProtocolError(TidegateError, ValueError):
+    """The server answered with something that the API does not promise."""
+
+
+class ApiError(TidegateError):
+    """The server refused or failed a request.
+
+    ``status`` is the HTTP status, None when the error arrived as a stream's terminal event.
+    ``retry_after_s`` is the server's own hint. ``details`` holds whatever else it said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        status: int | None = None,
+        retryable: bool = False,
+        retry_after_s: float | None = None,
+        task_id: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.retryable = retryable
+        self.retry_after_s = retry_after_s
+        self.task_id = task_id
+        self.details: Mapping[str, Any] = details or {}
+
+
+class InvalidRequest(ApiError, ValueError):
+    """What was asked cannot be served, now or later."""
+
+
+class AuthFailed(ApiError, PermissionError):
+    """The token is missing or wrong."""
+
+
+class NotFound(ApiError, LookupError):
+    """No such task or model."""
+
+
+class DeadlineExceeded(ApiError, TimeoutError):
+    """The deadline has passed, or certainly would before the work ends."""
+
+
+class TaskCancelled(ApiError):
+    """The task was cancelled before it ended."""
+
+
+class Unavailable(ApiError):
+    """The server has no room, is not ready or lost the worker: a retry can help."""
+
+
+_BY_CODE: dict[str, type[ApiError]] = {
+    Code.INVALID_REQUEST: InvalidRequest,
+    Code.METHOD_NOT_ALLOWED: InvalidRequest,
+    Code.BODY_TOO_LARGE: InvalidRequest,
+    Code.CONTEXT_OVERFLOW: InvalidRequest,
+    Code.UNAUTHENTICATED: AuthFailed,
+    Code.NOT_FOUND: NotFound,
+    Code.MODEL_NOT_FOUND: NotFound,
+    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Code.DEADLINE_INFEASIBLE: DeadlineExceeded,
+    Code.CANCELLED: TaskCancelled,
+    Code.CLIENT_DISCONNECTED: TaskCancelled,
+    Code.QUEUE_FULL: Unavailable,
+    Code.NO_CAPACITY: Unavailable,
+    Code.NOT_READY: Unavailable,
+    Code.DRAINING: Unavailable,
+    Code.INSTANCE_LOST: Unavailable,
+}
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: AuthFailed,
+    403: AuthFailed,
+    404: NotFound,
+    429: Unavailable,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+def error_class(code: str, status: int | None) -> type[ApiError]:
+    """The class for a wire code; by HTTP status where the code is not known to this client."""
+    known = _BY_CODE.get(code)
+    if known is not None:
+        return known
+    if status is None:
+        return ApiError
+    return _BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else ApiError)

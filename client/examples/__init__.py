@@ -1,0 +1,1 @@
+"""Scripts that need nothing of ours: ``tritonclient`` alone, on the plain contract."""

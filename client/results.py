@@ -1,0 +1,126 @@
+"""What the orchestrator tells a client, as types. Times are milliseconds."""
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Where the deadline's time went; ``left_ms`` is negative when it was overrun."""
+
+    queue_ms: float = 0.0
+    route_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float | None = None
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """A task was accepted. ``predicted_start_ms`` counts from now."""
+
+    task_id: str
+    status: str
+    events_url: str
+    queue_position: int | None = None
+    predicted_start_ms: float | None = None
+    correlation_id: str = ""
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    """Why a task ended badly."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+class TaskStatus(msgspec.Struct, frozen=True):
+    """A task as it stands: ``status`` is ``queued``, ``running`` or ``ended``.
+
+    ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
+    """
+
+    task_id: str
+    status: str
+    outcome: str | None = None
+    finish_reason: str | None = None
+    text: str = ""
+    usage: Usage | None = None
+    error: TaskError | None = None
+    budget: Budget | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status == "ended"
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """The task was taken on. ``queue_position`` 0: nothing is before it."""
+
+    task_id: str = ""
+    queue_position: int | None = None
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The task runs on a worker."""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """One step's new tokens. ``text`` may be empty while a character is incomplete.
+
+    ``index`` is the position of the first of ``token_ids`` in the completion.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    index: int = 0
+
+
+class End(msgspec.Struct, frozen=True):
+    """The task ended well: nothing follows."""
+
+    outcome: str
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    budget: Budget | None = None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The task ended badly: nothing follows."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    outcome: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    budget: Budget | None = None
+
+
+Event = Queued | Started | Token | End | Failed
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    "queued": Queued,
+    "started": Started,
+    "token": Token,
+    "end": End,
+    "error": Failed,
+}
+"""By the event's name on the wire. A client ignores names that it does not know."""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    outcome: str
+    finish_reason: str | None
+    usage: Usage | None
+    budget: Budget | None

@@ -1,0 +1,132 @@
+"""The chat loop with scripted input and captured output; Ctrl-C by a real signal."""
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from client import chat
+from client.api import TaskOptions, TidegateClient
+from tests.client.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
+
+STARTED = sse(1, "started", {})
+
+
+async def converse(fake: FakeOrchestrator, lines: list[str], **options: object) -> str:
+    """What the terminal shows for these input lines."""
+    remaining: Iterator[str] = iter(lines)
+
+    def read() -> str:
+        for line in remaining:
+            return line
+        raise EOFError
+
+    output = io.StringIO()
+    console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
+        session = chat.Chat(tidegate, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
+        assert await session.run() == 0
+    return output.getvalue()
+
+
+async def test_turns_are_streamed_and_remembered() -> None:
+    fake = FakeOrchestrator(
+        [STARTED, token(2, "Hello"), token(3, " [b]you"), end(4, 2)],
+        [STARTED, token(2, "Bye"), end(3, 1)],
+    )
+    shown = await converse(fake, ["hi\n", "\n", "again\n"], deadline=5000)
+    assert "Hello [b]you" in shown
+    assert "2 tokens" in shown
+    assert "of the deadline left" in shown
+    assert [turn["role"] for turn in fake.submitted[1]["messages"]] == ["user", "assistant", "user"]
+    assert fake.submitted[1]["messages"][1]["content"] == "Hello [b]you"
+
+
+async def test_new_forgets_the_conversation() -> None:
+    fake = FakeOrchestrator(*[[STARTED, token(2, "x"), end(3, 1)] for _ in range(2)])
+    await converse(fake, ["one", "/new", "two"])
+    assert fake.submitted[1]["messages"] == [{"role": "user", "content": "two"}]
+
+
+async def test_errors_are_shown_and_the_session_goes_on() -> None:
+    failed = sse(2, "error", {"code": "deadline_exceeded", "message": "too late by 3 ms"})
+    fake = FakeOrchestrator([STARTED, failed], [STARTED, token(2, "fine"), end(3, 1)])
+    shown = await converse(fake, ["one", "two"])
+    assert "too late by 3 ms" in shown
+    assert "fine" in shown
+    assert fake.submitted[1]["messages"] == [{"role": "user", "content": "two"}]
+
+
+async def test_the_oldest_turn_makes_room_in_the_context() -> None:
+    overflow = sse(2, "error", {"code": "context_overflow", "message": "too long"})
+    ok = [STARTED, token(2, "x"), end(3, 1)]
+    fake = FakeOrchestrator(ok, [overflow], ok)
+    shown = await converse(fake, ["one", "two"])
+    assert "forgetting the oldest turn" in shown
+    assert fake.submitted[2]["messages"] == [{"role": "user", "content": "two"}]
+
+
+async def test_a_model_cannot_drive_the_terminal() -> None:
+    fake = FakeOrchestrator([STARTED, token(2, "a\x1b[2Jb\x9bc"), end(3, 1)])
+    shown = await converse(fake, ["hi"])
+    assert "a[2Jbc" in shown
+
+
+class InterruptingChat(chat.Chat):
+    """Presses Ctrl-C when the first token is on the screen."""
+
+    presses = 1
+
+    async def _show(self, answer: chat.Answer) -> None:
+        add = answer.add
+
+        def add_then_interrupt(event: chat.Token, now: float) -> None:
+            add(event, now)
+            for _ in range(self.presses):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        answer.add = add_then_interrupt  # type: ignore[method-assign]
+        await super()._show(answer)
+
+
+@pytest.mark.parametrize(("presses", "turns"), [(1, 2), (2, 1)])
+async def test_ctrl_c_cancels_the_answer_and_twice_leaves(
+    monkeypatch: pytest.MonkeyPatch, presses: int, turns: int
+) -> None:
+    """WP-2: the server's work is cancelled too."""
+    monkeypatch.setattr(InterruptingChat, "presses", presses)
+    monkeypatch.setattr(chat, "Chat", InterruptingChat)
+    before = signal.getsignal(signal.SIGINT)
+    fake = FakeOrchestrator(*[[STARTED, token(2, "Once"), HANG] for _ in range(2)])
+    shown = await converse(fake, ["one", "two"])
+    assert fake.cancelled == ["t1"] * turns
+    assert shown.count("Once") == turns
+    assert ("cancelled" in shown) == (presses == 1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+async def test_no_server_is_one_clear_message(
+    unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await chat.run(f"http://127.0.0.1:{unused_tcp_port}") == 1
+    assert "tidegate up" in capsys.readouterr().out
+
+
+async def test_unknown_model_names_those_served(capsys: pytest.CaptureFixture[str]) -> None:
+    async with FakeOrchestrator().serve() as fake:
+        assert await chat.run(fake.base_url, model="other") == 1
+    assert "demo" in capsys.readouterr().out
+
+
+async def test_lines_come_from_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    fake = FakeOrchestrator([STARTED, token(2, "Hello"), end(3, 1)])
+    async with fake.serve():
+        assert await chat.run(fake.base_url, deadline_ms=2000) == 0
+    assert "Hello" in capsys.readouterr().out
+    assert fake.submitted[0]["deadline_ms"] == 2000

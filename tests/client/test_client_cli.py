@@ -1,0 +1,142 @@
+"""The command ``tidegate``: what it teaches, what it passes on, what it refuses."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import chat, cli
+from orchestrator.provision import command
+from orchestrator.provision.paths import DEMO_CHECKPOINT
+from orchestrator.provision.spec import LaunchSpec
+from orchestrator.provision.triton import TritonPorts
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LaunchSpec, str | None]]:
+    """What would have been launched, with its hint."""
+    launched: list[tuple[LaunchSpec, str | None]] = []
+
+    def run(spec: LaunchSpec, *, hint: str | None, follow_parent: bool) -> int:
+        launched.append((spec, hint))
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    return launched
+
+
+@pytest.mark.parametrize(
+    ("argv", "taught"),
+    [
+        (["--help"], ["tidegate up --device cpu", "tidegate chat"]),
+        (["up", "--help"], ["Ctrl-C", "TIDEGATE_WORKER_", "exit status:"]),
+        (["serve", "--help"], ["tidegate serve --instances-at"]),
+        (["chat", "--help"], ["--deadline-ms"]),
+    ],
+)
+def test_help_teaches(argv: list[str], taught: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(argv)
+    text = capsys.readouterr().out
+    assert all(each in text for each in taught)
+
+
+def test_up_serves_the_demo_model_unless_told_otherwise(launched: list[Any]) -> None:
+    assert cli.main(["up", "--device", "cpu"]) == 0
+    spec, hint = launched[0]
+    assert spec.worker_env == {
+        "TIDEGATE_WORKER_MODEL_PATH": str(DEMO_CHECKPOINT),
+        "TIDEGATE_WORKER_MODEL_NAME": "demo",
+        "TIDEGATE_WORKER_DEVICE": "cpu",
+    }
+    assert (spec.host, spec.port, spec.serve) == ("127.0.0.1", 8080, True)
+    assert "{url}/v1/chat/completions" in hint and '"model": "demo"' in hint
+
+
+def test_a_model_of_ones_own_is_called_by_its_directory(
+    launched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "llama"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEGATE_WORKER_DEVICE", "cpu")
+    monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNNING", "8")
+    assert cli.main(["up", "--model", "llama", "--instances", "2", "--gpus", "0,1"]) == 0
+    spec, hint = launched[0]
+    assert spec.worker_env == {
+        "TIDEGATE_WORKER_MODEL_PATH": str(model),
+        "TIDEGATE_WORKER_DEVICE": "cpu",
+        "TIDEGATE_WORKER_MAX_RUNNING": "8",
+    }
+    assert (spec.instances, spec.gpus) == (2, ("0", "1"))
+    assert '"model": "llama"' in hint
+
+
+def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
+    assert cli.main(["worker", "--triton-host", "0.0.0.0"]) == 0
+    spec, hint = launched[0]
+    assert (spec.serve, hint) == (False, None)
+    assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
+
+
+def test_no_model_there(launched: list[Any], capsys: Any) -> None:
+    assert cli.main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
+    assert "no model in /nowhere: expected a checkpoint" in capsys.readouterr().err
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["up", "--port", "65536"], "a port is from 0 to 65535, got 65536"),
+        (["up", "--instances", "0"], "must be at least 1, got 0"),
+        (["up", "--drain", "nan"], "must be seconds from 0 up, got 'nan'"),
+        (["up", "--device", "gpu"], "invalid choice: 'gpu'"),
+        (["chat", "--deadline-ms", "soon"], "--deadline-ms: expected a whole number, got 'soon'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_usage_names_what_was_wrong(argv: list[str], complaint: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(argv)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_bad_port_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TIDEGATE_PORT", "eighty")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["up"])
+    assert "argument --port: expected a whole number, got 'eighty'" in capsys.readouterr().err
+
+
+def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, argv: executed.append(argv))
+    cli.main(["serve", "--port", "9000", "--instances-at", "a:1,b:2"])
+    assert executed == [
+        [sys.executable, "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
+    ]
+
+
+def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+
+    async def run(*arguments: object) -> int:
+        given.append(arguments)
+        return 3
+
+    monkeypatch.setattr(chat, "run", run)
+    monkeypatch.setenv("TIDEGATE_TOKEN", "secret")
+    assert cli.main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
+    assert given == [("http://h:1", None, "secret", 500)]
