@@ -1,0 +1,107 @@
+"""The regression gate: ratios of a quick run against the recorded ones (PF-1).
+
+    python -m perf.gate --recorded perf/results/quick.json [--current PATH]
+
+Without ``--current`` it first runs those benchmarks that have a gate, quickly. Only figures that
+carry a tolerance are compared. They are ratios of two figures of the same run, so that the
+machine's speed cancels out; the tolerance is a factor, wide enough (1.5 to 2.5) that a busy shared
+machine stays inside, and narrow enough that a cost which doubles or triples does not. A recorded
+gate that is missing from the run fails too.
+"""
+
+import argparse
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from perf.bench import run_all
+from perf.benches import BENCHES
+from perf.bundle import Bundle, Figure, read
+from perf.table import show
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One gate: ``worse_by`` is a factor (1: as recorded; None: not measured)."""
+
+    recorded: Figure
+    current: Figure | None
+    worse_by: float | None
+
+    @property
+    def passed(self) -> bool:
+        assert self.recorded.tolerance is not None
+        return self.worse_by is not None and self.worse_by <= self.recorded.tolerance
+
+
+def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
+    """A verdict for every recorded figure with a tolerance.
+
+    Raises ``ValueError`` when there is none: a gate that compares nothing guards nothing.
+    """
+    measured = current.figures()
+    verdicts = []
+    for key, figure in recorded.figures().items():
+        if figure.tolerance is not None:
+            now = measured.get(key)
+            verdicts.append(Verdict(figure, now, _worse_by(figure, now) if now else None))
+    if not verdicts:
+        raise ValueError("the recorded bundle has no figure with a tolerance")
+    return verdicts
+
+
+def _worse_by(recorded: Figure, current: Figure) -> float:
+    if recorded.better == "higher":
+        return recorded.median / current.median if current.median > 0 else float("inf")
+    return current.median / recorded.median if recorded.median > 0 else float("inf")
+
+
+def _report(verdicts: list[Verdict], console: Console) -> None:
+    table = Table("gate", "recorded", "now", "worse by", "allowed", "")
+    for verdict in verdicts:
+        figure, now = verdict.recorded, verdict.current
+        table.add_row(
+            figure.label,
+            f"{figure.median:.3g}",
+            f"{now.median:.3g}" if now else "not measured",
+            f"×{verdict.worse_by:.2f}" if verdict.worse_by is not None else "-",
+            f"×{figure.tolerance:.2f}",
+            "[green]ok[/green]" if verdict.passed else "[red]regressed[/red]",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recorded", type=Path, required=True, metavar="PATH")
+    parser.add_argument("--current", type=Path, metavar="PATH")
+    args = parser.parse_args()
+    console = Console(highlight=False)
+    recorded = read(args.recorded)
+    if args.current:
+        current = read(args.current)
+    else:
+        gated = {r.name for r in recorded.results if any(f.tolerance for f in r.figures)}
+        current = asyncio.run(
+            run_all(
+                [bench for bench in BENCHES if bench.name in gated],
+                quick=True,
+                device="cpu",
+                command="python -m perf.gate",
+                console=console,
+            )
+        )
+        show(current, console)
+    verdicts = compare(recorded, current)
+    _report(verdicts, console)
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

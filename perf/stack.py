@@ -1,0 +1,124 @@
+"""Everything that a benchmark measures, started on free loopback ports and ended with it."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.provision.instance import TritonInstance
+from orchestrator.provision.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
+from orchestrator.provision.ports import free_ports
+from orchestrator.provision.service import OrchestratorProcess
+from orchestrator.provision.triton import TritonPorts, TritonSpec, find_triton
+from worker.protocol.names import MODEL_NAME
+from worker.settings import EngineName
+
+HOST = "127.0.0.1"
+_READY_S = 20.0
+_LOAD_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackSpec:
+    """Which engine stands behind the orchestrator. ``step_ms`` is that of ``synthetic-paced``."""
+
+    engine: EngineName = "torch"
+    device: str = "cpu"
+    step_ms: float = 20.0
+    max_running: int = 64
+    model: Path = DEMO_CHECKPOINT
+    model_name: str = "demo"
+
+    def worker_env(self) -> dict[str, str]:
+        return {
+            "TIDEGATE_WORKER_MODEL_PATH": str(self.model),
+            "TIDEGATE_WORKER_MODEL_NAME": self.model_name,
+            "TIDEGATE_WORKER_ENGINE": self.engine,
+            "TIDEGATE_WORKER_DEVICE": self.device,
+            "TIDEGATE_WORKER_SYNTHETIC_STEP_MS": str(self.step_ms),
+            "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
+        }
+
+
+class _Described(msgspec.Struct):
+    pid: int
+    stub_pids: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A Triton and an orchestrator that serve."""
+
+    triton: TritonInstance
+    orchestrator: OrchestratorProcess
+    triton_version: str
+
+    @property
+    def port(self) -> int:
+        """Of the orchestrator."""
+        return self.orchestrator.port
+
+    @property
+    def grpc_address(self) -> str:
+        return self.triton.grpc_address
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by part: orchestrator, Triton's server, the worker in its stub."""
+        assert self.orchestrator.pid is not None
+        triton = msgspec.convert(self.triton.describe(), _Described)
+        return {
+            "orchestrator": self.orchestrator.pid,
+            "triton": triton.pid,
+            "worker": triton.stub_pids[0],
+        }
+
+
+@asynccontextmanager
+async def running(spec: StackSpec) -> AsyncIterator[Stack]:
+    """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
+    install = find_triton(None, state_dir())
+    logs = state_dir() / "perf"
+    triton = TritonInstance(
+        "triton",
+        install,
+        TritonSpec(MODEL_REPOSITORY, (MODEL_NAME,), env=spec.worker_env(), load_timeout_s=_LOAD_S),
+        TritonPorts(*free_ports(3)),
+        log=logs / "triton.log",
+    )
+    orchestrator: OrchestratorProcess | None = None
+    try:
+        await triton.start()
+        orchestrator = OrchestratorProcess(
+            HOST,
+            free_ports(1)[0],
+            {"TIDEGATE_INSTANCES": triton.grpc_address, "TIDEGATE_TOKEN": ""},
+            log=logs / "orchestrator.log",
+        )
+        await orchestrator.start()
+        await orchestrator.wait_ready(_READY_S)
+        yield Stack(triton, orchestrator, install.version)
+    finally:
+        if orchestrator is not None:
+            await orchestrator.stop(0.0)
+        await triton.stop(0.0)
+
+
+@asynccontextmanager
+async def server(module: str) -> AsyncIterator[OrchestratorProcess]:
+    """A server of ours that needs no Triton (``perf.baseline``, say), as a process of its own."""
+    port = free_ports(1)[0]
+    process = OrchestratorProcess(
+        HOST,
+        port,
+        {},
+        log=state_dir() / "perf" / f"{module}.log",
+        command=(sys.executable, "-m", module, str(port)),
+    )
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop(0.0)

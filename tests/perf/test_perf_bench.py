@@ -1,0 +1,113 @@
+"""The command: a run without Triton, failures and skips as results, nothing left behind."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from perf import bench
+from perf.bundle import Figure, read
+from perf.context import Bench, Context, Skip
+
+
+async def _fine(_: Context) -> list[Figure]:
+    return [Figure.of("k", "label", "ms", [1.0])]
+
+
+async def _skips(_: Context) -> list[Figure]:
+    raise Skip("no such thing here")
+
+
+async def _breaks(_: Context) -> list[Figure]:
+    raise ValueError("oh")
+
+
+async def _breaks_in_a_group(_: Context) -> list[Figure]:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_breaks(_))
+    return []
+
+
+async def _hangs(_: Context) -> list[Figure]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_one_benchmark_that_fails_costs_only_itself() -> None:
+    benches = [
+        Bench(run.__name__, "what", run, limit_s=limit)
+        for run, limit in (
+            (_breaks, 9.0),
+            (_breaks_in_a_group, 9.0),
+            (_hangs, 0.01),
+            (_skips, 9.0),
+            (_fine, 9.0),
+        )
+    ]
+    console = Console(file=io.StringIO())
+    bundle = await bench.run_all(benches, quick=True, device="cpu", command="c", console=console)
+    broken, broken_below, hung, skipped, fine = bundle.results
+    assert broken.failed == broken_below.failed == "ValueError: oh"
+    assert hung.failed == "not done after 0.01 s"
+    assert (skipped.skipped, skipped.failed) == ("no such thing here", "")
+    assert fine.figures
+    assert not fine.failed
+
+
+async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
+    """PF-6, on the one benchmark that needs no server; DL-4: a look costs less than 1 µs."""
+    path = tmp_path / "bundle.json"
+    arguments = ["--quick", "--only", "deadline", "--json", str(path)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "perf.bench", *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "look at deadline" in output.decode()
+    bundle = await asyncio.to_thread(read, path)
+    assert bundle.quick
+    assert "perf.bench --quick" in bundle.command
+    assert bundle.figures()["deadline.check_us"].n == 10
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_an_interrupted_run_leaves_no_process(tmp_path: Path, signum: int) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "perf.bench", "--only", "emitter"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"TIDEGATE_HOME": str(tmp_path)},
+    )
+    try:
+        while len(started := _descendants(process.pid)) < 3:  # guardian, server, load generator
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+        process.send_signal(signum)
+        assert await process.wait() == 130
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert [pid for pid in started if _runs(pid)] == []
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in task.read_text().split()
+    ]
+    return children + [below for child in children for below in _descendants(child)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

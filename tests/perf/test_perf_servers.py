@@ -1,0 +1,67 @@
+"""The yardstick and the emitter speak the stream that the load generator counts."""
+
+from pathlib import Path
+
+import pytest
+
+from perf.http import HttpConnection, HttpError
+from perf.load import PATH, apply, completion, overhead_events
+from perf.loadgen import LoadError, Plan
+from perf.stack import HOST, server
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("module", ["perf.baseline", "perf.emitter"])
+async def test_both_servers_send_one_event_per_token(module: str) -> None:
+    """PF-1: what is compared does the same work, event for event."""
+    body = completion("demo", 64)
+    async with server(module) as process:
+        assert process.pid is not None
+        overhead = await overhead_events(process.port, body)
+        assert overhead == 3  # finish reason, usage, [DONE]
+        result = await apply(
+            Plan(
+                host=HOST,
+                port=process.port,
+                path=PATH,
+                body=body,
+                clients=4,
+                overhead_events=overhead,
+                warm_s=0.05,
+                window_s=0.1,
+                windows=2,
+                poll_ms=1.0,
+                watch={"server": process.pid},
+            )
+        )
+        with pytest.raises(LoadError, match=r"hung up|answered"):
+            await apply(
+                Plan(
+                    host=HOST,
+                    port=process.port,
+                    path="/nowhere",
+                    body=body,
+                    clients=1,
+                    overhead_events=overhead,
+                    windows=1,
+                )
+            )
+    assert result.tokens == result.requests * 64 > 0
+    assert all(window.cpu_s["server"] > 0 for window in result.windows)
+
+
+async def test_a_kept_alive_connection_answers_again_and_again() -> None:
+    async with (
+        server("perf.baseline") as process,
+        HttpConnection(HOST, process.port) as connection,
+    ):
+        for _ in range(3):
+            connection.send("GET", "/health/live")
+            assert await connection.answer() == (200, b"ok")
+        connection.send("GET", "/nowhere")
+        with pytest.raises(HttpError, match="404"):
+            await connection.answer()
