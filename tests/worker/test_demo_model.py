@@ -1,0 +1,172 @@
+"""The demo checkpoint: it is small, its tokenizer loses nothing, and its grammar is a function."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from worker.demo_model import dialogue, grammar, words
+
+CHECKPOINT: Final = Path(grammar.__file__).parent / "checkpoint"
+MAX_FOLDER_BYTES: Final = 10_000_000
+TOKENIZER: Final = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+
+
+def read_json(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CHECKPOINT / name).read_text())
+    return loaded
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def decode(ids: list[int]) -> str:
+    text: str = TOKENIZER.decode(ids, skip_special_tokens=False)
+    return text
+
+
+def render(messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+    """Render the chat template the way that transformers does."""
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    config = read_json("tokenizer_config.json")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = raise_exception
+    return environment.from_string(config["chat_template"]).render(
+        messages=messages,
+        add_generation_prompt=add_generation_prompt,
+        bos_token=config["bos_token"],
+        eos_token=config["eos_token"],
+    )
+
+
+def test_folder_stays_below_ten_megabytes() -> None:
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) <= MAX_FOLDER_BYTES
+
+
+def test_config_names_a_llama_with_grouped_queries() -> None:
+    config = read_json("config.json")
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    assert config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]
+    assert config["tie_word_embeddings"] is True
+    assert config["max_position_embeddings"] >= 2048
+    assert config["vocab_size"] == TOKENIZER.get_vocab_size()
+
+
+def test_every_file_agrees_on_the_special_tokens() -> None:
+    stops = [TOKENIZER.token_to_id("<|endoftext|>"), TOKENIZER.token_to_id("<|end|>")]
+    for name in ("config.json", "generation_config.json"):
+        assert read_json(name)["eos_token_id"] == stops
+        assert read_json(name)["bos_token_id"] == TOKENIZER.token_to_id("<|bos|>")
+
+
+def test_weights_have_the_shapes_that_the_config_promises() -> None:
+    safetensors = pytest.importorskip("safetensors")
+    config = read_json("config.json")
+    hidden, kv = config["hidden_size"], config["num_key_value_heads"] * config["head_dim"]
+    with safetensors.safe_open(CHECKPOINT / "model.safetensors", framework="np") as weights:
+        names = set(weights.keys())
+        shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in names}
+        dtypes = {weights.get_slice(name).get_dtype() for name in names}
+    assert dtypes == {"BF16"}
+    assert "lm_head.weight" not in names
+    assert shapes["model.embed_tokens.weight"] == (config["vocab_size"], hidden)
+    assert len(names) == 2 + 9 * config["num_hidden_layers"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        assert shapes[f"{prefix}.self_attn.k_proj.weight"] == (kv, hidden)
+        assert shapes[f"{prefix}.mlp.down_proj.weight"] == (hidden, config["intermediate_size"])
+
+
+@given(st.text())
+@example("")
+@example(" leading, trailing ")
+@example("tabs\tand\r\nlines\n\n\n  and   several    spaces")
+@example("🦊 👩‍👩‍👧‍👦 你好 世界 नमस्ते ▁ Ġ \x00 \ufffd \u200b")
+@example("<0x41> is not a byte here")
+@example("<|user|>a special token survives as well<|end|>")
+@settings(deadline=None, max_examples=300)
+def test_any_text_comes_back_unchanged(text: str) -> None:
+    assert decode(encode(text)) == text
+
+
+@given(st.text(alphabet="ab \n.é🦊"), st.text(alphabet="ab \n.é🦊"))
+@settings(deadline=None, max_examples=100)
+def test_a_suffix_of_the_ids_decodes_to_a_suffix_of_the_text(left: str, right: str) -> None:
+    ids = encode(left) + encode(right)
+    assert decode(ids[len(encode(left)) :]) == right
+    assert decode(ids) == left + right
+
+
+def test_all_bytes_are_in_the_vocabulary() -> None:
+    ids = [TOKENIZER.token_to_id(f"<0x{value:02X}>") for value in range(256)]
+    assert None not in ids
+    assert len(set(ids)) == 256
+
+
+def test_the_template_renders_the_format_that_training_used() -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": " hi \n"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "bye"},
+    ]
+    head = "<|bos|><|system|>Be kind.<|end|><|user|>hi<|end|><|assistant|>Hello!<|end|>"
+    assert render(messages) == head + "<|user|>bye<|end|>"
+    assert render(messages, add_generation_prompt=True).endswith("<|end|><|assistant|>")
+
+
+def test_the_template_refuses_an_unknown_role() -> None:
+    with pytest.raises(TemplateError, match="unknown role: tool"):
+        render([{"role": "tool", "content": "x"}])
+
+
+@given(st.integers())
+@settings(deadline=None, max_examples=30)
+def test_the_grammar_is_a_function_of_its_seed(seed: int) -> None:
+    assert grammar.story(Random(seed)) == grammar.story(Random(seed))
+    assert grammar.plain_document(Random(seed)) == grammar.plain_document(Random(seed))
+    assert dialogue.chat(Random(seed)) == dialogue.chat(Random(seed))
+
+
+@given(st.integers())
+@settings(deadline=None, max_examples=50)
+def test_no_notation_of_the_grammar_reaches_the_text(seed: int) -> None:
+    rng = Random(seed)
+    text = grammar.story(rng).text
+    assert not re.search(r"[\[\]{}|]|  ", text)
+    assert not re.search(r"\b[Aa] [aeiou]", text)
+    turns = dialogue.chat(rng)
+    for turn in turns:
+        assert turn.text
+        assert turn.text == turn.text.strip()
+        if turn.role == "assistant":
+            assert not re.search(r"[\[\]{}|]", turn.text)
+    roles = [turn.role for turn in turns if turn.role != "system"]
+    assert roles == ["user", "assistant"] * (len(roles) // 2)
+
+
+@given(st.integers(), st.sampled_from(words.ANIMALS), st.sampled_from(words.THINGS))
+@settings(deadline=None, max_examples=50)
+def test_a_story_keeps_to_its_brief(seed: int, kind: str, thing: str) -> None:
+    brief = grammar.Brief(kind=kind, name="Zorblat", thing=thing)
+    text = grammar.story(Random(seed), brief).text
+    assert kind in text
+    assert "Zorblat" in text
+    assert thing in text
