@@ -1,0 +1,56 @@
+# Each target sets up what it needs: .venv with the packages of constraints.txt, and a Triton server
+# in .tidegate/. The first time takes minutes; after that nothing is asked of the network.
+
+DEVICE ?= cpu
+PORT ?= 8080
+# One more package index, for torch: most machines have its CPU build in an index of its own.
+TORCH_INDEX ?=
+# More arguments for every pip install.
+PIP_ARGS ?=
+# More arguments for pytest, tidegate up or the benchmarks.
+ARGS ?=
+
+BIN := .venv/bin
+CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3.11)
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help setup demo test lint bench bench-quick clean
+
+help:
+	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
+	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2"'
+	@echo 'make test          every test                           ARGS="-k deadline"'
+	@echo 'make lint          style and types'
+	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
+	@echo 'make bench-quick   a minute of them'
+	@echo 'make setup         only what each of these does first'
+	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
+	@echo 'make clean         removes everything that set-up made'
+
+setup:
+	@test -n '$(FOUND)' || { echo 'set-up: Tidegate needs Python 3.11 to 3.13, and none of these is one:' \
+	  '$(CANDIDATES). sudo apt-get install python3.11-venv libpython3.11 (or another of them), then' \
+	  'make PYTHON=python3.11' >&2; exit 1; }
+	@$(FOUND) -m orchestrator.provision.bootstrap \
+	  --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
+
+demo: setup
+	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m perf.bench $(ARGS)
+
+bench-quick: setup
+	$(BIN)/python -m perf.bench --quick $(ARGS)
+
+clean:
+	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,74 @@
+"""``tidegate up`` and ``tidegate worker``: from arguments to a launch."""
+
+import argparse
+import os
+import sys
+
+from orchestrator.provision import command
+from orchestrator.provision.console import curl_line
+from orchestrator.provision.paths import DEMO_CHECKPOINT
+from orchestrator.provision.spec import LaunchSpec
+from orchestrator.provision.triton import TritonPorts
+
+DEMO_MODEL_NAME = "demo"
+_MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
+_MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
+
+
+def up(args: argparse.Namespace) -> int:
+    """Triton and the orchestrator; the exit status."""
+    return _launch(args, serve=True)
+
+
+def worker(args: argparse.Namespace) -> int:
+    """Triton only; the exit status."""
+    return _launch(args, serve=False)
+
+
+def _launch(args: argparse.Namespace, *, serve: bool) -> int:
+    worker_env = _worker_env(args)
+    model_path = worker_env[_MODEL_PATH]
+    if not os.path.isfile(os.path.join(model_path, "config.json")):
+        print(
+            f"tidegate: no model in {model_path}: expected a checkpoint directory in Hugging Face "
+            "layout, with config.json; give one with --model PATH",
+            file=sys.stderr,
+        )
+        return command.EXIT_FAILED
+    spec = LaunchSpec(
+        worker_env=worker_env,
+        host=args.host if serve else "127.0.0.1",
+        port=args.port if serve else 0,
+        serve=serve,
+        instances=args.instances,
+        gpus=args.gpus,
+        triton=args.triton,
+        triton_host=args.triton_host,
+        triton_ports=TritonPorts(args.http_port, args.grpc_port, args.metrics_port),
+        load_timeout_s=args.load_timeout,
+        drain_s=args.drain,
+        log_to_stderr=args.log_to_stderr,
+        state_file=args.state_file,
+    )
+    hint = None
+    if serve:
+        with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
+        name = worker_env.get(_MODEL_NAME) or os.path.basename(model_path)
+        hint = f"try it:\n  {curl_line('{url}', name, with_token=with_token)}"
+    return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+
+
+def _worker_env(args: argparse.Namespace) -> dict[str, str]:
+    """``TIDEGATE_WORKER_…``: what was asked for here, over the environment, over the demo model."""
+    env = {key: value for key, value in os.environ.items() if key.startswith("TIDEGATE_WORKER_")}
+    asked = {
+        _MODEL_PATH: args.model and os.path.abspath(args.model),
+        _MODEL_NAME: args.model_name,
+        "TIDEGATE_WORKER_DEVICE": args.device,
+        "TIDEGATE_WORKER_ENGINE": args.engine,
+    }
+    env |= {key: str(value) for key, value in asked.items() if value}
+    if _MODEL_PATH not in env:
+        env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
+        env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
+    return env

@@ -1,0 +1,36 @@
+"""What can go wrong before anything serves.
+
+ProvisionError
+ ├─ MachineUnfit      the machine lacks something; the message ends with the command that fixes it
+ ├─ EngineNotFound    no Triton server where we looked          (also FileNotFoundError)
+ ├─ PortInUse         somebody else listens there               (also OSError)
+ ├─ StartFailed       a process ended or hung before it was ready
+ └─ GaveUp            a process kept failing, so everything was ended
+
+Messages say what was wrong, what was expected and what to do; they are shown to people as they are.
+Standard library only: set-up imports this before any dependency is installed.
+"""
+
+
+class ProvisionError(Exception):
+    """Base of everything that keeps the service from running."""
+
+
+class MachineUnfit(ProvisionError):
+    """The machine lacks something that Triton needs."""
+
+
+class EngineNotFound(ProvisionError, FileNotFoundError):
+    """No Triton server in any of the places that were searched."""
+
+
+class PortInUse(ProvisionError, OSError):
+    """A port that was asked for is taken."""
+
+
+class StartFailed(ProvisionError):
+    """A supervised process did not become ready; the message has the useful part of its log."""
+
+
+class GaveUp(ProvisionError):
+    """A supervised process failed again and again."""
