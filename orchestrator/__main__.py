@@ -1,0 +1,99 @@
+"""``python -m orchestrator``: serve until told to stop, then leave nothing behind (OR-14)."""
+
+import argparse
+import asyncio
+import gc
+import random
+import signal
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from orchestrator import log
+from orchestrator.app import build_app
+from orchestrator.clock import LoopClock
+from orchestrator.gateway import Gateway
+from orchestrator.journal import MemoryJournal
+from orchestrator.log import fields, service_log
+from orchestrator.settings import InvalidSettings, Settings, load_settings
+
+CLOSE_CONNECTIONS_S = 0.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the service; returns the process's exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator",
+        description="Serve generation on Triton instances. Options override TIDEGATE_… variables "
+        "and tidegate.toml; orchestrator/settings.py has all of them.",
+    )
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", help="port to listen on (default 8080, 0: any free one)")
+    parser.add_argument("--instances", help="gRPC endpoints of Triton: host:port,host:port")
+    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    try:
+        settings = load_settings(**given)
+    except InvalidSettings as error:
+        print(f"The settings do not fit:\n{error}", file=sys.stderr)
+        return 2
+    log.configure(settings.log_format, settings.log_level)
+    return asyncio.run(serve(settings))
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal ends the grace at once."""
+    loop = asyncio.get_running_loop()
+    orders = _orders_to_stop(loop, settings)
+    gateway = Gateway(settings, LoopClock(loop), random.Random(), MemoryJournal())
+    # A client that goes away cancels its handler: that is how it is noticed (WP-1).
+    runner = web.AppRunner(
+        build_app(gateway),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=CLOSE_CONNECTIONS_S,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+    try:
+        await site.start()
+    except OSError as error:
+        service_log.error(
+            "cannot listen on %s:%d: %s", settings.host, settings.port, error.strerror
+        )
+        await runner.cleanup()
+        return 1
+    gateway.start()
+    # What lives until now lives on: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    for address in runner.addresses:
+        service_log.info("listening", extra=fields(host=address[0], port=address[1]))
+    grace_s = await orders.get()
+    service_log.info("stopping", extra=fields(live_tasks=gateway.live_tasks, grace_s=grace_s))
+    impatient = asyncio.create_task(orders.get())
+    finishing = asyncio.create_task(gateway.finish(grace_s))
+    await asyncio.wait([impatient, finishing], return_when=asyncio.FIRST_COMPLETED)
+    impatient.cancel()
+    if not finishing.done():
+        finishing.cancel()
+        await gateway.finish(0.0)
+    await gateway.close()
+    await runner.cleanup()
+    service_log.info("stopped")
+    return 0
+
+
+def _orders_to_stop(loop: asyncio.AbstractEventLoop, settings: Settings) -> asyncio.Queue[float]:
+    """One entry per signal: the grace that it leaves to running tasks, in seconds."""
+    orders: asyncio.Queue[float] = asyncio.Queue()
+    for sign, grace_s in (
+        (signal.SIGTERM, settings.shutdown_grace_s),
+        (signal.SIGINT, settings.interrupt_grace_s),
+    ):
+        loop.add_signal_handler(sign, orders.put_nowait, grace_s)
+    return orders
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""JSON bodies: read within bounds, decoded to a type, with errors that name what was wrong."""
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.context import GATEWAY
+from orchestrator.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    InvalidRequest,
+    UnsupportedMediaType,
+)
+
+T = TypeVar("T")
+
+_AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`")
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
+
+
+async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """The request's body as ``decoder``'s type. Raises ``InvalidRequest`` or a kind of it."""
+    if request.content_type not in ("application/json", "application/octet-stream") and not (
+        request.content_type.endswith("+json")
+    ):
+        # aiohttp reports a missing header as application/octet-stream
+        raise UnsupportedMediaType(
+            f"expected Content-Type: application/json, got {request.content_type}",
+            field="Content-Type",
+        )
+    return decode(await _read(request), decoder)
+
+
+async def _read(request: web.Request) -> bytes:
+    settings = request.app[GATEWAY].settings
+    limit = settings.max_body_bytes
+    too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
+    if (request.content_length or 0) > limit:
+        raise too_large
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large from None
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Bytes as ``decoder``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
+    if not body.strip():
+        raise InvalidRequest("the body is empty; expected a JSON object")
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _invalid(message: str) -> InvalidRequest:
+    where = _AT.search(message)
+    path = where[1] if where else ""
+    message = _AT.sub("", message)
+    for pattern, wording in (
+        (_UNKNOWN_FIELD, "is not a known field"),
+        (_MISSING_FIELD, "is required"),
+    ):
+        match = pattern.search(message)
+        if match:
+            field = f"{path}.{match[1]}" if path else match[1]
+            return InvalidRequest(f"{field}: {wording}", field=field)
+    if not path:
+        return InvalidRequest(f"the body must be a JSON object: {message}")
+    return InvalidRequest(f"{path}: {message}", field=path)

@@ -1,0 +1,202 @@
+"""``/v2/tasks``: submit, ask, follow, cancel."""
+
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.body import read_body
+from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
+from orchestrator.api.events import TaskEvents, last_number, read_last_event_id
+from orchestrator.deadline import read_deadline
+from orchestrator.errors import InvalidRequest
+from orchestrator.gateway import Gateway
+from orchestrator.stream import EventStream, StreamLimits
+from orchestrator.task import Api, Job, Message, OnDisconnect, Prompt, Stage, Task
+from worker.protocol import OnDeadline, Sampling
+
+
+class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a submission: exactly one of ``prompt``, ``messages``, ``prompt_token_ids``."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[TaskMessage] | None = None
+    prompt_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    deadline_ms: float | None = None
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
+
+
+_decoder = msgspec.json.Decoder(TaskRequest)
+
+
+async def submit(request: web.Request) -> web.Response:
+    """Take a task on: 202 with where to follow it."""
+    body = await read_body(request, _decoder)
+    gateway, context = request.app[GATEWAY], request[CONTEXT]
+    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
+    job = Job(
+        api=Api.NATIVE,
+        model=body.model,
+        sampling=Sampling(
+            max_tokens=body.max_tokens or 0,
+            min_tokens=body.min_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+            stop=stop_strings(body.stop),
+            ignore_eos=body.ignore_eos,
+            logprobs=body.logprobs,
+        ),
+        max_tokens=body.max_tokens,
+        deadline=deadline,
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        on_deadline=body.on_deadline,
+        on_disconnect=body.on_disconnect,
+        keep=True,
+        key=context.key,
+    )
+    task = await gateway.submit(job, _prompt(body))
+    answer = {
+        "task_id": task.id,
+        "status": _status(task),
+        "queue_position": gateway.queue_position(task),
+        "predicted_start_ms": round(gateway.predicted_start_ms(task), 1),
+        "events_url": f"/v2/tasks/{task.id}/events",
+        "correlation_id": task.correlation_id,
+    }
+    return json_response(answer, status=202, headers=deadline_headers(deadline))
+
+
+async def status(request: web.Request) -> web.Response:
+    """A task as it stands."""
+    gateway = request.app[GATEWAY]
+    task = gateway.store.get(request.match_info["task_id"])
+    ending = task.ending
+    answer: dict[str, object] = {
+        "task_id": task.id,
+        "status": _status(task),
+        "correlation_id": task.correlation_id,
+        "model": task.model,
+        "text": task.record().text() + (ending.tail if ending is not None else ""),
+        "usage": task.usage(),
+        "deadline_unix_ms": task.deadline.unix_ms,
+        "events_url": f"/v2/tasks/{task.id}/events",
+    }
+    if ending is None:
+        answer["queue_position"] = gateway.queue_position(task)
+        answer["predicted_start_ms"] = round(gateway.predicted_start_ms(task), 1)
+        return json_response(answer)
+    answer["outcome"] = ending.outcome
+    answer["finish_reason"] = ending.finish_reason
+    answer["budget"] = ending.budget.native()
+    if ending.error is not None:
+        answer["error"] = ending.error.native()
+    return json_response(answer, headers={"X-Deadline-Budget": ending.budget.header()})
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
+    gateway = request.app[GATEWAY]
+    task = gateway.store.get(request.match_info["task_id"])
+    after = read_last_event_id(request.headers.get("Last-Event-ID"))
+    last = last_number(task)
+    if last is not None and after >= last:
+        return web.Response(status=204)  # tells a browser's EventSource not to come again
+    stream = EventStream(request, deadline_headers(task.deadline), stream_limits(gateway))
+    follower = TaskEvents(stream, after)
+    past = follower.past(task, gateway.queue_position(task))
+    try:
+        return await stream.run(past)
+    finally:
+        task.unlisten(follower)
+        if task.ending is None and not _followers(task):
+            gateway.disconnected(task, too_slow=stream.too_slow)
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Stop a task; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    gateway = request.app[GATEWAY]
+    task = gateway.store.get(request.match_info["task_id"])
+    gateway.cancel(task)
+    return json_response(
+        {"task_id": task.id, "status": _status(task), "correlation_id": task.correlation_id},
+        status=202,
+    )
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v2/tasks", submit),
+        web.get("/v2/tasks/{task_id}", status),
+        web.delete("/v2/tasks/{task_id}", cancel),
+        # Its bytes go straight to the socket, where an answer to HEAD must have none.
+        web.get("/v2/tasks/{task_id}/events", events, allow_head=False),
+        web.post("/v2/tasks/{task_id}/cancel", cancel),
+    ]
+
+
+# ── translation, shared with the other dialects where it is the same ─────────────────────────────
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def stream_limits(gateway: Gateway) -> StreamLimits:
+    return StreamLimits(
+        backlog_bytes=gateway.settings.slow_client_buffer_bytes,
+        timeout_s=gateway.settings.slow_client_timeout_s,
+    )
+
+
+def _prompt(body: TaskRequest) -> Prompt:
+    given = [
+        name
+        for name in ("prompt", "messages", "prompt_token_ids")
+        if getattr(body, name) is not None
+    ]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "expected exactly one of prompt, messages and prompt_token_ids, got "
+            + (" and ".join(given) or "none"),
+            field=given[1] if given else "prompt",
+        )
+    if body.prompt is not None:
+        return body.prompt
+    if body.messages is not None:
+        if not body.messages:
+            raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+        return tuple(Message(m.role, m.content) for m in body.messages)
+    return tuple(body.prompt_token_ids or ())
+
+
+def _status(task: Task) -> str:
+    if task.stage is Stage.ENDED:
+        return "ended"
+    return "running" if task.stage is Stage.RUNNING else "queued"
+
+
+def _followers(task: Task) -> bool:
+    return any(isinstance(listener, TaskEvents) for listener in task.listeners)

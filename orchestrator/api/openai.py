@@ -1,0 +1,160 @@
+"""``/v1``: OpenAI's chat completions, completions and models; the official SDK works unmodified."""
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.body import read_body
+from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
+from orchestrator.api.native import stream_limits
+from orchestrator.api.openai_chunks import ChunkStream
+from orchestrator.api.openai_shapes import CHAT, COMPLETION, Shape
+from orchestrator.api.openai_types import ChatRequest, CompletionRequest, OpenAiRequest
+from orchestrator.deadline import read_deadline
+from orchestrator.gateway import Gateway
+from orchestrator.stream import EventStream
+from orchestrator.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
+
+_chat_decoder = msgspec.json.Decoder(ChatRequest)
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    """One answer to a chat."""
+    body = await read_body(request, _chat_decoder)
+    return await _complete(request, body, Api.CHAT, CHAT)
+
+
+async def completion(request: web.Request) -> web.StreamResponse:
+    """The continuation of a text."""
+    body = await read_body(request, _completion_decoder)
+    return await _complete(request, body, Api.COMPLETIONS, COMPLETION)
+
+
+async def models(request: web.Request) -> web.Response:
+    """Every model that is served."""
+    gateway = request.app[GATEWAY]
+    data = [_model(gateway, name) for name in sorted(gateway.registry.models())]
+    return json_response({"object": "list", "data": data})
+
+
+async def model(request: web.Request) -> web.Response:
+    """One model by name."""
+    gateway = request.app[GATEWAY]
+    name = request.match_info["model"]
+    gateway.model(name)
+    return json_response(_model(gateway, name))
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/chat/completions", chat),
+        web.post("/v1/completions", completion),
+        web.get("/v1/models", models),
+        web.get("/v1/models/{model:.+}", model),
+    ]
+
+
+async def _complete(
+    request: web.Request, body: OpenAiRequest, api: Api, shape: Shape
+) -> web.StreamResponse:
+    body.refuse_unsupported()
+    gateway = request.app[GATEWAY]
+    job = _job(request, body, api)
+    prompt = body.prompt_of()
+    created = int(request[CONTEXT].arrival.unix)
+    if body.stream:
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        return await _stream(request, gateway, job, prompt, shape, created, with_usage)
+    return await _answer(gateway, job, prompt, shape, created)
+
+
+async def _stream(
+    request: web.Request,
+    gateway: Gateway,
+    job: Job,
+    prompt: Prompt,
+    shape: Shape,
+    created: int,
+    with_usage: bool,
+) -> web.StreamResponse:
+    stream = EventStream(request, deadline_headers(job.deadline), stream_limits(gateway))
+    chunks = ChunkStream(
+        stream,
+        shape,
+        created=created,
+        token_text=lambda token_id: gateway.model(job.model).token_text(token_id),
+        with_usage=with_usage,
+    )
+    task = await gateway.submit(job, prompt, [chunks])
+    try:
+        return await stream.run()
+    finally:
+        task.unlisten(chunks)
+        gateway.disconnected(task, too_slow=stream.too_slow)
+
+
+async def _answer(
+    gateway: Gateway, job: Job, prompt: Prompt, shape: Shape, created: int
+) -> web.Response:
+    answer = _Answer()
+    task = await gateway.submit(job, prompt, [answer])
+    try:
+        await answer.complete.wait()
+    finally:
+        gateway.disconnected(task)
+    ending = task.ending
+    assert ending is not None
+    if ending.error is not None:
+        raise ending.error
+    logprobs = None
+    if answer.logprobs:
+        token_text = gateway.model(task.model).token_text
+        logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_text)
+    text = answer.text() + ending.tail
+    body = shape.head(task, created, chunk=False) | {
+        "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
+        "usage": task.usage(),
+    }
+    budget = {"X-Deadline-Budget": ending.budget.header()}
+    return json_response(body, headers={**budget, **deadline_headers(job.deadline)})
+
+
+class _Answer(Transcript):
+    """A transcript that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = asyncio.Event()
+
+    def ended(self, task: Task) -> None:
+        self.complete.set()
+
+
+def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
+    gateway, context = request.app[GATEWAY], request[CONTEXT]
+    return Job(
+        api=api,
+        model=body.model,
+        sampling=body.sampling(),
+        max_tokens=body.token_limit(),
+        deadline=read_deadline(
+            request.headers, body.deadline_ms, context.arrival, gateway.deadlines
+        ),
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        on_deadline=body.on_deadline,
+        on_disconnect=body.on_disconnect,
+        keep=body.on_disconnect is OnDisconnect.CONTINUE,
+        key=context.key,
+    )
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": gateway.started_unix,
+        "owned_by": "tidegate",
+    }

@@ -1,0 +1,215 @@
+"""OpenAI's request bodies, as far as they are served here; what is not is refused by name.
+
+``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``min_tokens``, ``ignore_eos`` and ``top_k``
+are ours; the official SDK sends them with ``extra_body``.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.api.native import stop_strings
+from orchestrator.errors import InvalidRequest
+from orchestrator.task import Message, OnDisconnect, Prompt
+from worker.protocol import OnDeadline, Sampling
+
+Unused = Any
+"""Accepted and ignored: it changes nothing about the answer."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: Unused = None
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    """The only kind of content part that is served."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+    tool_calls: list[None] | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: list[None] | None = None
+
+
+class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What both kinds of completion have in common."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # ours
+    deadline_ms: float | None = None
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    top_k: int = 0
+
+    # served in one way only
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    # harmless
+    user: Unused = None
+    metadata: Unused = None
+    store: Unused = None
+    service_tier: Unused = None
+    safety_identifier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
+
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+    def prompt_of(self) -> Prompt:
+        raise NotImplementedError
+
+    def refuse_unsupported(self) -> None:
+        """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+        for field, (fits, expected) in _ONLY.items():
+            value = getattr(self, field, None)
+            if value is not None and not fits(value):
+                raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            max_tokens=self.token_limit() or 0,
+            min_tokens=self.min_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=stop_strings(self.stop),
+            ignore_eos=self.ignore_eos,
+            logprobs=self.wanted_logprobs(),
+        )
+
+
+class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    tools: list[Unused] | None = None
+    tool_choice: Unused = None
+    parallel_tool_calls: Unused = None
+    functions: list[Unused] | None = None
+    function_call: Unused = None
+    response_format: Unused = None
+    modalities: list[str] | None = None
+    audio: Unused = None
+    prediction: Unused = None
+    reasoning_effort: Unused = None
+    verbosity: Unused = None
+    web_search_options: Unused = None
+
+    def token_limit(self) -> int | None:
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens differ; send one of them",
+                field="max_completion_tokens",
+            )
+        return self.max_completion_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+        return None
+
+    def prompt_of(self) -> Prompt:
+        if not self.messages:
+            raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+        return tuple(_message(message) for message in self.messages)
+
+
+class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def prompt_of(self) -> Prompt:
+        prompt: str | list[Any] = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt
+        if all(isinstance(part, int) for part in prompt):
+            return tuple(prompt)
+        raise InvalidRequest(
+            "one prompt per request is served: a string, a list with one string, or token ids",
+            field="prompt",
+        )
+
+
+def _message(message: ChatMessage) -> Message:
+    content = message.content
+    if not isinstance(content, str):
+        content = "".join(part.text for part in content)
+    return Message("system" if message.role == "developer" else message.role, content)
+
+
+def _nothing(value: object) -> bool:
+    return not value
+
+
+_NO_TOOLS = (_nothing, "tool calls are not served")
+_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda value: value == 1, "one choice per request is served, n must be 1"),
+    "best_of": (lambda value: value == 1, "it must be 1"),
+    "presence_penalty": (lambda value: value == 0, "it must be 0"),
+    "frequency_penalty": (lambda value: value == 0, "it must be 0"),
+    "logit_bias": (_nothing, "it must be empty"),
+    "echo": (_nothing, "it must be false"),
+    "suffix": (_nothing, "it must be empty"),
+    "tools": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "tool_choice": (lambda value: value in ("none", "auto"), "tool calls are not served"),
+    "function_call": (lambda value: value in ("none", "auto"), "tool calls are not served"),
+    "response_format": (lambda value: value == {"type": "text"}, "only text is served"),
+    "modalities": (lambda value: value == ["text"], "only text is served"),
+    "audio": (_nothing, "only text is served"),
+    "prediction": (_nothing, "predicted outputs are not served"),
+    "web_search_options": (lambda value: False, "web search is not served"),
+}
+"""Fields of which one value is served: the test for it, and what to say otherwise."""

@@ -1,0 +1,92 @@
+"""The web application: routes, and the one way in and out that every request takes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from orchestrator.api import health, native, openai
+from orchestrator.api.context import (
+    CONTEXT,
+    CORRELATION_HEADER,
+    GATEWAY,
+    Context,
+    dialect_of,
+    error_response,
+    new_correlation_id,
+    read_correlation_id,
+)
+from orchestrator.auth import Authenticator
+from orchestrator.clock import instant
+from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
+from orchestrator.gateway import Gateway
+from orchestrator.log import fields, service_log
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+AUTH = web.AppKey("auth", Authenticator)
+
+_OPEN_PATHS = ("/health", "/metrics")
+"""Probes and scrapers carry no token, and learn nothing that one would protect."""
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """The application over a gateway, which whoever calls this starts and ends."""
+    settings = gateway.settings
+    app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
+    app[GATEWAY] = gateway
+    app[AUTH] = Authenticator(settings.token.get_secret_value() if settings.token else None)
+    app.add_routes([*native.routes(), *openai.routes(), *health.routes()])
+    app.on_response_prepare.append(_name_response)
+    return app
+
+
+@web.middleware
+async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Time and name the request, let in who may, and spell errors in the path's dialect."""
+    context = Context(
+        instant(request.app[GATEWAY].clock), new_correlation_id(), dialect_of(request.path)
+    )
+    request[CONTEXT] = context
+    try:
+        context = request[CONTEXT] = _identify(request, context)
+        return await handler(request)
+    except TidegateError as error:
+        failure = error
+    except web.HTTPException as error:
+        failure = _routing_error(request, error)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        service_log.exception(
+            "a handler failed", extra=fields(correlation_id=context.correlation_id)
+        )
+        if request.writer.output_size:  # too late for a status of our own
+            raise ConnectionResetError("the response broke off") from None
+        failure = TidegateError("an internal error occurred")
+    request.app[GATEWAY].metrics.http_errors.labels(failure.status, failure.code).inc()
+    return error_response(failure, context)
+
+
+def _identify(request: web.Request, context: Context) -> Context:
+    """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
+    correlation_id = read_correlation_id(request, context.correlation_id)
+    open_path = any(request.path == p or request.path.startswith(f"{p}/") for p in _OPEN_PATHS)
+    key = "" if open_path else request.app[AUTH].check(request.headers)
+    return Context(context.arrival, correlation_id, context.dialect, key)
+
+
+def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowed(
+            f"{request.method} is not served at {request.path}; there is: {allowed}",
+            headers={"Allow": allowed},
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return NotFound(f"there is nothing at {request.path[:256]}")
+    return InvalidRequest(f"the request cannot be served: {error.reason}")
+
+
+async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[CORRELATION_HEADER] = request[CONTEXT].correlation_id

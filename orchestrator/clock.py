@@ -1,0 +1,51 @@
+"""Time as the orchestrator sees it, passed in so that it also runs under a simulated clock."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Timer(Protocol):
+    """A callback that has not run yet."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Seconds that only go forward, wall time for people, and timers on the former."""
+
+    def now(self) -> float:
+        """Monotonic seconds; only differences mean anything."""
+
+    def unix(self) -> float:
+        """Seconds since 1970, UTC."""
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Run ``callback`` on the event loop once ``now()`` reaches ``when``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on both clocks: the only place where wall time is turned into budget (DL-2)."""
+
+    mono: float
+    unix: float
+
+
+def instant(clock: Clock) -> Instant:
+    """This moment."""
+    return Instant(clock.now(), clock.unix())
+
+
+class LoopClock:
+    """The running event loop's own clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = loop.time
+        self.unix = time.time
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        return self._loop.call_at(when, callback)

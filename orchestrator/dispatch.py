@@ -1,0 +1,197 @@
+"""From the queue onto a lane, and back: a queued task becomes a flight, a flight ends a task."""
+
+import asyncio
+
+from orchestrator.clock import Clock
+from orchestrator.errors import TidegateError
+from orchestrator.lanes import Lane
+from orchestrator.log import fields, service_log
+from orchestrator.metrics import Metrics
+from orchestrator.placement import Need, place
+from orchestrator.queue import TaskQueue
+from orchestrator.registry import Registry
+from orchestrator.settle import Settler, failed, judge, overdue
+from orchestrator.task import Ending, Stage, Task
+from worker.protocol import AbortCause, Delta, End
+
+
+class Dispatcher:
+    """Starts what can start whenever something changes, and ends what has run out of time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        queue: TaskQueue[Task],
+        settler: Settler,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        grace_ms: float,
+    ) -> None:
+        self._registry = registry
+        self._queue = queue
+        self._settler = settler
+        self._metrics = metrics
+        self._clock = clock
+        self._grace_s = grace_ms / 1000
+        self.landed = asyncio.Event()
+        """Set whenever a job is over on its worker; whoever waits clears it."""
+
+    def enqueue(self, task: Task) -> None:
+        """Take an admitted task: it starts now, later, or ends at its deadline."""
+        task.stage = Stage.QUEUED
+        task.marks.queued = self._clock.now()
+        task.timer = self._clock.call_at(task.deadline.at, lambda: self._deadline_passed(task))
+        self._queue.push(task)
+        self.pump()
+
+    def withdraw(self, task: Task) -> None:
+        """Forget a task that ended while it waited."""
+        if self._queue.remove(task):
+            self.pump()
+
+    def pump(self) -> None:
+        """Start every waiting task that has somewhere to go."""
+        if not self._queue:
+            return
+        for task in self._queue.expired(self._clock.now()):
+            self._settler.settle(task, overdue(task, self._clock.now()))
+        candidates = self._registry.candidates()
+        blocked: set[Need] = set()
+        for task in self._queue:
+            if not any(candidate.ready and candidate.free > 0 for candidate in candidates):
+                return
+            need = Need(task.model, task.vocabulary)
+            if need in blocked:
+                continue
+            chosen = place(need, candidates)
+            if chosen is None:
+                blocked.add(need)
+                continue
+            self._queue.remove(task)
+            self._dispatch(task, chosen.name)
+            candidates = self._registry.candidates()
+
+    def _dispatch(self, task: Task, address: str) -> None:
+        now = self._clock.now()
+        lane = self._registry.instances[address].best_lane()
+        task.stage = Stage.DISPATCHED
+        task.instance = address
+        task.marks.dispatched = now
+        flight = LaneFlight(self, task, lane)
+        task.flight = flight
+        flight.handle = lane.submit(
+            flight,
+            token_ids=list(task.token_ids),
+            sampling=task.sampling,
+            budget_ms=task.deadline.left_ms(now),
+            deadline_unix_ms=task.deadline.unix_ms,
+            on_deadline=task.job.on_deadline,
+            correlation_id=task.correlation_id,
+        )
+
+    def _deadline_passed(self, task: Task) -> None:
+        """A task's timer. A worker that has it gets a moment to say so itself."""
+        now = self._clock.now()
+        ends_at = task.deadline.at + (self._grace_s if task.flight is not None else 0.0)
+        if now < ends_at:
+            task.timer = self._clock.call_at(ends_at, lambda: self._deadline_passed(task))
+            return
+        self._queue.remove(task)
+        self._settler.settle(task, overdue(task, now))
+
+    # ── what flights tell ────────────────────────────────────────────────────────────────────
+
+    def flight_ended(self, flight: "LaneFlight", end: End) -> None:
+        """The worker is done with a job: its slot is free."""
+        now = self._clock.now()
+        self._metrics.count_late(flight.late_tokens + end.late_tokens)
+        if flight.cause is not None:
+            freed_ms = 1000 * (now - flight.abandoned_at)
+            if flight.cause is AbortCause.DISCONNECT:
+                self._metrics.disconnect_ms.observe(freed_ms)
+            self._metrics.cancellation_ms.observe(freed_ms)
+            if end.abort_ms is not None:
+                self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
+        flight.task.flight = None
+        self.landed.set()
+        self._settler.settle(flight.task, judge(flight.task, end, now), end)
+        self.pump()
+
+    def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
+        """The lane is gone, and what the job did with it."""
+        self._metrics.count_late(flight.late_tokens)
+        flight.task.flight = None
+        self.landed.set()
+        self._settler.settle(flight.task, failed(error))
+        self.pump()
+
+    def listener_failed(self, flight: "LaneFlight") -> None:
+        """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
+        service_log.exception(
+            "what a worker told of a task could not be handled",
+            extra=fields(task_id=flight.task.id, correlation_id=flight.task.correlation_id),
+        )
+        self._settler.settle(flight.task, failed(TidegateError("an internal error occurred")))
+
+    def now(self) -> float:
+        return self._clock.now()
+
+
+class LaneFlight:
+    """One task's job on a lane. When the task ends first, it stays until the worker is done."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_lane",
+        "abandoned_at",
+        "cause",
+        "handle",
+        "late_tokens",
+        "task",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, task: Task, lane: Lane) -> None:
+        self._dispatcher = dispatcher
+        self._lane = lane
+        self.task = task
+        self.handle = -1
+        self.late_tokens = 0
+        self.abandoned_at = 0.0
+        self.cause: AbortCause | None = None
+
+    # what the lane tells
+
+    def started(self, wait_ms: float) -> None:
+        try:
+            self.task.begin(self._dispatcher.now(), wait_ms)
+        except Exception:
+            self._dispatcher.listener_failed(self)
+
+    def tokens(self, delta: Delta, now: float) -> None:
+        if self.task.ending is not None:
+            self.late_tokens += len(delta.ids)
+            return
+        try:
+            self.task.deliver(delta, now)
+        except Exception:
+            self._dispatcher.listener_failed(self)
+
+    def ended(self, end: End) -> None:
+        try:
+            self._dispatcher.flight_ended(self, end)
+        except Exception:
+            self._dispatcher.listener_failed(self)
+
+    def lost(self, error: TidegateError) -> None:
+        try:
+            self._dispatcher.flight_lost(self, error)
+        except Exception:
+            self._dispatcher.listener_failed(self)
+
+    # what the task tells
+
+    def abandon(self, ending: Ending) -> None:
+        self.cause = ending.cause
+        self.abandoned_at = self._dispatcher.now()
+        self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)

@@ -1,0 +1,241 @@
+"""Everything that can be wrong with a request, as one tree.
+
+::
+
+    TidegateError                        500 internal
+    ├── InvalidRequest (ValueError)      400 invalid_request
+    │   ├── ContextOverflow              400 context_overflow
+    │   ├── UnsupportedMediaType         415 invalid_request
+    │   ├── BodyTooLarge                 413 body_too_large
+    │   └── BodyTooSlow                  408 invalid_request
+    ├── Unauthenticated                  401 unauthenticated
+    ├── NotFound                         404 not_found
+    │   ├── ModelNotFound                404 model_not_found
+    │   └── MethodNotAllowed             405 method_not_allowed
+    ├── DeadlineExceeded (TimeoutError)  504 deadline_exceeded
+    ├── Aborted                          499
+    │   ├── Cancelled                        cancelled
+    │   └── ClientDisconnected               client_disconnected
+    ├── Unavailable                      503, retryable, with Retry-After
+    │   ├── QueueFull                    429 queue_full
+    │   ├── NoCapacity                   503 no_capacity
+    │   ├── NotReady                     503 not_ready
+    │   ├── Draining                     503 draining
+    │   └── InstanceLost                 503 instance_lost
+    └── EngineError                      502 engine_error
+
+A class knows its HTTP status, its code, whether a retry can help, and how each dialect spells it.
+Messages are safe to show: they name what was wrong, what was expected, what to do.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from worker.protocol import Code
+
+Detail = str | int | float | bool | None
+
+
+class TidegateError(Exception):
+    """Something failed that the client did not cause. ``field`` names the input that was wrong."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[Code] = Code.INTERNAL
+    retryable: ClassVar[bool] = False
+    openai_type: ClassVar[str] = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        details: Mapping[str, Detail] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.details = dict(details or {})
+        self.extra_headers = dict(headers or {})
+
+    def headers(self) -> dict[str, str]:
+        """Response headers; ``x-should-retry`` is honoured by the official OpenAI SDK."""
+        return {"x-should-retry": "true" if self.retryable else "false", **self.extra_headers}
+
+    def native(self) -> dict[str, object]:
+        """The error object of the native API, in a body and in an ``error`` event."""
+        body: dict[str, object] = {
+            "code": self.code.value,
+            "message": self.message,
+            "retryable": self.retryable,
+        }
+        if self.field is not None:
+            body["field"] = self.field
+        return body | self.details
+
+    def openai(self) -> dict[str, object]:
+        """The error object of OpenAI's API."""
+        return {
+            "message": self.message,
+            "type": self.openai_type,
+            "param": self.field,
+            "code": self.code.value,
+            **self.details,
+        }
+
+
+class InvalidRequest(TidegateError, ValueError):
+    """The request cannot be understood or asks for what does not exist."""
+
+    status = 400
+    code = Code.INVALID_REQUEST
+    openai_type = "invalid_request_error"
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt and answer do not fit the model's context together."""
+
+    code = Code.CONTEXT_OVERFLOW
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not JSON by its own account."""
+
+    status = 415
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is over the configured limit."""
+
+    status = 413
+    code = Code.BODY_TOO_LARGE
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+
+
+class Unauthenticated(TidegateError):
+    """No token, or not the right one."""
+
+    status = 401
+    code = Code.UNAUTHENTICATED
+    openai_type = "authentication_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+
+
+class NotFound(TidegateError):
+    """No such thing."""
+
+    status = 404
+    code = Code.NOT_FOUND
+    openai_type = "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    """No instance serves a model of that name."""
+
+    code = Code.MODEL_NOT_FOUND
+
+
+class MethodNotAllowed(NotFound):
+    """The path exists, but not for this method."""
+
+    status = 405
+    code = Code.METHOD_NOT_ALLOWED
+
+
+class DeadlineExceeded(TidegateError, TimeoutError):
+    """The client's deadline is past: nothing that is still to come could be of use (DL-5)."""
+
+    status = 504
+    code = Code.DEADLINE_EXCEEDED
+    openai_type = "timeout_error"
+
+    def __init__(self, message: str, *, exceeded_by_ms: float) -> None:
+        exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
+        super().__init__(
+            message,
+            details={"exceeded_by_ms": exceeded_by_ms},
+            headers={"X-Deadline-Exceeded-By-Ms": f"{exceeded_by_ms:.3f}"},
+        )
+
+
+class Aborted(TidegateError):
+    """Someone who may no longer wants the answer."""
+
+    status = 499
+    code = Code.CANCELLED
+    openai_type = "cancelled_error"
+
+
+class Cancelled(Aborted):
+    """Cancelled through the API."""
+
+
+class ClientDisconnected(Aborted):
+    """The client is gone, or reads too slowly to be served."""
+
+    code = Code.CLIENT_DISCONNECTED
+
+
+class Unavailable(TidegateError):
+    """Not now; ``retry_after_ms`` says when another try makes sense (OR-4)."""
+
+    status = 503
+    code = Code.NO_CAPACITY
+    retryable = True
+    openai_type = "overloaded_error"
+
+    def __init__(self, message: str, *, retry_after_ms: float = 1000.0) -> None:
+        self.retry_after_ms = math.ceil(retry_after_ms)
+        super().__init__(
+            message,
+            details={"retry_after_ms": self.retry_after_ms},
+            headers={
+                "Retry-After": str(math.ceil(retry_after_ms / 1000)),
+                "retry-after-ms": str(self.retry_after_ms),
+            },
+        )
+
+
+class QueueFull(Unavailable):
+    """The queue is at its bound."""
+
+    status = 429
+    code = Code.QUEUE_FULL
+    openai_type = "rate_limit_error"
+
+
+class NoCapacity(Unavailable):
+    """The instances that could serve this have no room left."""
+
+
+class NotReady(Unavailable):
+    """No instance that serves this is up."""
+
+    code = Code.NOT_READY
+
+
+class Draining(Unavailable):
+    """The service is going down and takes no new work."""
+
+    code = Code.DRAINING
+
+
+class InstanceLost(Unavailable):
+    """The instance that worked on this went away."""
+
+    code = Code.INSTANCE_LOST
+
+
+class EngineError(TidegateError):
+    """The engine failed on this request; another try is likely to fail too."""
+
+    status = 502
+    code = Code.ENGINE_ERROR

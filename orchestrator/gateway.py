@@ -1,0 +1,242 @@
+"""Takes a request through its stages. Everything that an API may ask of the service is here."""
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from orchestrator.admission import Admission, ServiceTime
+from orchestrator.clock import Clock
+from orchestrator.deadline import DeadlinePolicy
+from orchestrator.dispatch import Dispatcher
+from orchestrator.errors import Draining, TidegateError
+from orchestrator.health import HealthBoard
+from orchestrator.journal import Journal
+from orchestrator.lanes import LaneConfig
+from orchestrator.log import fields, service_log
+from orchestrator.metrics import Metrics
+from orchestrator.queue import TaskQueue
+from orchestrator.registry import Registry
+from orchestrator.settings import Settings
+from orchestrator.settle import Settler, Verdict, aborted, failed, refused
+from orchestrator.store import TaskStore
+from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Task
+from orchestrator.tokens import PromptEncoder
+from worker.protocol import AbortCause
+
+LOOK_EVERY_S = 0.25
+LAST_WORDS_S = 0.5
+"""How long the end waits for workers to confirm that cancelled jobs are gone."""
+
+
+class Gateway:
+    """The stages, wired up. One per process."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, rng: random.Random, journal: Journal
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.started_unix = int(clock.unix())
+        self.metrics = Metrics()
+        self.queue: TaskQueue[Task] = TaskQueue(settings.queue_size)
+        self.deadlines = DeadlinePolicy(
+            default_s=settings.default_deadline_s, max_s=settings.max_deadline_s
+        )
+        self.store = TaskStore(
+            clock,
+            max_tasks=settings.keep_tasks,
+            max_age_s=settings.keep_tasks_s,
+            max_tokens=settings.keep_tokens,
+        )
+        self._rng = rng
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="tidegate-tokens")
+        self.registry = Registry(
+            settings.instances,
+            lanes_per_instance=settings.lanes_per_instance,
+            lane_config=LaneConfig(
+                open_timeout_s=settings.lane_open_timeout_s,
+                keepalive_s=settings.lane_keepalive_s,
+                reconnect_min_s=settings.reconnect_min_s,
+                reconnect_max_s=settings.reconnect_max_s,
+            ),
+            suspect_after_s=settings.suspect_after_s,
+            down_after_s=settings.down_after_s,
+            worker_backlog=settings.worker_backlog,
+            clock=clock,
+            rng=rng,
+            executor=self._executor,
+            on_change=self._instances_changed,
+            on_emission=self.metrics.emission_sampled,
+        )
+        service_time = ServiceTime()
+        self._settler = Settler(self.metrics, journal, service_time, clock)
+        self._admission = Admission(
+            self.registry,
+            self.queue,
+            service_time,
+            clock,
+            floor_ms=settings.admission_floor_ms,
+            default_max_tokens=settings.default_max_tokens,
+        )
+        self._dispatcher = Dispatcher(
+            self.registry,
+            self.queue,
+            self._settler,
+            self.metrics,
+            clock,
+            grace_ms=settings.deadline_grace_ms,
+        )
+        self.health = HealthBoard(self.registry, self.queue, self._admission)
+        self._health_version = -1
+        self.metrics.watch(self.registry, self.queue)
+        self._live: set[Task] = set()
+        self._task_over = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    # ── work ─────────────────────────────────────────────────────────────────────────────────
+
+    async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
+        """Offer a request. Returns once it is queued or on its way; raises why it was refused.
+
+        Whatever happens, the request is counted as offered and ends in exactly one outcome.
+        ``listeners`` hear all of it but a refusal, which is raised.
+        """
+        task = Task(self._new_id(), job)
+        self.metrics.offered.labels(job.api).inc()
+        self._live.add(task)
+        task.on_end.append(self._forget)
+        try:
+            self._admission.begin(task)
+            encoder = self.registry.resolve(job.model)
+            task.model = encoder.card.model
+            task.vocabulary = encoder.vocabulary
+            task.token_ids = await encoder.encode(prompt)
+            task.prompt_tokens = len(task.token_ids)
+            self._admission.fit(task, encoder.card)
+            self._admission.finish(task)
+        except TidegateError as error:
+            self._settler.settle(task, refused(error))
+            raise
+        except asyncio.CancelledError:
+            self._settler.settle(task, aborted(AbortCause.DISCONNECT))
+            raise
+        except Exception:
+            service_log.exception(
+                "a request could not be admitted", extra=fields(correlation_id=task.correlation_id)
+            )
+            internal = TidegateError("an internal error occurred")
+            self._settler.settle(task, failed(internal))
+            raise internal from None
+        if task.ending is not None:  # the service began to go down while the prompt was encoded
+            assert task.ending.error is not None
+            raise task.ending.error
+        if job.keep:
+            self.store.add(task)
+        for listener in listeners:
+            task.listen(listener)
+        self._dispatcher.enqueue(task)
+        return task
+
+    def cancel(self, task: Task) -> None:
+        """Stop a task for whoever asked through the API. Idempotent (WP-2)."""
+        self._end(task, aborted(AbortCause.CANCEL))
+
+    def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
+        """The task's client is gone; what becomes of it is the task's own wish (WP-1)."""
+        if task.ending is not None:
+            return
+        service_log.info(
+            "client too slow" if too_slow else "client disconnected",
+            extra=fields(task_id=task.id, correlation_id=task.correlation_id),
+        )
+        if task.job.on_disconnect is OnDisconnect.CANCEL:
+            self._end(task, aborted(AbortCause.DISCONNECT))
+
+    def queue_position(self, task: Task) -> int:
+        """How many tasks start before this one; 0 once it has started."""
+        return self.queue.position(task) or 0
+
+    def predicted_start_ms(self, task: Task) -> float:
+        """From now; 0 once it is on its way."""
+        position = self.queue.position(task)
+        return 0.0 if position is None else self._admission.predicted_wait_ms(position)
+
+    def model(self, name: str) -> PromptEncoder:
+        """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
+        return self.registry.resolve(name)
+
+    @property
+    def live_tasks(self) -> int:
+        """Tasks that have not ended."""
+        return len(self._live)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Connect to every instance and keep an eye on them."""
+        self.registry.start()
+        self._looking = asyncio.create_task(self._look())
+
+    def refuse_new_work(self) -> None:
+        """From now on every offer is answered with 503 ``draining`` (OR-14)."""
+        self._admission.draining = True
+        self.health.refresh()
+
+    async def finish(self, grace_s: float) -> None:
+        """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker."""
+        began = self.clock.now()
+        self.refuse_new_work()
+        await _until(lambda: not self._live, self._task_over, grace_s)
+        for task in list(self._live):
+            self._end(task, failed(Draining("the service is going down; try again elsewhere")))
+        lanes = [lane for instance in self.registry for lane in instance.lanes]
+        await _until(
+            lambda: not any(lane.load for lane in lanes), self._dispatcher.landed, LAST_WORDS_S
+        )
+        self.metrics.shutdown_ms.set(1000 * (self.clock.now() - began))
+
+    async def close(self) -> None:
+        """Close every lane and thread. Call ``finish`` before."""
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.registry.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                self.registry.look()
+                self.store.prune()
+                self.health.refresh()
+            except Exception:
+                service_log.exception("looking after the instances failed; trying again")
+
+    def _instances_changed(self) -> None:
+        self._dispatcher.pump()
+        if self.registry.snapshot_version != self._health_version:
+            self._health_version = self.registry.snapshot_version
+            self.health.refresh()
+
+    def _end(self, task: Task, verdict: Verdict) -> None:
+        if self._settler.settle(task, verdict):
+            self._dispatcher.withdraw(task)
+
+    def _forget(self, task: Task) -> None:
+        self._live.discard(task)
+        self._task_over.set()
+
+    def _new_id(self) -> str:
+        return uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
+
+
+async def _until(done: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
+    """Wait until ``done``, which is asked after each ``changed``, but no longer than the limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not done():
+                changed.clear()
+                await changed.wait()

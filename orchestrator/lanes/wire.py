@@ -1,0 +1,48 @@
+"""Lane messages as Triton requests, frames out of Triton responses.
+
+The bare generated stub is used rather than ``tritonclient``'s own classes: the hot path then
+costs one protobuf parse and one msgpack parse per frame, and no numpy.
+"""
+
+import struct
+
+from tritonclient.grpc import service_pb2
+
+from worker.protocol import Frame, LaneMessage, decode_frame, encode
+from worker.protocol.names import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
+
+_LENGTH = struct.Struct("<I")
+_EMPTY_ELEMENT = _LENGTH.pack(0)
+
+
+class BadResponse(ValueError):
+    """A worker's response is not what the lane protocol promises."""
+
+
+def to_request(message: LaneMessage, request_id: str) -> service_pb2.ModelInferRequest:
+    """One message to the worker as a request to the ``llm`` model."""
+    data = encode(message)
+    return service_pb2.ModelInferRequest(
+        model_name=MODEL_NAME,
+        id=request_id,
+        inputs=[
+            service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype="BYTES", shape=[1])
+            for name in (TEXT_INPUT, LANE_MESSAGE)
+        ],
+        outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=FRAME)],
+        raw_input_contents=[_EMPTY_ELEMENT, _LENGTH.pack(len(data)) + data],
+    )
+
+
+def to_frame(response: service_pb2.ModelInferResponse) -> Frame | None:
+    """The frame in a response, None when it carries no data (Triton's empty final).
+
+    Raises ``BadResponse``, and ``msgspec.DecodeError`` for a frame of another shape.
+    """
+    contents = response.raw_output_contents
+    if not contents:
+        return None
+    raw = contents[0]
+    if len(raw) < 4 or len(raw) - 4 != _LENGTH.unpack_from(raw)[0]:
+        raise BadResponse(f"expected one BYTES element as {FRAME!r}, got {len(raw)} bytes")
+    return decode_frame(raw[4:])

@@ -1,0 +1,176 @@
+"""What is measured, all of it registered at start, in a registry of our own.
+
+Nothing here is paid per token: lanes and tasks count in plain integers, which are collected when
+somebody scrapes (LB-8). Names end in their unit.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.queue import TaskQueue
+from orchestrator.registry import InstanceState, Registry
+from orchestrator.task import Task
+
+_MS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 1e5, 3e5)
+_US = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
+
+
+class Metrics:
+    """Every metric of one orchestrator."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self.offered = self._counter("offered", "Requests offered", "api")
+        self.outcomes = self._counter(
+            "outcomes", "What offered requests came to (DL-10)", "api", "model", "outcome", "code"
+        )
+        self.http_errors = self._counter("http_errors", "Error responses", "status", "code")
+        self.admission_ms = self._histogram("admission_ms", "From arrival to the queue", _MS)
+        self.queue_ms = self._histogram("queue_ms", "From the queue to a lane", _MS)
+        self.dispatch_ms = self._histogram(
+            "dispatch_ms", "From a lane to the start of generation", _MS
+        )
+        self.ttft_ms = self._histogram("ttft_ms", "From arrival to the first token", _MS)
+        self.total_ms = self._histogram("total_ms", "From arrival to the end", _MS)
+        self.emission_us = self._histogram(
+            "per_token_emission_latency_us",
+            "From a frame's decoding to its tokens being written, per token (sampled)",
+            _US,
+        )
+        self.cancellation_ms = self._histogram(
+            "cancellation_detection_latency_ms",
+            "From a cancel to the worker's word that slot and blocks are free",
+            _MS,
+        )
+        self.disconnect_ms = self._histogram(
+            "client_disconnect_detection_ms",
+            "From a client's disconnect, seen, to the worker's word that its slot is free",
+            _MS,
+        )
+        self.abort_freed_ms = Histogram(
+            "tidegate_abort_to_freed_ms",
+            "On the worker: from its notice of an abort to slot and blocks being free (WP-5)",
+            ("cause",),
+            registry=self.registry,
+            buckets=_MS,
+        )
+        self.shutdown_ms = Gauge(
+            "tidegate_graceful_shutdown_duration_ms",
+            "How long the last drain took",
+            registry=self.registry,
+        )
+        self.tokens_generated = 0
+        self.tokens_wasted = 0
+        self.tokens_late = 0
+
+    def watch(self, registry: Registry, queue: TaskQueue[Task]) -> None:
+        """Collect the state of instances and queue at every scrape."""
+        self.registry.register(_StateCollector(self, registry, queue))
+
+    def emission_sampled(self, seconds: float, tokens: int) -> None:
+        self.emission_us.observe(1e6 * seconds / tokens)
+
+    def count_late(self, tokens: int) -> None:
+        """Tokens that came after their task had ended: waste, and counted apart."""
+        self.tokens_generated += tokens
+        self.tokens_wasted += tokens
+        self.tokens_late += tokens
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tidegate_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"tidegate_{name}", text, registry=self.registry, buckets=buckets)
+
+
+class _StateCollector(Collector):
+    """Reads what others count anyway, when asked."""
+
+    def __init__(self, metrics: Metrics, registry: Registry, queue: TaskQueue[Task]) -> None:
+        self._metrics = metrics
+        self._registry = registry
+        self._queue = queue
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("tidegate_queue_depth", "Tasks that wait", len(self._queue))
+        yield GaugeMetricFamily(
+            "tidegate_snapshot_version",
+            "Moves with topology and capability of the instances",
+            self._registry.snapshot_version,
+        )
+        for name, text, value in (
+            ("tokens_generated", "Tokens received from workers", self._metrics.tokens_generated),
+            ("tokens_wasted", "Of these, for requests not met", self._metrics.tokens_wasted),
+            ("tokens_late", "Generated after a deadline or abort", self._metrics.tokens_late),
+        ):
+            yield CounterMetricFamily(f"tidegate_{name}", text, value)
+        yield from self._lanes()
+        yield from self._instances()
+
+    def _lanes(self) -> Iterable[Metric]:
+        lanes = [lane for instance in self._registry for lane in instance.lanes]
+        submitted = sum(lane.submitted_total for lane in lanes)
+        sessions = sum(lane.sessions_total for lane in lanes)
+        yield CounterMetricFamily(
+            "tidegate_lane_frames", "Frames received", sum(lane.frames_total for lane in lanes)
+        )
+        yield CounterMetricFamily("tidegate_lane_sessions", "Lanes opened", sessions)
+        yield GaugeMetricFamily(
+            "tidegate_worker_connection_reuse_rate",
+            "Share of jobs that needed no new connection (LB-5)",
+            1.0 - min(1.0, sessions / submitted) if submitted else 1.0,
+        )
+
+    def _instances(self) -> Iterable[Metric]:
+        state = _family("instance_state", "1 for the state that an instance is in", "state")
+        blocks = _family("kv_blocks", "KV blocks; used + free = total", "kind")
+        jobs = _family("worker_jobs", "Jobs on the worker, ours and others'", "kind")
+        load = _family("instance_load", "Our jobs on the instance")
+        step = _family("step_ms", "Moving average of a decoding step")
+        check = _family("deadline_check_duration_us", "Per request and step, sampled (DL-13)")
+        made = CounterMetricFamily(
+            "tidegate_worker_tokens", "Tokens generated since the worker began", labels=["instance"]
+        )
+        jobs_made = CounterMetricFamily(
+            "tidegate_worker_jobs_received",
+            "Jobs handed in since the worker began",
+            labels=["instance"],
+        )
+        for instance in self._registry:
+            name = instance.address
+            for possible in InstanceState:
+                state.add_metric([name, possible.value], float(possible is instance.state))
+            load.add_metric([name], sum(lane.load for lane in instance.lanes))
+            stats = instance.stats
+            if stats is None:
+                continue
+            blocks.add_metric([name, "used"], stats.kv_blocks_used)
+            blocks.add_metric([name, "free"], stats.kv_blocks_free)
+            blocks.add_metric([name, "total"], stats.kv_blocks_total)
+            jobs.add_metric([name, "running"], stats.running)
+            jobs.add_metric([name, "waiting"], stats.waiting)
+            step.add_metric([name], stats.step_ms)
+            check.add_metric([name], stats.check_us)
+            made.add_metric([name], stats.tokens_total)
+            jobs_made.add_metric([name], stats.jobs_total)
+        return [state, blocks, jobs, load, step, check, made, jobs_made]
+
+
+def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tidegate_{name}", text, labels=["instance", *labels])

@@ -1,0 +1,282 @@
+"""The Triton instances there are, what they serve, and how they are.
+
+An instance's state follows its lanes (OR-6)::
+
+    CONNECTING ──card, tokenizer ready──▶ UP ◀──frame── SUSPECT ──silent 3 s──▶ DOWN
+         ▲                                └──silent 1 s──▶┘                       │
+         └───────────────────── every lane closed, tries again ◀──────────────────┘
+
+``snapshot_version`` moves with topology and capability, never with load.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from enum import StrEnum
+
+from orchestrator.clock import Clock
+from orchestrator.errors import ModelNotFound, NotReady
+from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.log import fields, lane_log
+from orchestrator.placement import Candidate
+from orchestrator.tokens import BadCard, PromptEncoder
+from worker.protocol import Frame, ModelCard, WorkerStats
+
+
+class InstanceState(StrEnum):
+    """Whether an instance can be given work: only ``up`` can."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+
+
+class Instance:
+    """One Triton and the lanes to it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.lanes: list[Lane] = []
+        self.state = InstanceState.CONNECTING
+        self.reason = "not reached yet"
+        """Why it is not up, for people; empty while it is."""
+        self.draining = False
+        self.encoder: PromptEncoder | None = None
+        self.stats: WorkerStats | None = None
+        self.foreign_load = 0
+        """Jobs on the worker that are not ours, by its last statistics."""
+
+    @property
+    def card(self) -> ModelCard | None:
+        return None if self.encoder is None else self.encoder.card
+
+    @property
+    def ready(self) -> bool:
+        return (
+            self.state is InstanceState.UP
+            and not self.draining
+            and any(lane.is_open for lane in self.lanes)
+        )
+
+    @property
+    def load(self) -> int:
+        return sum(lane.load for lane in self.lanes) + self.foreign_load
+
+    def best_lane(self) -> Lane:
+        """The open lane with the fewest jobs."""
+        return min((lane for lane in self.lanes if lane.is_open), key=lambda lane: lane.load)
+
+    def silent_s(self, now: float) -> float:
+        """Since when no open lane has had a frame, in seconds."""
+        last = max((lane.last_frame_at for lane in self.lanes if lane.is_open), default=now)
+        return now - last
+
+
+class Registry:
+    """Owns all instances and lanes. ``on_change`` is called when something may be placed anew."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        *,
+        lanes_per_instance: int,
+        lane_config: LaneConfig,
+        suspect_after_s: float,
+        down_after_s: float,
+        worker_backlog: int,
+        clock: Clock,
+        rng: random.Random,
+        executor: Executor,
+        on_change: Callable[[], None],
+        on_emission: Callable[[float, int], None],
+    ) -> None:
+        self.snapshot_version = 0
+        self.instances = {address: Instance(address) for address in addresses}
+        self._suspect_after_s = suspect_after_s
+        self._down_after_s = down_after_s
+        self._backlog = worker_backlog
+        self._clock = clock
+        self._executor = executor
+        self._on_change = on_change
+        self.emission_sampled = on_emission
+        self._loading: set[asyncio.Task[None]] = set()
+        self._looked_at = clock.now()
+        self._closing = False
+        for instance in self.instances.values():
+            instance.lanes = [
+                Lane(instance.address, lane_config, self, clock, rng)
+                for _ in range(lanes_per_instance)
+            ]
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.instances.values())
+
+    def start(self) -> None:
+        """Start connecting to every instance."""
+        for instance in self:
+            for lane in instance.lanes:
+                lane.start()
+
+    async def close(self) -> None:
+        """Close every lane: workers stop whatever still runs on them."""
+        self._closing = True
+        for task in self._loading:
+            task.cancel()
+        await asyncio.gather(*(lane.close() for instance in self for lane in instance.lanes))
+
+    # ── what can be served ───────────────────────────────────────────────────────────────────
+
+    def candidates(self) -> list[Candidate]:
+        """A snapshot for placement."""
+        return [
+            Candidate(
+                name=instance.address,
+                model=encoder.card.model,
+                vocabulary=encoder.vocabulary,
+                ready=instance.ready,
+                slots=encoder.card.max_running + self._backlog,
+                load=instance.load,
+            )
+            for instance in self
+            if (encoder := instance.encoder) is not None
+        ]
+
+    def models(self) -> dict[str, PromptEncoder]:
+        """Models by name that are known, up or not. A ready instance's card is preferred."""
+        known: dict[str, PromptEncoder] = {}
+        for instance in sorted(self, key=lambda instance: instance.ready):
+            if instance.encoder is not None:
+                known[instance.encoder.card.model] = instance.encoder
+        return known
+
+    def resolve(self, model: str) -> PromptEncoder:
+        """The model of that name, or the only one when the name is empty.
+
+        Raises ``NotReady`` while no instance has told what it serves, else ``ModelNotFound``.
+        """
+        known = self.models()
+        if not known:
+            raise NotReady("no instance has been reached yet; try again in a moment")
+        if not model and len(known) == 1:
+            return next(iter(known.values()))
+        if model in known:
+            return known[model]
+        names = ", ".join(sorted(known))
+        if not model:
+            raise ModelNotFound(f"several models are served, name one: {names}", field="model")
+        raise ModelNotFound(
+            f"the model {model[:128]!r} is not served here; there is: {names}", field="model"
+        )
+
+    def any_ready(self, model: str) -> bool:
+        """Whether some instance could be given work for ``model`` now."""
+        return any(i.ready and i.card is not None and i.card.model == model for i in self)
+
+    # ── what lanes tell ──────────────────────────────────────────────────────────────────────
+
+    def lane_opened(self, lane: Lane, first: Frame) -> None:
+        lane_log.info("lane opened", extra=fields(instance=lane.address))
+        self.lane_news(lane, first)
+
+    def lane_news(self, lane: Lane, frame: Frame) -> None:
+        instance = self.instances[lane.address]
+        if frame.card is not None:
+            self._know(instance, frame.card)
+        if frame.stats is not None:
+            instance.stats = frame.stats
+            ours = sum(lane.load for lane in instance.lanes)
+            instance.foreign_load = max(0, frame.stats.running + frame.stats.waiting - ours)
+            if frame.draining != instance.draining:
+                instance.draining = frame.draining
+                self.snapshot_version += 1
+            self._on_change()
+        if instance.state is InstanceState.SUSPECT:
+            self._judge(instance)
+
+    def lane_closed(self, lane: Lane, reason: str) -> None:
+        instance = self.instances[lane.address]
+        if reason != instance.reason:  # an instance that stays away is not worth a line each time
+            level = logging.INFO if self._closing else logging.WARNING
+            lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
+        if not any(other.is_open for other in instance.lanes):
+            instance.stats = None
+            instance.foreign_load = 0
+            instance.draining = False
+            if instance.state is not InstanceState.DOWN:
+                self._set_state(instance, InstanceState.CONNECTING, reason)
+        instance.reason = reason if instance.state is not InstanceState.UP else ""
+
+    def look(self) -> None:
+        """Judge every instance by the age of its last frame; to be called every 250 ms or so.
+
+        When we are late ourselves, frames wait unread and their age says nothing about a worker.
+        """
+        now = self._clock.now()
+        stalled = now - self._looked_at > self._suspect_after_s
+        self._looked_at = now
+        if stalled:
+            return
+        for instance in self:
+            self._judge(instance)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, instance: Instance) -> None:
+        if instance.encoder is None or not any(lane.is_open for lane in instance.lanes):
+            return
+        silent_s = instance.silent_s(self._clock.now())
+        if silent_s >= self._down_after_s:
+            reason = f"no frame for {silent_s:.1f} s"
+            self._set_state(instance, InstanceState.DOWN, reason)
+            for lane in instance.lanes:
+                lane.break_off(reason)
+        elif silent_s >= self._suspect_after_s:
+            self._set_state(instance, InstanceState.SUSPECT, f"no frame for {silent_s:.1f} s")
+        else:
+            self._set_state(instance, InstanceState.UP, "")
+
+    def _set_state(self, instance: Instance, state: InstanceState, reason: str) -> None:
+        instance.reason = reason
+        if state is instance.state:
+            return
+        lane_log.info(
+            "instance %s: %s is %s",
+            state,
+            instance.address,
+            reason or "ready",
+            extra=fields(instance=instance.address, state=state.value, was=instance.state.value),
+        )
+        instance.state = state
+        self.snapshot_version += 1
+        self._on_change()
+
+    def _know(self, instance: Instance, card: ModelCard) -> None:
+        """Make the card's tokenizer usable; the instance is up once that is done."""
+        for encoder in (instance.encoder, *(other.encoder for other in self)):
+            if encoder is not None and encoder.card == card:
+                self._serve(instance, encoder)
+                return
+        task = asyncio.create_task(self._load(instance, card))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    async def _load(self, instance: Instance, card: ModelCard) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            encoder = await loop.run_in_executor(
+                self._executor, PromptEncoder, card, self._executor
+            )
+        except BadCard as error:
+            self._set_state(instance, InstanceState.CONNECTING, str(error))
+            lane_log.error("%s", error, extra=fields(instance=instance.address))
+            return
+        self._serve(instance, encoder)
+
+    def _serve(self, instance: Instance, encoder: PromptEncoder) -> None:
+        if instance.encoder is not encoder:
+            instance.encoder = encoder
+            self.snapshot_version += 1
+        self._judge(instance)

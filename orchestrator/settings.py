@@ -1,0 +1,176 @@
+"""Settings of the orchestrator: environment (``TIDEGATE_…``), then ``tidegate.toml``, then these.
+
+Read once at start. A value that does not fit stops the start with the setting's name.
+"""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from orchestrator.log import LogFormat
+
+ENV_PREFIX = "TIDEGATE_"
+CONFIG_VARIABLE = "TIDEGATE_CONFIG"
+CONFIG_FILE = "tidegate.toml"
+
+
+class InvalidSettings(ValueError):
+    """Settings that do not fit; the message has one line per setting, each with its name."""
+
+
+class Settings(BaseSettings):
+    """One orchestrator."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    # where it listens, and for whom
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 lets the system choose; the port is in the first log line."""
+    token: SecretStr | None = None
+    """Asked of every request when set; must be set to listen off loopback (OR-12)."""
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """A client has this long to send its body."""
+
+    # Triton instances and their lanes
+    instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
+    """``host:port`` of each instance's gRPC endpoint, comma-separated."""
+    lanes_per_instance: int = Field(default=1, ge=1, le=10)
+    lane_keepalive_s: float = Field(default=60.0, gt=0)
+    lane_open_timeout_s: float = Field(default=5.0, gt=0)
+    reconnect_min_s: float = Field(default=0.1, gt=0)
+    reconnect_max_s: float = Field(default=2.0, gt=0)
+    suspect_after_s: float = Field(default=1.0, gt=0)
+    """An instance without a frame for this long gets no new work (OR-6)."""
+    down_after_s: float = Field(default=3.0, gt=0)
+    """After this long its work is given up."""
+    worker_backlog: int = Field(default=8, ge=0)
+    """Jobs sent to an instance beyond those that it can run, so that a free slot never idles."""
+
+    # deadlines (DL-1, DL-3)
+    default_deadline_s: float = Field(default=300.0, gt=0)
+    max_deadline_s: float = Field(default=1800.0, gt=0)
+    admission_floor_ms: float = Field(default=10.0, ge=0)
+    deadline_grace_ms: float = Field(default=20.0, ge=0)
+    """A worker has this long past a deadline to report it; then the orchestrator ends the task."""
+
+    # work
+    default_max_tokens: int = Field(default=256, ge=1)
+    """Where a client states none; clipped to what is left of the context."""
+    queue_size: int = Field(default=100, ge=-1)
+    """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
+
+    # clients that read
+    slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
+    """A client that falls behind by more than this is disconnected (OR-11)."""
+    slow_client_timeout_s: float = Field(default=10.0, gt=0)
+    """So is one that takes nothing for this long while something waits for it."""
+    keep_tasks: int = Field(default=1000, ge=0)
+    keep_tasks_s: float = Field(default=600.0, ge=0)
+    keep_tokens: int = Field(default=1_000_000, ge=0)
+    """Ended tasks are kept for replay while all three bounds hold."""
+
+    # end of the process (OR-14)
+    shutdown_grace_s: float = Field(default=30.0, ge=0)
+    """SIGTERM: running tasks may finish within this."""
+    interrupt_grace_s: float = Field(default=2.0, ge=0)
+    """The same for Ctrl-C."""
+
+    log_format: LogFormat = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = Path(os.environ.get(CONFIG_VARIABLE, CONFIG_FILE))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
+
+    @field_validator("instances", mode="before")
+    @classmethod
+    def _split_instances(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("instances")
+    @classmethod
+    def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one host:port is needed")
+        if len(set(value)) != len(value):
+            raise ValueError("an instance is named twice")
+        for address in value:
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isascii() and port.isdigit()):
+                raise ValueError(f"expected host:port, got {address!r}")
+            if not 0 < int(port) < 65536:
+                raise ValueError(f"the port must be 1 to 65535, got {address!r}")
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        if not value.get_secret_value().isascii() or " " in value.get_secret_value():
+            raise ValueError("only printable ASCII without spaces can travel in a header")
+        return value
+
+    @model_validator(mode="after")
+    def _check_listening(self) -> "Settings":
+        if self.token is None and not _is_loopback(self.host):
+            raise ValueError(
+                f"token: must be set to listen on {self.host}, which is not loopback "
+                f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
+            )
+        if self.suspect_after_s > self.down_after_s:
+            raise ValueError("suspect_after_s: must not be above down_after_s")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from all sources; ``overrides`` win. Raises ``InvalidSettings``."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]  # checked by pydantic
+    except ValidationError as error:
+        lines = [_explain(detail["loc"], detail["msg"]) for detail in error.errors()]
+        raise InvalidSettings("\n".join(lines)) from None
+    except ValueError as error:  # a tidegate.toml that is not TOML
+        raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
+
+
+def _explain(location: tuple[int | str, ...], message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if not location:
+        name, _, message = message.partition(": ")
+        return f"{ENV_PREFIX}{name.upper()}: {message}"
+    name = str(location[0])
+    if message == "Extra inputs are not permitted":
+        return f"{name}: not a setting; see orchestrator/settings.py for those there are"
+    return f"{ENV_PREFIX}{name.upper()}: {message}"

@@ -1,0 +1,59 @@
+"""Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
+
+from collections import OrderedDict
+
+from orchestrator.clock import Clock
+from orchestrator.errors import NotFound
+from orchestrator.task import Task
+
+
+class TaskStore:
+    """Tasks by id. An ended one is forgotten by count, by age, or when too many tokens are kept."""
+
+    def __init__(self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int) -> None:
+        self._clock = clock
+        self._max_tasks = max_tasks
+        self._max_age_s = max_age_s
+        self._max_tokens = max_tokens
+        self._running: dict[str, Task] = {}
+        self._ended: OrderedDict[str, Task] = OrderedDict()
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def add(self, task: Task) -> None:
+        """Keep a task, with all that it will produce."""
+        task.record()
+        task.on_end.append(self._task_ended)
+        self._running[task.id] = task
+
+    def get(self, task_id: str) -> Task:
+        """Raises ``NotFound``."""
+        self.prune()
+        task = self._running.get(task_id) or self._ended.get(task_id)
+        if task is None:
+            raise NotFound(
+                f"there is no task {task_id[:64]!r}; ended ones are kept for a while only"
+            )
+        return task
+
+    def prune(self) -> None:
+        """Forget what is over a bound, oldest first."""
+        oldest_kept = self._clock.now() - self._max_age_s
+        while self._ended:
+            task = next(iter(self._ended.values()))
+            if (
+                len(self._ended) <= self._max_tasks
+                and self._tokens <= self._max_tokens
+                and task.marks.ended >= oldest_kept
+            ):
+                return
+            del self._ended[task.id]
+            self._tokens -= task.completion_tokens
+
+    def _task_ended(self, task: Task) -> None:
+        del self._running[task.id]
+        self._ended[task.id] = task
+        self._tokens += task.completion_tokens
+        self.prune()

@@ -1,0 +1,153 @@
+"""Server-sent events to one client, written to the socket the moment a token arrives (LB-3).
+
+A stream takes bytes synchronously from the lane's reader and never makes it wait (OR-11)::
+
+    send ──┬─ direct ─▶ socket                    while the socket takes everything at once
+           └─ backlog ─▶ the handler, which writes as the client reads    once it does not
+
+Headers are only sent with the first bytes, so that until then an error can still be an HTTP
+status (DL-5). A client whose backlog outgrows its bound, or that reads nothing for too long while
+something waits for it, is disconnected.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from orchestrator.errors import TidegateError
+
+_PIECE = 64 * 1024
+"""A slow client must read this much within its time limit."""
+
+SSE_HEADERS: Mapping[str, str] = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache, no-transform",
+    "X-Accel-Buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How slow a client may be."""
+
+    backlog_bytes: int
+    timeout_s: float
+
+
+class EventStream:
+    """One response of server-sent events."""
+
+    def __init__(
+        self, request: web.Request, headers: Mapping[str, str], limits: StreamLimits
+    ) -> None:
+        self._request = request
+        self._headers = {**SSE_HEADERS, **headers}
+        self._limits = limits
+        self._backlog = bytearray()
+        self._woken = asyncio.Event()
+        self._finished = False
+        self._refusal: TidegateError | None = None
+        self._transport: asyncio.Transport | None = None
+        self._direct = False
+        self._chunked = True
+        self.too_slow = False
+        """The client was disconnected for not reading."""
+
+    # ── synchronous side: called while a frame is being handed out ───────────────────────────
+
+    def send(self, data: bytes) -> None:
+        """Write one or more whole events. Never waits; quietly drops what nobody will read."""
+        if not data:  # an empty chunk would end the response
+            return
+        if self._direct:
+            transport = self._transport
+            assert transport is not None
+            if transport.is_closing():
+                return
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            if transport.get_write_buffer_size():
+                self._direct = False
+                self._woken.set()
+            return
+        self._backlog += data
+        if len(self._backlog) > self._limits.backlog_bytes:
+            self._give_up()
+        self._woken.set()
+
+    def finish(self, data: bytes = b"") -> None:
+        """Write the last events, then end the response."""
+        self.send(data)
+        self._finished = True
+        self._woken.set()
+
+    def refuse(self, error: TidegateError) -> bool:
+        """Answer with an HTTP error instead; False when bytes have been sent already."""
+        if self._transport is not None or self._backlog:
+            return False
+        self._refusal = error
+        self._woken.set()
+        return True
+
+    def _give_up(self) -> None:
+        self.too_slow = True
+        self._backlog.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ── the handler's side ───────────────────────────────────────────────────────────────────
+
+    async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
+        """Serve the stream to its end; the handler's return value.
+
+        With ``past``, headers leave at once and then what it yields, at the client's pace: it is
+        asked for more only when all before has left. Raises what was given to ``refuse``;
+        ``ConnectionError`` or ``CancelledError`` when the client goes away or is given up.
+        """
+        if past is None:
+            await self._woken.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        response = web.StreamResponse(headers=self._headers)
+        await response.prepare(self._request)
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        self._transport = transport
+        # Any unsent byte then counts as pressure, and draining means that all have left.
+        transport.set_write_buffer_limits(high=0)
+        try:
+            for piece in past or ():
+                self._backlog += piece
+                await self._catch_up(response)
+            while True:
+                self._woken.clear()
+                await self._catch_up(response)
+                if self._finished:
+                    break
+                self._direct = True
+                await self._woken.wait()
+                self._direct = False
+            async with asyncio.timeout(self._limits.timeout_s):
+                await response.write_eof()
+        except TimeoutError:
+            self._give_up()
+            raise ConnectionResetError("the client reads too slowly") from None
+        finally:
+            self._direct = False
+        transport.set_write_buffer_limits()
+        return response
+
+    async def _catch_up(self, response: web.StreamResponse) -> None:
+        """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
+        while not self.too_slow:
+            async with asyncio.timeout(self._limits.timeout_s):
+                await self._request.writer.drain()
+                if not self._backlog:
+                    return
+                piece = bytes(self._backlog[:_PIECE])
+                del self._backlog[:_PIECE]
+                await response.write(piece)
+        raise TimeoutError

@@ -1,0 +1,302 @@
+"""The request as one object: what was asked, how far it got, and what it came to.
+
+A task moves through its stages once, forward only, and ends exactly once (DL-10)::
+
+    RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
+        └──────────┴───────────┴───────────────────▲
+
+Everything here runs on the event loop's thread and never waits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+from orchestrator.clock import Timer
+from orchestrator.deadline import Deadline
+from orchestrator.errors import TidegateError
+from worker.protocol import (
+    AbortCause,
+    Delta,
+    FinishReason,
+    OnDeadline,
+    Outcome,
+    Sampling,
+    TokenLogprob,
+)
+
+
+class Api(StrEnum):
+    """Which door a request came through."""
+
+    NATIVE = "tasks"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class OnDisconnect(StrEnum):
+    """What becomes of a task when its client goes away (WP-1)."""
+
+    CANCEL = "cancel"
+    CONTINUE = "continue"
+
+
+class Stage(IntEnum):
+    """How far a task got."""
+
+    RECEIVED = 0
+    QUEUED = 1
+    DISPATCHED = 2
+    RUNNING = 3
+    ENDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+"""Text, token ids, or a chat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asks for, the same from every dialect; all but the prompt itself.
+
+    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
+    while ``max_tokens`` is None: admission then fits it to the context.
+    """
+
+    api: Api
+    model: str
+    sampling: Sampling
+    max_tokens: int | None
+    deadline: Deadline
+    correlation_id: str
+    arrived: float
+    """When the request's head was read, in seconds of the clock."""
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    keep: bool = False
+    """Keep the text for status and replay."""
+    key: str = ""
+    """Fingerprint of the client's token, for logs."""
+
+
+@dataclass(slots=True)
+class Marks:
+    """When each stage began, in seconds of the clock; 0 while it has not."""
+
+    received: float
+    queued: float = 0.0
+    dispatched: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the time went, and what is left of it, in ms (DL-9)."""
+
+    queue_ms: float = 0.0
+    route_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float = 0.0
+
+    def header(self) -> str:
+        """The value of ``X-Deadline-Budget``."""
+        return (
+            f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
+            f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
+        )
+
+    def native(self) -> dict[str, float]:
+        return {
+            "queue_ms": round(self.queue_ms, 3),
+            "route_ms": round(self.route_ms, 3),
+            "prefill_ms": round(self.prefill_ms, 3),
+            "decode_ms": round(self.decode_ms, 3),
+            "left_ms": round(self.left_ms, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The one terminal record of a task. ``error`` is None for ``met`` and ``partial`` only.
+
+    ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
+    the last token.
+    """
+
+    outcome: Outcome
+    finish_reason: FinishReason
+    error: TidegateError | None = None
+    cause: AbortCause | None = None
+    budget: Budget = field(default_factory=Budget)
+    tail: str = ""
+
+
+class Listener(Protocol):
+    """Hears what happens to one task, in order, synchronously. Must neither wait nor raise."""
+
+    def started(self, task: "Task") -> None:
+        """The worker began; comes at most once, before any token."""
+
+    def tokens(self, task: "Task", delta: Delta) -> None:
+        """New tokens. ``task.completion_tokens`` counts them already."""
+
+    def ended(self, task: "Task") -> None:
+        """``task.ending`` is set; nothing follows."""
+
+
+class Transcript:
+    """Everything that a task produced, for answers in one piece and for replay."""
+
+    __slots__ = ("ids", "logprobs", "texts")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def started(self, task: "Task") -> None:
+        """Nothing to keep."""
+
+    def tokens(self, task: "Task", delta: Delta) -> None:
+        self.ids.extend(delta.ids)
+        self.texts.extend(delta.texts)
+        if delta.logprobs is not None:
+            self.logprobs.extend(delta.logprobs)
+
+    def ended(self, task: "Task") -> None:
+        """Nothing to keep: the ending is the task's."""
+
+
+class Flight(Protocol):
+    """A task's job on a worker, as the task sees it."""
+
+    def abandon(self, ending: Ending) -> None:
+        """The task has ended without the worker: stop the job, count what still comes."""
+
+
+class Task:
+    """One offered request."""
+
+    __slots__ = (
+        "completion_tokens",
+        "correlation_id",
+        "deadline",
+        "ending",
+        "flight",
+        "id",
+        "instance",
+        "job",
+        "listeners",
+        "marks",
+        "model",
+        "on_end",
+        "prompt_tokens",
+        "sampling",
+        "stage",
+        "timer",
+        "token_ids",
+        "transcript",
+        "vocabulary",
+        "worker_wait_ms",
+    )
+
+    def __init__(self, task_id: str, job: Job) -> None:
+        self.id = task_id
+        self.job = job
+        self.deadline = job.deadline
+        self.correlation_id = job.correlation_id
+        self.stage = Stage.RECEIVED
+        self.marks = Marks(job.arrived)
+        self.model = ""
+        """The model's own name, once it is known that there is such a model."""
+        self.vocabulary = b""
+        self.sampling = job.sampling
+        self.token_ids: Sequence[int] = ()
+        """The prompt; forgotten when the task ends."""
+        self.prompt_tokens = 0
+        self.instance = ""
+        self.worker_wait_ms = 0.0
+        self.completion_tokens = 0
+        self.listeners: list[Listener] = []
+        self.on_end: list[Callable[[Task], None]] = []
+        """Called after the listeners have heard of the end."""
+        self.transcript: Transcript | None = None
+        self.flight: Flight | None = None
+        self.timer: Timer | None = None
+        self.ending: Ending | None = None
+
+    def usage(self) -> dict[str, int]:
+        """Tokens read and written, as every dialect spells it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+    def listen(self, listener: Listener) -> None:
+        """Hear everything from now on. A task that has ended says nothing any more."""
+        self.listeners = [*self.listeners, listener]
+
+    def unlisten(self, listener: Listener) -> None:
+        """Hear nothing more; fine for one that never listened."""
+        self.listeners = [other for other in self.listeners if other is not listener]
+
+    def record(self) -> Transcript:
+        """Keep everything that the task produces; call it before the first token."""
+        if self.transcript is None:
+            self.transcript = Transcript()
+            self.listeners = [self.transcript, *self.listeners]
+        return self.transcript
+
+    def begin(self, now: float, wait_ms: float) -> None:
+        """The worker started the job after ``wait_ms`` in its own queue."""
+        if self.stage is not Stage.DISPATCHED:
+            return
+        self.stage = Stage.RUNNING
+        self.marks.started = now
+        self.worker_wait_ms = wait_ms
+        for listener in self.listeners:
+            listener.started(self)
+
+    def deliver(self, delta: Delta, now: float) -> None:
+        """Tokens from the worker. The hot path: everything here is paid per frame and task."""
+        if not self.completion_tokens:
+            self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
+            self.marks.first_token = now
+        self.completion_tokens += len(delta.ids)
+        for listener in self.listeners:
+            listener.tokens(self, delta)
+
+    def end(self, ending: Ending, now: float) -> None:
+        """The one end. Whoever ends a task checks ``ending`` first."""
+        assert self.ending is None, f"task {self.id} would end twice"
+        self.ending = ending
+        self.stage = Stage.ENDED
+        self.marks.ended = now
+        self.token_ids = ()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            flight.abandon(ending)
+        listeners, self.listeners = self.listeners, []
+        for listener in listeners:
+            listener.ended(self)
+        for call in self.on_end:
+            call(self)

@@ -1,0 +1,149 @@
+"""Prompts become token ids with the worker's own tokenizer, so that only ids travel.
+
+Short prompts are encoded at once. Longer ones go to a thread: one thousand characters take about
+0.4 ms, and ``encode_batch`` is used there since it releases the interpreter lock where ``encode``
+holds it throughout.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from datetime import datetime
+from functools import lru_cache
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import msgspec
+from tokenizers import Tokenizer
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.task import Message, Prompt
+from worker.protocol import ModelCard
+
+INLINE_CHARS = 2000
+"""Up to this many characters a prompt costs the event loop less than a millisecond."""
+
+
+class BadCard(ValueError):
+    """A model card whose tokenizer or chat template cannot be used."""
+
+
+class PromptEncoder:
+    """One model's tokenizer and chat template."""
+
+    def __init__(self, card: ModelCard, executor: Executor) -> None:
+        """Takes up to a second for a large vocabulary. Raises ``BadCard``."""
+        self.card = card
+        self.vocabulary = vocabulary_of(card)
+        self._executor = executor
+        try:
+            self._tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise BadCard(f"the tokenizer of {card.model} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._template: jinja2.Template | None = None
+        if card.chat_template:
+            try:
+                self._template = _environment().from_string(card.chat_template)
+            except jinja2.TemplateError as error:
+                raise BadCard(
+                    f"the chat template of {card.model} cannot be read: {error}"
+                ) from error
+        self.token_text = lru_cache(maxsize=65536)(self._decode_one)
+
+    async def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+            return self._checked_ids(prompt)  # type: ignore[arg-type]  # no Message in it
+        if _length(prompt) <= INLINE_CHARS:
+            return self._encode(prompt)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._encode, prompt)
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            text, special = prompt, True
+        else:
+            text, special = self._render(prompt), False  # type: ignore[arg-type]  # Messages
+        if len(text) <= INLINE_CHARS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        else:
+            ids = self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+        if not ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        return ids
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            raise InvalidRequest(
+                f"the model {self.card.model!r} has no chat template; send a plain prompt instead",
+                field="messages",
+            )
+        try:
+            return self._template.render(
+                messages=[{"role": m.role, "content": m.content} for m in messages],
+                add_generation_prompt=True,
+                **self.card.special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", field="messages"
+            ) from None
+
+    def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
+        if not ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        if min(ids) < 0 or max(ids) >= self.card.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
+                field="prompt_token_ids",
+            )
+        return ids
+
+    def _decode_one(self, token_id: int) -> str:
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+
+def vocabulary_of(card: ModelCard) -> bytes:
+    """A name for what turns a chat into token ids: equal for workers that are interchangeable."""
+    parts = (
+        card.tokenizer_json,
+        card.chat_template.encode(),
+        msgspec.json.encode(card.special_tokens),
+    )
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def _length(prompt: Prompt) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(part.content) for part in prompt if isinstance(part, Message))
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """As chat templates expect it: whitespace control, loop controls and three helpers."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Jinja's own filter escapes for HTML, which a prompt is not."""
+    data = msgspec.json.encode(value)
+    return (msgspec.json.format(data, indent=indent) if indent else data).decode()

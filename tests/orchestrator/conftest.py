@@ -1,0 +1,159 @@
+"""A real orchestrator on a real socket, in front of a fake worker on another."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from orchestrator.app import build_app
+from orchestrator.clock import LoopClock
+from orchestrator.gateway import Gateway
+from orchestrator.journal import MemoryJournal
+from orchestrator.settings import load_settings
+from tests.orchestrator.fake_worker import FakeWorker, make_card
+
+
+@pytest.fixture(autouse=True)
+def no_blocking() -> Iterator[BlockBuster]:
+    """A test that blocks the event loop fails."""
+    with blockbuster_ctx() as blockbuster:
+        yield blockbuster
+
+
+MakeWorker = Callable[..., Awaitable[FakeWorker]]
+
+
+@pytest.fixture
+async def make_worker() -> AsyncIterator[MakeWorker]:
+    """Start workers whose cards differ from the usual one; all end with the test."""
+    made: list[FakeWorker] = []
+
+    async def make(*, port: int = 0, foreign: int = 0, **card: object) -> FakeWorker:
+        fake = FakeWorker(make_card(**card), port=port)
+        fake.foreign = foreign
+        await fake.start()
+        made.append(fake)
+        return fake
+
+    yield make
+    for fake in made:
+        await fake.stop()
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker()
+
+
+@dataclass
+class Event:
+    """One server-sent event."""
+
+    id: str = ""
+    event: str = "message"
+    data: str = ""
+
+    def json(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.data)
+        return value
+
+
+@dataclass
+class Service:
+    """A running orchestrator."""
+
+    gateway: Gateway
+    journal: MemoryJournal
+    url: str
+    http: aiohttp.ClientSession
+    runner: web.AppRunner = field(repr=False)
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: any(i.ready for i in self.gateway.registry))
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for something inside the orchestrator; the test's own timeout is the limit."""
+        while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.002)
+
+    def outcomes(self) -> list[str]:
+        return [record.outcome.value for record in self.journal.records]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+MakeService = Callable[..., Awaitable[Service]]
+
+
+@pytest.fixture
+async def make_service() -> AsyncIterator[MakeService]:
+    """Start orchestrators with any settings; all end with the test."""
+    made: list[Service] = []
+
+    async def make(*workers: FakeWorker, wait: bool = True, **changes: object) -> Service:
+        values = {
+            "port": 0,
+            "instances": tuple(worker.address for worker in workers) or ("127.0.0.1:9",),
+            "reconnect_min_s": 0.01,
+            "reconnect_max_s": 0.05,
+        }
+        settings = await asyncio.to_thread(load_settings, **(values | changes))
+        journal = MemoryJournal()
+        loop = asyncio.get_running_loop()
+        gateway = Gateway(settings, LoopClock(loop), random.Random(7), journal)
+        runner = web.AppRunner(
+            build_app(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=0.2
+        )
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        gateway.start()
+        host, port = runner.addresses[0][:2]
+        url = f"http://{host}:{port}"
+        service = Service(gateway, journal, url, aiohttp.ClientSession(base_url=url), runner)
+        made.append(service)
+        if wait:
+            await service.until_ready()
+        return service
+
+    yield make
+    for service in made:
+        await service.http.close()
+        await service.gateway.finish(0.0)
+        await service.gateway.close()
+        await service.runner.cleanup()
+        offered = sum(
+            sample.value
+            for metric in service.gateway.metrics.offered.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        )
+        # DL-10: every offered request ended in exactly one outcome.
+        assert len(service.journal.records) == offered
+        assert len({record.task_id for record in service.journal.records}) == offered
+
+
+@pytest.fixture
+async def service(worker: FakeWorker, make_service: MakeService) -> Service:
+    """One orchestrator, ready, in front of ``worker``."""
+    return await make_service(worker)
+
+
+async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    """Server-sent events of a response, one by one."""
+    event = Event()
+    async for line in response.content:
+        text = line.decode().rstrip("\n")
+        if not text:
+            yield event
+            event = Event()
+            continue
+        name, _, value = text.partition(": ")
+        setattr(event, name, value)

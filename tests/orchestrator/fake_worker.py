@@ -1,0 +1,379 @@
+"""A worker that can be made to fail on demand: our lane protocol on a real gRPC socket, no Triton.
+
+What a job does is its ``Plan``; by default it makes ``max_tokens`` tokens at once. Everything
+that arrived is kept, so that a test can say what did not.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Code,
+    Delta,
+    Describe,
+    Drain,
+    End,
+    FinishReason,
+    Frame,
+    LaneError,
+    ModelCard,
+    OnDeadline,
+    Open,
+    Started,
+    Submit,
+    TokenLogprob,
+    WorkerStats,
+    decode_message,
+    encode,
+)
+from worker.protocol.names import FRAME, LANE_MESSAGE, MODEL_NAME
+
+MODEL = "fake"
+CONTEXT = 512
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tokenizer_json() -> bytes:
+    """A tokenizer with a token per byte, so that a prompt has as many tokens as bytes."""
+    specials = ["<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*specials, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer.to_str().encode()
+
+
+def make_card(**changes: object) -> ModelCard:
+    values: dict[str, object] = {
+        "model": MODEL,
+        "context_tokens": CONTEXT,
+        "vocab_size": 262,
+        "tokenizer_json": tokenizer_json(),
+        "chat_template": TEMPLATE,
+        "special_tokens": {"bos_token": "<|bos|>", "eos_token": "<|eos|>"},
+        "bos_token_id": 0,
+        "eos_token_ids": (1,),
+        "block_tokens": 16,
+        "hash_salt": b"",
+        "engine": "fake",
+        "engine_version": "0",
+        "engine_digest": "",
+        "model_digest": "",
+        "device": "cpu",
+        "max_running": 64,
+        "max_waiting": 64,
+        "min_start_budget_ms": 0.0,
+    }
+    return ModelCard(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class Plan:
+    """What one job does. Counts are tokens, times seconds."""
+
+    tokens: int | None = None
+    """How many it makes; ``max_tokens`` when None."""
+    per_delta: int = 1
+    step_s: float = 0.0
+    stall_at: int | None = None
+    """Makes this many, then nothing until ``release`` is set."""
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    die_at: int | None = None
+    """Breaks the whole stream after this many."""
+    refuse: tuple[Code, str] | None = None
+    """Ends at once with this."""
+    fail_at: int | None = None
+    """Ends with an engine error after this many."""
+    ignores_deadline: bool = False
+    ignores_cancel: bool = False
+    talks_after_end: int = 0
+    """Sends this many more tokens, and a second end, after its end."""
+    in_band_error: str = ""
+    """Answers the submission itself with an error."""
+    reason: FinishReason = FinishReason.LENGTH
+    tail: str = ""
+    text: Callable[[int], str] = lambda index: f"w{index} "
+
+
+class FakeWorker:
+    """A server on a port of its own. ``plan`` decides what each submitted job does."""
+
+    def __init__(self, card: ModelCard | None = None, *, port: int = 0) -> None:
+        self.card = card or make_card()
+        self.plan: Callable[[Submit], Plan] = lambda submit: Plan()
+        self.version = PROTOCOL_VERSION
+        self.port = port
+        self.heartbeat_s = 0.05
+        self.silent = False
+        self.opens: list[Open] = []
+        self.submits: list[Submit] = []
+        self.cancels: list[Cancel] = []
+        self.lanes: list[_FakeLane] = []
+        self.foreign = 0
+        self.jobs_total = 0
+        self.changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> int:
+        return sum(len(lane.jobs) for lane in self.lanes)
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), server)
+        self.port = server.add_insecure_port(self.address)
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """As a crash: every stream breaks at once."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for something to have arrived or ended here."""
+        async with self.changed:
+            await self.changed.wait_for(done)
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def drain(self) -> None:
+        """Announce a drain on every lane."""
+        for lane in self.lanes:
+            lane.draining = True
+            await lane.send(stats=self.stats())
+
+    def stats(self) -> WorkerStats:
+        used = self.running
+        return WorkerStats(
+            kv_blocks_total=100,
+            kv_blocks_used=used,
+            kv_blocks_free=100 - used,
+            running=used + self.foreign,
+            waiting=0,
+            step_ms=1.0,
+            prefill_tokens_per_s=1000.0,
+            tokens_total=0,
+            late_tokens_total=0,
+            jobs_total=self.jobs_total,
+            check_us=0.5,
+            lanes=len(self.lanes),
+        )
+
+
+class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    def __init__(self, worker: FakeWorker) -> None:
+        self._worker = worker
+
+    async def ModelStreamInfer(self, requests: object, context: grpc.aio.ServicerContext) -> None:
+        lane = _FakeLane(self._worker, context)
+        try:
+            await lane.serve()
+        finally:
+            await lane.close()
+
+
+class _FakeLane:
+    """One open lane and its jobs, each a task."""
+
+    def __init__(self, worker: FakeWorker, context: grpc.aio.ServicerContext) -> None:
+        self.worker = worker
+        self.name = ""
+        self.draining = False
+        self.jobs: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: dict[int, asyncio.Event] = {}
+        self._context = context
+        self._seq = itertools.count()
+        self._writing = asyncio.Lock()
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    async def serve(self) -> None:
+        reader = asyncio.create_task(self._read())
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([reader, closed], return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+        finally:
+            for task in (reader, closed):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def close(self) -> None:
+        tasks = [*self.jobs.values(), *([self._heartbeat] if self._heartbeat else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.jobs.clear()
+        if self in self.worker.lanes:
+            self.worker.lanes.remove(self)
+        await self.worker.tell()
+
+    async def send(self, **parts: object) -> None:
+        if self.worker.silent:
+            return
+        async with self._writing:
+            frame = Frame(next(self._seq), draining=self.draining, **parts)  # type: ignore[arg-type]
+            data = encode(frame)
+            await self._context.write(
+                service_pb2.ModelStreamInferResponse(
+                    infer_response=service_pb2.ModelInferResponse(
+                        model_name=MODEL_NAME,
+                        outputs=[
+                            service_pb2.ModelInferResponse.InferOutputTensor(
+                                name=FRAME, datatype="BYTES", shape=[1]
+                            )
+                        ],
+                        raw_output_contents=[len(data).to_bytes(4, "little") + data],
+                    )
+                )
+            )
+
+    def skip_a_frame(self) -> None:
+        """As if one had been lost on the way."""
+        next(self._seq)
+
+    async def _read(self) -> None:
+        while True:
+            request = await self._context.read()
+            if request is grpc.aio.EOF:
+                return
+            names = [tensor.name for tensor in request.inputs]
+            raw = request.raw_input_contents[names.index(LANE_MESSAGE)]
+            message = decode_message(raw[4:])
+            await self._apply(message, request.id)
+            await self.worker.tell()
+
+    async def _apply(self, message: object, request_id: str) -> None:
+        worker = self.worker
+        match message:
+            case Open():
+                worker.opens.append(message)
+                if message.version != worker.version:
+                    await self.send(error=LaneError(Code.PROTOCOL_VERSION, "wrong version"))
+                    self._closed.set()
+                    return
+                self.name = message.lane
+                worker.lanes.append(self)
+                await self.send(card=worker.card, stats=worker.stats())
+                self._heartbeat = asyncio.create_task(self._beat())
+            case Submit():
+                worker.submits.append(message)
+                worker.jobs_total += 1
+                plan = worker.plan(message)
+                if plan.in_band_error:
+                    await self._context.write(
+                        service_pb2.ModelStreamInferResponse(
+                            error_message=plan.in_band_error,
+                            infer_response=service_pb2.ModelInferResponse(id=request_id),
+                        )
+                    )
+                    return
+                self._cancelled[message.handle] = asyncio.Event()
+                self.jobs[message.handle] = asyncio.create_task(self._run(message, plan))
+            case Cancel():
+                worker.cancels.append(message)
+                if message.handle in self._cancelled:
+                    self._cancelled[message.handle].set()
+            case Describe():
+                await self.send(card=worker.card)
+            case Drain():
+                await worker.drain()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.worker.heartbeat_s)
+            await self.send(stats=self.worker.stats())
+
+    async def _run(self, job: Submit, plan: Plan) -> None:
+        produce = asyncio.create_task(self._produce(job, plan))
+        watch = asyncio.create_task(self._cancelled[job.handle].wait())
+        tasks = {produce, watch} if not plan.ignores_cancel else {produce}
+        limit = None if plan.ignores_deadline else max(0.0, job.budget_ms / 1000)
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if produce in done:
+                made, reason, code, text = produce.result()
+            elif watch in done:
+                made, reason, code, text = -1, FinishReason.CANCELLED, Code.CANCELLED, "cancelled"
+            else:
+                partial = job.on_deadline is OnDeadline.PARTIAL
+                made, reason, text = -1, FinishReason.DEADLINE, "" if partial else "too late"
+                code = None if partial else Code.DEADLINE_EXCEEDED
+        finally:
+            for task in (produce, watch):
+                task.cancel()
+            await asyncio.gather(produce, watch, return_exceptions=True)
+        self.jobs.pop(job.handle, None)
+        end = End(
+            handle=job.handle,
+            reason=reason,
+            prompt_tokens=len(job.token_ids),
+            completion_tokens=max(0, made),
+            wait_ms=0.0,
+            prefill_ms=0.1,
+            decode_ms=0.2,
+            left_ms=0.0,
+            code=code,
+            message=text,
+            abort_ms=0.05 if reason is FinishReason.CANCELLED else None,
+            tail=plan.tail,
+        )
+        await self.send(ends=[end], stats=self.worker.stats())
+        if plan.talks_after_end:
+            ids = list(range(plan.talks_after_end))
+            await self.send(deltas=[Delta(job.handle, ids, ["late"] * len(ids))], ends=[end])
+        await self.worker.tell()
+
+    async def _produce(self, job: Submit, plan: Plan) -> tuple[int, FinishReason, Code | None, str]:
+        if plan.refuse is not None:
+            return 0, FinishReason.ERROR, *plan.refuse
+        await self.send(started=[Started(job.handle, 0.0)])
+        total = job.sampling.max_tokens if plan.tokens is None else plan.tokens
+        made = 0
+        while made < total:
+            if made == plan.stall_at:
+                await plan.release.wait()
+            if made == plan.die_at:
+                self._closed.set()
+                await asyncio.Event().wait()
+            if made == plan.fail_at:
+                return made, FinishReason.ERROR, Code.ENGINE_ERROR, "the engine failed"
+            if plan.step_s:
+                await asyncio.sleep(plan.step_s)
+            count = min(plan.per_delta, total - made)
+            await self.send(deltas=[self._delta(job, plan, range(made, made + count))])
+            made += count
+        return made, plan.reason, None, ""
+
+    def _delta(self, job: Submit, plan: Plan, indices: Sequence[int]) -> Delta:
+        top = job.sampling.logprobs
+        logprobs = None
+        if top is not None:
+            logprobs = [TokenLogprob(-0.5, [(i % 200, -0.5)] * top) for i in indices]
+        return Delta(
+            job.handle, [i % 200 for i in indices], [plan.text(i) for i in indices], logprobs
+        )

@@ -1,0 +1,216 @@
+"""Bad input gets a 4xx with what was wrong and what was expected; none of it reaches a worker."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.fake_worker import FakeWorker
+
+TASK = {"model": "fake", "prompt": "x"}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
+TEXT = {"model": "fake", "prompt": "x"}
+JSON = {"Content-Type": "application/json"}
+PATHS = ["/v2/tasks", "/v1/chat/completions", "/v1/completions"]
+BODIES: dict[str, dict[str, Any]] = dict(zip(PATHS, [TASK, CHAT, TEXT], strict=True))
+
+ANYWHERE: list[tuple[object, int, str, str]] = [
+    (b"", 400, "empty", ""),
+    (b"{", 400, "JSON", ""),
+    (b"[1]", 400, "object", ""),
+    (b'"x"', 400, "object", ""),
+    (b"\xff\xfe", 400, "UTF-8", ""),
+    (b'{"model": "\xff"}', 400, "UTF-8", ""),
+    (b'{"model": "\\ud800"}', 400, "JSON", ""),
+    ({"temprature": 1}, 400, "temprature", "temprature"),
+    ({"model": "nobody"}, 404, "nobody", "model"),
+    ({"model": 7}, 400, "str", "model"),
+    ({"max_tokens": 0}, 400, "at least 1", "max_tokens"),
+    ({"max_tokens": -3}, 400, "at least 1", "max_tokens"),
+    ({"max_tokens": 513}, 400, "at most", "max_tokens"),
+    ({"max_tokens": 10**30}, 400, "at most", "max_tokens"),
+    ({"max_tokens": 1.5}, 400, "int", "max_tokens"),
+    ({"max_tokens": True}, 400, "int", "max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, 400, "between", "min_tokens"),
+    ({"temperature": -1}, 400, "0 to 10", "temperature"),
+    ({"temperature": "hot"}, 400, "float", "temperature"),
+    ({"top_p": 0}, 400, "above 0", "top_p"),
+    ({"top_k": -2}, 400, "0", "top_k"),
+    ({"seed": 2**70}, 400, "64 bits", "seed"),
+    ({"stop": [""]}, 400, "characters", "stop"),
+    ({"stop": ["x"] * 17}, 400, "16", "stop"),
+    ({"stop": [1]}, 400, "str", "stop[0]"),
+    ({"deadline_ms": "soon"}, 400, "float", "deadline_ms"),
+    ({"on_deadline": "panic"}, 400, "panic", "on_deadline"),
+    ({"on_disconnect": "cry"}, 400, "cry", "on_disconnect"),
+]
+
+IN_PLACES: list[tuple[str, object, int, str, str]] = [
+    ("/v2/tasks", {"prompt": None}, 400, "exactly one", "prompt"),
+    ("/v2/tasks", {"messages": []}, 400, "exactly one", "messages"),
+    ("/v2/tasks", {"prompt": None, "messages": []}, 400, "empty", "messages"),
+    ("/v2/tasks", {"prompt": None, "prompt_token_ids": []}, 400, "empty", "prompt"),
+    ("/v2/tasks", {"prompt": None, "prompt_token_ids": [999]}, 400, "261", "prompt_token_ids"),
+    ("/v2/tasks", {"prompt": ""}, 400, "empty", "prompt"),
+    ("/v2/tasks", {"prompt": "x" * 512}, 400, "context", "prompt"),
+    ("/v2/tasks", {"prompt": "x" * 5000}, 400, "context", "prompt"),
+    ("/v2/tasks", {"logprobs": 21}, 400, "20", "logprobs"),
+    ("/v1/completions", {"prompt": "x" * 600}, 400, "context", "prompt"),
+    ("/v1/completions", {"prompt": ["a", "b"]}, 400, "one prompt", "prompt"),
+    ("/v1/completions", {"prompt": [[1], [2]]}, 400, "one prompt", "prompt"),
+    ("/v1/completions", {"prompt": [1, "a"]}, 400, "one prompt", "prompt"),
+    ("/v1/completions", {"echo": True}, 400, "false", "echo"),
+    ("/v1/completions", {"best_of": 2}, 400, "1", "best_of"),
+    ("/v1/completions", {"suffix": "x"}, 400, "empty", "suffix"),
+    ("/v1/completions", {"n": 2}, 400, "n must be 1", "n"),
+    ("/v1/completions", {"presence_penalty": 0.5}, 400, "0", "presence_penalty"),
+    ("/v1/completions", {"stream_options": {}}, 400, "stream: true", "stream_options"),
+    ("/v1/chat/completions", {"messages": []}, 400, "empty", "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "required", "content"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "image_url",
+        "type",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "tool", "content": "x"}]},
+        400,
+        "tool",
+        "role",
+    ),
+    ("/v1/chat/completions", {"tools": [{"type": "function"}]}, 400, "tool calls", "tools"),
+    ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool calls", "tool_choice"),
+    ("/v1/chat/completions", {"logit_bias": {"5": 1}}, 400, "empty", "logit_bias"),
+    (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_object"}},
+        400,
+        "text",
+        "response_format",
+    ),
+    ("/v1/chat/completions", {"top_logprobs": 2}, 400, "logprobs: true", "top_logprobs"),
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 40}, 400, "20", "logprobs"),
+    (
+        "/v1/chat/completions",
+        {"max_tokens": 2, "max_completion_tokens": 3},
+        400,
+        "differ",
+        "max_completion_tokens",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x" * 600}]},
+        400,
+        "context",
+        "",
+    ),
+]
+
+NESTED = b'{"metadata": ' + b"[" * 100_000
+IN_PLACES.append(("/v1/completions", NESTED, 400, "nested", ""))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    cases = [*ANYWHERE, *(case[1:] for case in IN_PLACES if case[0] == path)]
+    for change, status, word, field in cases:
+        if isinstance(change, bytes):
+            data = change
+        else:
+            assert isinstance(change, dict)
+            data = json.dumps(BODIES[path] | change).encode()
+        async with service.http.post(path, data=data, headers=JSON) as response:
+            text = await response.text()
+            assert response.status == status, (change, text)
+            assert response.headers["x-should-retry"] == "false"
+            assert response.headers["X-Correlation-Id"]
+            error = json.loads(text)["error"]
+        assert word in error["message"], (change, text)
+        named = error.get("field" if path == "/v2/tasks" else "param") or ""
+        assert field in named, (change, text)
+        if path == "/v2/tasks":
+            assert error["retryable"] is False
+        else:
+            assert error["type"] == "invalid_request_error"
+    assert worker.submits == []
+    assert service.gateway.live_tasks == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "code"),
+    [
+        ("GET", "/v1/nothing", {}, 404, "not_found"),
+        ("GET", "/nothing", {}, 404, "not_found"),
+        ("GET", "/v2/tasks", {}, 405, "method_not_allowed"),
+        ("DELETE", "/v2/tasks/x/events", {}, 405, "method_not_allowed"),
+        ("PUT", "/v1/completions", {}, 405, "method_not_allowed"),
+        ("POST", "/v2/tasks", {"Content-Type": "text/plain"}, 415, "invalid_request"),
+        (
+            "POST",
+            "/v1/completions",
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            415,
+            "invalid_request",
+        ),
+        ("POST", "/v2/tasks", JSON | {"X-Correlation-Id": "a b"}, 400, "invalid_request"),
+        ("POST", "/v2/tasks", JSON | {"X-Correlation-Id": "x" * 129}, 400, "invalid_request"),
+        ("POST", "/v2/tasks", JSON | {"X-Deadline": "tomorrow"}, 400, "invalid_request"),
+        ("POST", "/v1/completions", JSON | {"grpc-timeout": "1"}, 400, "invalid_request"),
+    ],
+)
+async def test_paths_methods_and_headers(
+    service: Service,
+    worker: FakeWorker,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    status: int,
+    code: str,
+) -> None:
+    body = json.dumps(TASK)
+    async with service.http.request(method, path, data=body, headers=headers) as response:
+        assert response.status == status
+        assert response.content_type == "application/json"
+        assert (await response.json())["error"]["code"] == code
+        if status == 405:
+            assert ("GET" if "events" in path else "POST") == response.headers["Allow"]
+    async with service.http.head("/v2/tasks/x/events") as response:
+        assert response.status == 405
+    assert worker.submits == []
+
+
+async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, max_body_bytes=2048)
+
+    async def pieces() -> Any:
+        for _ in range(3):
+            yield b" " * 1024
+
+    for data in (b"x" * 4096, pieces()):
+        async with service.http.post("/v2/tasks", data=data, headers=JSON) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "body_too_large"
+    assert worker.submits == []
+
+
+async def test_a_body_that_does_not_arrive(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, body_timeout_s=0.05)
+
+    async def nothing() -> Any:
+        yield b"{"
+        await service.until(
+            lambda: (
+                service.metric("tidegate_http_errors_total", status="408", code="invalid_request")
+                == 1
+            )
+        )
+        yield b"}"
+
+    async with service.http.post("/v2/tasks", data=nothing(), headers=JSON) as response:
+        assert response.status == 408

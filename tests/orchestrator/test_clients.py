@@ -1,0 +1,198 @@
+"""Clients that go away or read too slowly (WP-1, OR-11)."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import AbortCause
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+
+
+async def send(
+    service: Service, body: dict[str, object], *, receive_buffer: int = 0
+) -> socket.socket:
+    """Ask with a bare socket; the caller reads, or does not."""
+    data = json.dumps(body).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
+    client.setblocking(False)
+    if receive_buffer:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    host, port = service.runner.addresses[0][:2]
+    await loop.sock_connect(client, (host, port))
+    await loop.sock_sendall(client, head.encode() + data)
+    return client
+
+
+async def read_to_end(client: socket.socket) -> bytearray:
+    """All of a chunked response."""
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while not data.endswith(b"0\r\n\r\n"):
+        piece = await loop.sock_recv(client, 1 << 16)
+        assert piece, "the connection was closed early"
+        data += piece
+    return data
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stall_at", [0, 3])
+async def test_wp1_a_closed_socket_stops_the_job(
+    service: Service, worker: FakeWorker, stream: bool, stall_at: int
+) -> None:
+    """WP-1: streaming and not, before and after the first byte."""
+    worker.plan = lambda submit: Plan(stall_at=stall_at)
+    client = await send(service, CHAT | {"stream": stream})
+    await worker.until(lambda: worker.running == 1)
+    if stream and stall_at:
+        await asyncio.get_running_loop().sock_recv(client, 4096)
+    client.close()
+    await worker.until(lambda: not worker.running)
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+    await service.until(lambda: service.outcomes() == ["aborted"])
+    await service.until(
+        lambda: service.metric("tidegate_client_disconnect_detection_ms_count") == 1
+    )
+    assert next(iter(service.gateway.registry)).load == 0
+
+
+async def test_wp1_a_client_may_wish_its_work_to_go_on(
+    service: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=2)
+    worker.plan = lambda submit: plan
+    client = await send(service, CHAT | {"stream": True, "on_disconnect": "continue"})
+    answer = await asyncio.get_running_loop().sock_recv(client, 65536)
+    task_id = answer.partition(b'"id":"chatcmpl-')[2][:32].decode()
+    client.close()
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"])
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        status = await response.json()
+    assert status["usage"]["completion_tokens"] == 20
+    assert worker.cancels == []
+
+
+async def test_a_client_gone_while_it_waits_in_the_queue(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=1)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    service = await make_service(worker, worker_backlog=0)
+    first = await send(service, CHAT)
+    await worker.until(lambda: worker.running == 1)
+    second = await send(service, CHAT)
+    await service.until(lambda: len(service.gateway.queue) == 1)
+    second.close()
+    await service.until(lambda: service.outcomes() == ["aborted"])
+    assert len(service.gateway.queue) == 0
+    first.close()
+    await worker.until(lambda: not worker.running)
+    assert len(worker.submits) == 1
+
+
+LARGE = Plan(tokens=2000, per_delta=20, text=lambda index: f"{index:06}" + "x" * 8000)
+"""16 MB: more than the kernel's buffers take."""
+
+
+async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """OR-11: what it does not read yet waits for it, in order, and nobody else waits."""
+    worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
+    service = await make_service(worker, slow_client_buffer_bytes=64 << 20)
+    slow = await send(service, CHAT | {"stream": True})
+    await service.until(lambda: service.outcomes() == ["met"])
+    body = CHAT | {"max_tokens": 9, "stream": True}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert (await response.text()).count("data: ") == 9 + 3
+    data = await read_to_end(slow)
+    slow.close()
+    events = [event for event in _unchunked(data).split(b"\n\n") if event]
+    assert len(events) == 2000 + 3
+    contents = [json.loads(e[6:])["choices"][0]["delta"]["content"] for e in events[1:-2]]
+    assert [int(content[:6]) for content in contents] == list(range(2000))
+    assert all(len(content) == 8006 for content in contents)
+
+
+async def test_or11_a_client_that_stays_too_slow_is_disconnected(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """OR-11: its buffer is bounded; it is given up, its job stopped, and nobody else notices."""
+    worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
+    service = await make_service(worker, slow_client_buffer_bytes=1 << 20)
+    slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
+    await service.until(lambda: service.outcomes() == ["aborted"])
+    await worker.until(lambda: not worker.running)
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+    slow.close()
+    body = CHAT | {"max_tokens": 9}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+
+
+async def test_or11_so_is_one_that_reads_nothing_for_too_long(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.plan = lambda submit: LARGE
+    service = await make_service(
+        worker, slow_client_buffer_bytes=64 << 20, slow_client_timeout_s=0.1
+    )
+    slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
+    connections = service.runner.server
+    assert connections is not None
+    await service.until(lambda: bool(service.journal.records))
+    await service.until(lambda: not connections.connections)
+    slow.close()
+
+
+async def test_http_1_0_gets_its_stream_without_chunks(service: Service) -> None:
+    data = json.dumps(CHAT | {"stream": True}).encode()
+    reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+    )
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    assert body.count(b"data: ") == 20 + 3 and body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_one_connection_serves_one_stream_after_another(service: Service) -> None:
+    """The framing that we write ourselves leaves the connection usable."""
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    request = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, service.runner.addresses[0][:2])
+    for _ in range(3):
+        await loop.sock_sendall(client, request)
+        assert (await read_to_end(client)).count(b"data: ") == 20 + 3
+    client.close()
+
+
+def _unchunked(response: bytearray) -> bytes:
+    place = response.index(b"\r\n\r\n") + 4
+    parts = []
+    while place < len(response):
+        end = response.index(b"\r\n", place)
+        length = int(response[place:end], 16)
+        parts.append(response[end + 2 : end + 2 + length])
+        place = end + 2 + length + 2
+    return b"".join(parts)

@@ -1,0 +1,154 @@
+"""DL-1 to DL-6 over HTTP: past, too short, in the queue, before and after the first byte."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import Code
+
+TASK = {"model": "fake", "prompt": "x", "max_tokens": 20}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v2/tasks": TASK,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TASK,
+}
+
+
+def assert_exceeded(status: int, headers: Any, error: dict[str, Any]) -> None:
+    """DL-5."""
+    assert status == 504
+    assert error["code"] == "deadline_exceeded"
+    assert float(headers["X-Deadline-Exceeded-By-Ms"]) >= 0
+    assert headers["x-should-retry"] == "false"
+    assert "left=" in headers["X-Deadline-Budget"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"X-Deadline": "2020-01-01T00:00:00Z"}, {}),
+        ({"X-Timeout-Ms": "9"}, {}),
+        ({"grpc-timeout": "1m"}, {"deadline_ms": 60_000}),
+        ({"X-Timeout-Ms": "60000"}, {"deadline_ms": 0}),
+    ],
+)
+async def test_dl1_past_or_under_the_floor_is_refused(
+    service: Service, worker: FakeWorker, path: str, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    """DL-1, DL-3: 504, counted as offered and refused, before any work."""
+    async with service.http.post(path, json=BODIES[path] | body, headers=headers) as response:
+        error = (await response.json())["error"]
+        assert_exceeded(response.status, response.headers, error)
+    assert service.outcomes() == ["refused"]
+    assert worker.submits == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_dl1_beyond_the_maximum_is_clamped_and_said(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    for stream in (False, True):
+        body = BODIES[path] | ({"stream": True} if stream and "v1" in path else {})
+        headers = {"grpc-timeout": "9H"}
+        async with service.http.post(path, json=body, headers=headers) as response:
+            assert response.headers["X-Deadline-Clamped-Ms"] == "1800000"
+            await response.read()
+    assert all(1_790_000 < submit.budget_ms <= 1_800_000 for submit in worker.submits)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("obedient", [True, False])
+async def test_dl5_missed_before_the_first_byte_is_a_504(
+    service: Service, worker: FakeWorker, stream: bool, obedient: bool
+) -> None:
+    """DL-5, also when the worker does not say so itself."""
+    worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=not obedient)
+    body = CHAT | {"deadline_ms": 100, "stream": stream}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        error = (await response.json())["error"]
+        assert_exceeded(response.status, response.headers, error)
+    assert service.outcomes() == ["missed"]
+    await worker.until(lambda: not worker.running)
+
+
+@pytest.mark.parametrize("obedient", [True, False])
+async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
+    service: Service, worker: FakeWorker, obedient: bool
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
+    body = CHAT | {"deadline_ms": 100, "stream": True}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        lines = (await response.text()).split("\n\n")
+    last = json.loads(lines[-2][6:])
+    assert last["error"]["code"] == "deadline_exceeded"
+    assert last["error"]["exceeded_by_ms"] >= 0
+    assert "[DONE]" not in "".join(lines)
+    assert len(lines) == 1 + 3 + 1 + 1
+    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 100}) as response:
+        task = await response.json()
+    async with service.http.get(task["events_url"]) as response:
+        events = [event async for event in read_events(response)]
+    assert [e.event for e in events] == ["queued", "started", *["token"] * 3, "error"]
+    assert events[-1].json()["code"] == "deadline_exceeded"
+    assert events[-1].json()["budget"]["left_ms"] <= 0
+    assert service.outcomes() == ["missed", "missed"]
+    assert service.metric("tidegate_tokens_wasted_total") == 6
+    await worker.until(lambda: not worker.running)
+
+
+async def test_dl8_what_expires_in_the_queue_never_leaves_it(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """DL-8: the deadline holds in the queue, and the next in line takes the free slot."""
+    worker = await make_worker(max_running=1)
+    first = Plan(stall_at=0)
+    worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
+    service = await make_service(worker, worker_backlog=0)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+    body = TASK | {"deadline_ms": 60}
+    async with service.http.post("/v1/completions", json=body) as response:
+        error = (await response.json())["error"]
+        assert_exceeded(response.status, response.headers, error)
+        assert "prefill=0.0" in response.headers["X-Deadline-Budget"]
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert (await response.json())["queue_position"] == 0
+    first.release.set()
+    await service.until(lambda: sorted(service.outcomes()) == ["met", "met", "missed"])
+    assert len(worker.submits) == 2
+
+
+async def test_dl8_the_most_urgent_leaves_first(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=1)
+    first = Plan(stall_at=0)
+    worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
+    service = await make_service(worker, worker_backlog=0)
+    for budget in (90_000, 70_000, 80_000, 60_000):
+        body = TASK | {"deadline_ms": budget}
+        async with service.http.post("/v2/tasks", json=body) as response:
+            assert response.status == 202
+    first.release.set()
+    await service.until(lambda: service.outcomes() == ["met"] * 4)
+    budgets = [round(submit.budget_ms, -4) for submit in worker.submits]
+    assert budgets == [90_000, 60_000, 70_000, 80_000]
+
+
+async def test_dl3_a_worker_that_sees_too_little_time_refuses(
+    service: Service, worker: FakeWorker
+) -> None:
+    refusal = (Code.DEADLINE_EXCEEDED, "100 ms are needed to start")
+    worker.plan = lambda submit: Plan(refuse=refusal)
+    async with service.http.post("/v1/completions", json=TASK) as response:
+        error = (await response.json())["error"]
+        assert_exceeded(response.status, response.headers, error)
+    assert "100 ms" in error["message"]
+    assert service.outcomes() == ["refused"]

@@ -1,0 +1,87 @@
+"""Prompts become ids with the worker's tokenizer and chat template."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.task import Message
+from orchestrator.tokens import BadCard, PromptEncoder, vocabulary_of
+from tests.orchestrator.fake_worker import make_card
+
+
+@pytest.fixture
+def executor() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
+
+
+def encoder_of(executor: ThreadPoolExecutor, **changes: object) -> PromptEncoder:
+    return PromptEncoder(make_card(**changes), executor)
+
+
+async def test_text_ids_and_chat(executor: ThreadPoolExecutor) -> None:
+    encoder = encoder_of(executor)
+    text = await encoder.encode("héllo")
+    assert len(text) == 6
+    assert "".join(encoder.token_text(i) for i in text if i < 200)[:1] == "h"
+    assert await encoder.encode((1, 2, 3)) == (1, 2, 3)
+    chat = await encoder.encode((Message("user", "hi"),))
+    assert list(chat) == [0, 3, *(await encoder.encode("hi")), 5, 4]
+
+
+async def test_a_long_prompt_comes_out_the_same_from_its_thread(
+    executor: ThreadPoolExecutor,
+) -> None:
+    encoder = encoder_of(executor)
+    text = "Once upon a time. " * 1000
+    assert len(await encoder.encode(text)) == len(text)
+    chat = await encoder.encode((Message("user", text),))
+    assert len(chat) == len(text) + 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "word"),
+    [
+        ("", "prompt", "empty"),
+        ((), "prompt", "empty"),
+        ((1, 262), "prompt_token_ids", "0 to 261"),
+        ((-1,), "prompt_token_ids", "0 to 261"),
+        ((10**30,), "prompt_token_ids", "0 to 261"),
+    ],
+)
+async def test_what_cannot_be_encoded(
+    executor: ThreadPoolExecutor, prompt: str | tuple[int, ...], field: str, word: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=word) as caught:
+        await encoder_of(executor).encode(prompt)
+    assert caught.value.field == field
+
+
+async def test_templates_can_refuse_and_are_fenced_in(executor: ThreadPoolExecutor) -> None:
+    refusing = encoder_of(executor, chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(InvalidRequest, match="no system role"):
+        await refusing.encode((Message("system", "x"),))
+    nosy = encoder_of(executor, chat_template="{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequest, match="refuses"):
+        await nosy.encode((Message("user", "x"),))
+    missing = encoder_of(executor, chat_template="")
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        await missing.encode((Message("user", "x"),))
+    with pytest.raises(BadCard, match="template"):
+        encoder_of(executor, chat_template="{% if %}")
+    with pytest.raises(BadCard, match="tokenizer"):
+        encoder_of(executor, tokenizer_json=b"{}")
+    helpers = encoder_of(
+        executor,
+        chat_template="{% for m in messages %}{% break %}{% endfor %}"
+        "{{ strftime_now('%Y')|length }}{{ {'a': '<'}|tojson }}",
+    )
+    ids = await helpers.encode((Message("user", "x"),))
+    assert "".join(helpers.token_text(i) for i in ids) == '4{"a":"<"}'
+
+
+def test_vocabularies_are_told_apart() -> None:
+    card = make_card()
+    assert vocabulary_of(card) == vocabulary_of(make_card(engine_digest="other"))
+    assert vocabulary_of(card) != vocabulary_of(make_card(chat_template="x"))
+    assert vocabulary_of(card) != vocabulary_of(make_card(special_tokens={}))
