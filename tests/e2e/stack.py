@@ -1,0 +1,164 @@
+"""A real Triton with our worker, and a real orchestrator in front, for tests that need both."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from orchestrator.provision.instance import TritonInstance
+from orchestrator.provision.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
+from orchestrator.provision.ports import free_ports
+from orchestrator.provision.triton import TritonPorts, TritonSpec, find_triton
+from worker.protocol.names import MODEL_NAME
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+"""How long something that is sure to come may take on a busy machine."""
+
+
+class LoopThread:
+    """An event loop of its own, so that processes outlive the loop of any one test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Triton:
+    """One real Triton with our ``llm`` model; ``worker`` are ``TIDEGATE_WORKER_…`` settings."""
+
+    def __init__(self, **worker: object) -> None:
+        settings = {"model_path": DEMO_CHECKPOINT, "model_name": "demo", "device": "cpu"} | worker
+        env = {f"TIDEGATE_WORKER_{k.upper()}": str(v) for k, v in settings.items()}
+        spec = TritonSpec(MODEL_REPOSITORY, (MODEL_NAME,), env=env)
+        logs = state_dir() / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._loop = LoopThread()
+        ports = TritonPorts(*free_ports(3))
+        name = f"e2e-{ports.grpc}"
+        install = find_triton(None, state_dir())
+        self.log = logs / f"{name}.log"
+        self.instance = TritonInstance(name, install, spec, ports, log=self.log)
+
+    def start(self) -> None:
+        self._loop.run(self.instance.start())
+
+    def stop(self, drain_s: float = 1.0) -> None:
+        self._loop.run(self.instance.stop(drain_s))
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.close()
+
+    @property
+    def server_pid(self) -> int:
+        return int(self.instance.describe()["pid"])
+
+    @property
+    def stub_pid(self) -> int:
+        return int(self.instance.describe()["stub_pids"][0])
+
+    @property
+    def grpc(self) -> str:
+        return self.instance.grpc_address
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.instance.ports.http}"
+
+
+class Orchestrator:
+    """A real ``python -m orchestrator`` in front of ``instances``."""
+
+    def __init__(self, *instances: str, **settings: object) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        env = {"INSTANCES": ",".join(instances), "HOST": "127.0.0.1", "PORT": self.port} | settings
+        self._env = os.environ | {f"TIDEGATE_{k.upper()}": str(v) for k, v in env.items()}
+        self._log = state_dir() / "logs" / f"e2e-orchestrator-{self.port}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator"], env=self._env, stdout=log, stderr=log
+            )
+        eventually(lambda: self.status("/health/ready") == 200, "the orchestrator to be ready")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            return self._process.wait(PATIENCE_S)
+        finally:
+            self._process.kill()
+
+    def status(self, path: str) -> int:
+        """HTTP status of a GET; 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        except OSError:
+            return 0
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have ``labels``; 0 where there is none."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=5) as response:
+            text = response.read().decode()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+def eventually(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until ``condition`` holds; says what was waited for when it never does."""
+    give_up_at = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < give_up_at, f"waited {patience_s:.0f} s in vain for {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(thing: Triton | Orchestrator) -> Iterator[None]:
+    """Start on entry, stop on exit whatever happened."""
+    thing.start()
+    try:
+        yield
+    finally:
+        thing.stop()

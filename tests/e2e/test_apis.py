@@ -1,0 +1,181 @@
+"""Every API on the real Triton and the demo model, streaming and not."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import openai
+import pytest
+
+from tests.e2e.conftest import Stack
+from tests.e2e.sse import events_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture
+async def http(demo: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(demo.url) as session:
+        yield session
+
+
+async def test_native_task_streams_and_replays(http: aiohttp.ClientSession) -> None:
+    """OR-1: queued? started token* end, one terminal event, and the same again afterwards."""
+    async with http.post("/v2/tasks", json=STORY) as response:
+        assert response.status == 202
+        task = await response.json()
+    events = await events_of(http, task["events_url"])
+    kinds = [event.kind for event in events]
+    assert kinds[-1] == "end" and kinds.count("end") == 1 and "error" not in kinds
+    assert kinds.index("started") < kinds.index("token")
+    tokens = [event.data for event in events if event.kind == "token"]
+    assert len(tokens) == 24
+    assert [token["index"] for token in tokens] == list(range(24))
+    end = events[-1].data
+    assert (end["outcome"], end["finish_reason"]) == ("met", "length")
+    assert end["usage"]["completion_tokens"] == 24
+
+    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
+        status = await response.json()
+    assert status["status"] == "ended"
+    assert status["text"] == "".join(token["text"] for token in tokens)
+    again = await events_of(http, task["events_url"], last_event_id=events[3].id)
+    assert [event.id for event in again] == [event.id for event in events[4:]]
+    assert again[-1].data == end
+
+
+async def test_the_same_text_on_every_api(demo: Stack, http: aiohttp.ClientSession) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused")
+    async with client:
+        whole = await client.completions.create(**STORY)
+        stream = await client.completions.create(**STORY, stream=True)
+        pieces = [chunk.choices[0].text async for chunk in stream if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].text
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None and whole.usage.completion_tokens == 24
+    async with http.post("/v2/tasks", json=STORY) as response:
+        task = await response.json()
+    events = await events_of(http, task["events_url"])
+    native = "".join(event.data["text"] for event in events if event.kind == "token")
+    assert native == whole.choices[0].text
+
+
+async def test_the_openai_sdk_chats(demo: Stack) -> None:
+    """OR-3: the official SDK, unmodified."""
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        models = [model.id async for model in client.models.list()]
+        assert models == ["demo"]
+        ask = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+            "max_tokens": 40,
+            "seed": 7,
+        }
+        answer = await client.chat.completions.create(**ask)
+        text = answer.choices[0].message.content
+        assert text and answer.choices[0].message.role == "assistant"
+        stream = await client.chat.completions.create(
+            **ask, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+
+
+async def test_stop_strings_seeds_and_logprobs(demo: Stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        plain = await client.completions.create(**STORY)
+        text = plain.choices[0].text
+        stop = text.split()[3]
+        stopped = await client.completions.create(**STORY, stop=[stop])
+        assert stopped.choices[0].finish_reason == "stop"
+        assert stopped.choices[0].text == text[: text.index(stop)]
+        hot = STORY | {"temperature": 1.0, "seed": 11}
+        first, second = await asyncio.gather(*(client.completions.create(**hot) for _ in range(2)))
+        assert first.choices[0].text == second.choices[0].text
+        scored = await client.completions.create(**STORY, logprobs=2)
+        logprobs = scored.choices[0].logprobs
+        assert logprobs is not None and len(logprobs.token_logprobs) == 24
+        assert all(value <= 0 for value in logprobs.token_logprobs)
+
+
+async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
+    demo: Stack, http: aiohttp.ClientSession
+) -> None:
+    """WK-1, WK-9: streams of different lengths at once; each gets exactly its own tokens."""
+
+    async def stream(number: int) -> int:
+        body = STORY | {"max_tokens": 8 + number % 17, "ignore_eos": True, "seed": number}
+        async with http.post("/v2/tasks", json=body) as response:
+            task = await response.json()
+        events = await events_of(http, task["events_url"])
+        tokens = [event.data for event in events if event.kind == "token"]
+        assert [token["index"] for token in tokens] == list(range(8 + number % 17))
+        assert events[-1].data["usage"]["completion_tokens"] == len(tokens)
+        return len(tokens)
+
+    before = demo.orchestrator.metric("tidegate_worker_tokens_total")
+    counts = await asyncio.gather(*(stream(number) for number in range(64)))
+    assert counts == [8 + number % 17 for number in range(64)]
+    demo.assert_idle()
+    after = demo.orchestrator.metric("tidegate_worker_tokens_total")
+    assert after - before == sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (b"{", 400, "JSON"),
+        (b"\xff\xfe", 400, "UTF-8"),
+        (b'["a list"]', 400, "object"),
+        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
+        ({"model": "demo", "prompt": "x", "temprature": 1}, 400, "temprature"),
+        ({"model": "demo"}, 400, "prompt"),
+        ({"model": "demo", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        ({"model": "demo", "prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
+        ({"model": "demo", "prompt": "word " * 4000}, 400, "context"),
+        ({"model": "demo", "prompt": "x", "temperature": "hot"}, 400, "temperature"),
+        ({"model": "demo", "prompt": "x", "deadline_ms": "soon"}, 400, "deadline_ms"),
+    ],
+)
+async def test_bad_input_is_told_what_was_wrong_and_never_reaches_the_worker(
+    demo: Stack, http: aiohttp.ClientSession, body: object, status: int, word: str
+) -> None:
+    jobs = "tidegate_worker_jobs_received_total"
+    demo.assert_idle()
+    before = demo.orchestrator.metric(jobs)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    async with http.post("/v2/tasks", data=data, headers=headers) as response:
+        assert response.status == status, await response.text()
+        assert word in await response.text()
+    demo.assert_idle()
+    assert demo.orchestrator.metric(jobs) == before
+
+
+async def test_unknown_tasks_and_large_bodies(http: aiohttp.ClientSession) -> None:
+    for path in ("/v2/tasks/none", "/v2/tasks/none/events"):
+        async with http.get(path) as response:
+            assert response.status == 404
+    async with http.post("/v2/tasks/none/cancel") as response:
+        assert response.status == 404
+    huge = io.BytesIO(json.dumps({"model": "demo", "prompt": "x" * (16 << 20)}).encode())
+    headers = {"Content-Type": "application/json"}
+    async with http.post("/v2/tasks", data=huge, headers=headers) as response:
+        assert response.status == 413
+
+
+async def test_health_and_metrics(demo: Stack, http: aiohttp.ClientSession) -> None:
+    """OR-13."""
+    for path in ("/health", "/health/live", "/health/startup", "/health/ready"):
+        async with http.get(path) as response:
+            assert response.status == 200, path
+    async with http.get("/metrics") as response:
+        text = await response.text()
+    for name in ("tidegate_kv_blocks", "tidegate_outcomes_total", "tidegate_worker_jobs"):
+        assert name in text

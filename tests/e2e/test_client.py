@@ -1,0 +1,178 @@
+"""Client library, chat command and ``tritonclient`` examples against the real thing."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import client
+from client import TidegateClient
+from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+EXAMPLES = Path(client.__file__).parent / "examples"
+LIMIT_S = 60
+
+
+async def test_generate_and_stream_agree(demo: Stack) -> None:
+    async with TidegateClient(demo.url) as tidegate:
+        whole = await tidegate.generate("Once upon a time", max_tokens=24, temperature=0)
+        streamed = [
+            e async for e in tidegate.stream("Once upon a time", max_tokens=24, temperature=0)
+        ]
+    tokens = [event for event in streamed if isinstance(event, client.Token)]
+    assert "".join(token.text for token in tokens) == whole.text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == len(whole.token_ids) == 24
+    assert [token.index for token in tokens] == list(range(24))
+    assert [type(event) for event in streamed if not isinstance(event, client.Token)] == [
+        client.Queued,
+        client.Started,
+        client.End,
+    ]
+    assert whole.outcome == "met"
+    assert whole.budget is not None
+    assert (whole.budget.left_ms or 0) > 0
+
+
+async def test_status_tells_what_a_task_came_to(demo: Stack) -> None:
+    async with TidegateClient(demo.url) as tidegate:
+        assert await tidegate.models() == ["demo"]
+        task = await tidegate.submit(
+            [{"role": "user", "content": "Hi"}], max_tokens=4, ignore_eos=True
+        )
+        async for _ in tidegate.events(task.task_id):
+            pass
+        status = await tidegate.status(task.task_id)
+    assert status.ended
+    assert status.usage is not None
+    assert status.usage.completion_tokens == 4
+
+
+async def test_leaving_a_stream_stops_the_work(paced: Stack) -> None:
+    """WP-2."""
+    async with TidegateClient(paced.url) as tidegate:
+        task_id = ""
+        async with aclosing(tidegate.stream("hi", max_tokens=1000, ignore_eos=True)) as events:
+            async for event in events:
+                if isinstance(event, client.Queued):
+                    task_id = event.task_id
+                if isinstance(event, client.Token):
+                    break
+        status = await tidegate.status(task_id)
+    assert status.outcome == "aborted"
+
+
+async def test_a_missed_deadline_is_a_timeout_error(paced: Stack) -> None:
+    """DL-5."""
+    async with TidegateClient(paced.url) as tidegate:
+        with pytest.raises(TimeoutError) as missed:
+            await tidegate.generate(
+                "hi", max_tokens=1000, ignore_eos=True, deadline=timedelta(milliseconds=400)
+            )
+    assert isinstance(missed.value, client.DeadlineExceeded)
+    assert missed.value.code.startswith("deadline_")
+
+
+async def test_an_unknown_task_is_a_lookup_error(demo: Stack) -> None:
+    async with TidegateClient(demo.url) as tidegate:
+        with pytest.raises(LookupError):
+            await tidegate.status("no-such-task")
+
+
+async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:
+    """OR-2: the network breaks three times in the middle of a stream."""
+    async with cutting_proxy(paced.url, cuts=3) as url, TidegateClient(url) as tidegate:
+        answer = await tidegate.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
+    async with TidegateClient(paced.url) as tidegate:
+        undisturbed = await tidegate.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
+    assert answer.token_ids == undisturbed.token_ids
+    assert answer.text == undisturbed.text
+
+
+@asynccontextmanager
+async def cutting_proxy(url: str, cuts: int) -> AsyncIterator[str]:
+    """Forwards to ``url``; the first ``cuts`` event streams are cut after 1000 bytes or so."""
+    target = urlsplit(url)
+    left = cuts
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        there_reader, there_writer = await asyncio.open_connection(target.hostname, target.port)
+
+        async def requests() -> None:
+            while data := await reader.read(65536):
+                there_writer.write(data)
+
+        sending = asyncio.create_task(requests())
+        streamed = 0
+        try:
+            while data := await there_reader.read(65536):
+                writer.write(data)
+                if b"text/event-stream" in data or streamed:
+                    streamed += len(data)
+                if streamed > 1000 and left:
+                    left -= 1
+                    break
+        finally:
+            sending.cancel()
+            writer.transport.abort()
+            there_writer.transport.abort()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+        assert left == 0, "the proxy had nothing to cut"
+
+
+async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
+    output = await script(
+        [sys.executable, "-m", "client.cli", "chat", "--url", demo.url, "--deadline-ms", "20000"],
+        "Tell me a story.\n/new\nHello!\n",
+    )
+    assert "demo at" in output
+    assert output.count("tokens/s") == 2
+    assert "of the deadline left" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("stream_grpc.py", ""), ("cancel_grpc.py", "[cancelled after 8 responses]")],
+)
+async def test_examples_run_with_tritonclient_alone(demo: Stack, name: str, shown: str) -> None:
+    """WK-1: the plain contract, from scripts that import nothing of ours."""
+    source = (EXAMPLES / name).read_text()
+    assert not any(f"import {ours}" in source for ours in ("client", "worker", "orchestrator"))
+    output = await script(
+        [sys.executable, str(EXAMPLES / name), "Once upon a time", "--url", demo.triton.grpc]
+    )
+    assert shown in output
+    assert len(output.split()) > 8
+
+
+async def script(command: list[str], piped: str = "") -> str:
+    """What a command prints; it must end well."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            output, _ = await process.communicate(piped.encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output.decode()
+    return output.decode()

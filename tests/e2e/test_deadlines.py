@@ -1,0 +1,151 @@
+"""DL-1 to DL-5 and DL-10 on the real Triton: past, during, mid-stream."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+import openai
+import pytest
+
+from tests.e2e.conftest import Stack
+from tests.e2e.sse import events_of
+from worker.protocol import Outcome
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True}
+"""At 20 ms a step these take ten seconds."""
+
+
+@pytest.fixture
+async def http(paced: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(paced.url) as session:
+        yield session
+
+
+def outcomes(stack: Stack) -> dict[Outcome, float]:
+    metric = stack.orchestrator.metric
+    return {outcome: metric("tidegate_outcomes_total", outcome=outcome) for outcome in Outcome}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Deadline": "2020-01-01T00:00:00Z"},
+        {"X-Deadline": "1577836800000"},
+        {"X-Timeout-Ms": "5"},
+        {"grpc-timeout": "1m"},
+    ],
+)
+async def test_dl1_a_deadline_that_is_past_is_refused(
+    http: aiohttp.ClientSession, headers: dict[str, str]
+) -> None:
+    """DL-1, DL-3, DL-5: 504 before any work, and not worth a retry."""
+    for path in ("/v2/tasks", "/v1/completions"):
+        async with http.post(path, json=LONG, headers=headers) as response:
+            assert response.status == 504, await response.text()
+            assert response.headers["x-should-retry"] == "false"
+            assert "X-Deadline-Exceeded-By-Ms" in response.headers
+            assert "deadline_exceeded" in await response.text()
+
+
+async def test_dl1_an_unreadable_deadline_is_a_400(http: aiohttp.ClientSession) -> None:
+    for headers in ({"X-Deadline": "tomorrow"}, {"X-Timeout-Ms": "-"}, {"grpc-timeout": "5"}):
+        async with http.post("/v2/tasks", json=LONG, headers=headers) as response:
+            assert response.status == 400
+            assert next(iter(headers)).lower() in (await response.text()).lower()
+
+
+async def test_dl3_too_little_for_a_start_is_refused_by_the_worker(
+    http: aiohttp.ClientSession,
+) -> None:
+    """DL-3: 60 ms pass the orchestrator's floor of 10 ms but not the worker's of 100 ms."""
+    headers = {"X-Timeout-Ms": "60"}
+    async with http.post("/v1/completions", json=LONG, headers=headers) as response:
+        assert response.status == 504
+        assert response.headers["x-should-retry"] == "false"
+
+
+async def test_dl5_missed_before_the_first_byte_is_a_504(http: aiohttp.ClientSession) -> None:
+    started = time.monotonic()
+    body = LONG | {"ignore_eos": False, "deadline_ms": 400}
+    async with http.post("/v1/completions", json=body) as response:
+        assert response.status == 504
+        assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
+        assert response.headers["x-should-retry"] == "false"
+        error = (await response.json())["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert time.monotonic() - started >= 0.39
+
+
+async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
+    http: aiohttp.ClientSession,
+) -> None:
+    body = LONG | {"ignore_eos": False, "deadline_ms": 500}
+    async with http.post("/v2/tasks", json=body) as response:
+        task = await response.json()
+    events = await events_of(http, task["events_url"])
+    kinds = [event.kind for event in events]
+    assert kinds.count("token") >= 1
+    assert kinds[-1] == "error" and kinds.count("error") == 1 and "end" not in kinds
+    assert events[-1].data["code"] == "deadline_exceeded"
+
+    async with http.post("/v1/completions", json=body | {"stream": True}) as response:
+        assert response.status == 200
+        lines = [line async for line in response.content if line.startswith(b"data: ")]
+    last = json.loads(lines[-1][6:]) if b"[DONE]" not in lines[-1] else json.loads(lines[-2][6:])
+    assert last["error"]["code"] == "deadline_exceeded"
+
+
+async def test_dl5_the_openai_sdk_sees_the_error_and_does_not_retry(paced: Stack) -> None:
+    before = sum(outcomes(paced).values())
+    client = openai.AsyncOpenAI(base_url=f"{paced.url}/v1", api_key="unused", max_retries=2)
+    async with client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(
+                model="demo", prompt="x", max_tokens=500, extra_body={"deadline_ms": 300}
+            )
+    assert caught.value.status_code == 504
+    assert sum(outcomes(paced).values()) - before == 1
+
+
+async def test_dl3_certain_work_that_no_longer_fits_stops_at_once(
+    http: aiohttp.ClientSession,
+) -> None:
+    """DL-3: 500 tokens that must come need 10 s; with 3 s left nobody waits for the deadline."""
+    warm = LONG | {"max_tokens": 8}
+    async with http.post("/v1/completions", json=warm) as response:
+        assert response.status == 200
+    started = time.monotonic()
+    async with http.post("/v1/completions", json=LONG | {"deadline_ms": 3000}) as response:
+        assert response.status == 504
+    assert time.monotonic() - started < 2.9
+
+
+async def test_dl6_partial_ends_cleanly_before_the_deadline(http: aiohttp.ClientSession) -> None:
+    body = LONG | {"deadline_ms": 600, "on_deadline": "partial"}
+    async with http.post("/v2/tasks", json=body) as response:
+        task = await response.json()
+    events = await events_of(http, task["events_url"])
+    assert events[-1].kind == "end"
+    end = events[-1].data
+    assert (end["outcome"], end["finish_reason"]) == ("partial", "deadline")
+    assert end["usage"]["completion_tokens"] == sum(e.kind == "token" for e in events) > 0
+    assert end["budget"]["left_ms"] >= 0
+
+
+async def test_dl10_every_request_has_one_outcome(
+    paced: Stack, http: aiohttp.ClientSession
+) -> None:
+    before = outcomes(paced)
+    for body, headers in (
+        (LONG | {"max_tokens": 3}, {}),
+        (LONG, {"X-Timeout-Ms": "1"}),
+        (LONG | {"ignore_eos": False, "deadline_ms": 300}, {}),
+    ):
+        async with http.post("/v1/completions", json=body, headers=headers) as response:
+            await response.read()
+    after = outcomes(paced)
+    grown = {o: after[o] - before[o] for o in Outcome if after[o] != before[o]}
+    assert grown == {Outcome.MET: 1, Outcome.REFUSED: 1, Outcome.MISSED: 1}

@@ -1,0 +1,203 @@
+"""``tidegate up`` as a person runs it: it serves, comes back from crashes, and however it ends
+leaves no process and no shared memory (OR-14, PV-1)."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from orchestrator.provision.paths import CHECKOUT
+from tests.orchestrator.provision.processes import Marked, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+UP = (sys.executable, "-m", "client.cli", "up", "--device", "cpu", "--port", "0")
+PACED = ("--engine", "synthetic-paced", "--model-name", "demo")
+LOADING_S = 90.0
+
+
+class Up:
+    """A running ``tidegate up``, told from every other by a mark that its processes inherit."""
+
+    def __init__(self, tmp_path: Path, *arguments: str, wrapper: tuple[str, ...] = ()) -> None:
+        self.marked = Marked()
+        self._state_file = tmp_path / "state.json"
+        self._output = tmp_path / "output"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*wrapper, *UP, "--state-file", str(self._state_file), *arguments],
+                cwd=CHECKOUT,
+                env=self.marked.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        eventually(self._serves_or_ended, lambda: f"not up:\n{self.output}", LOADING_S)
+        assert self.process.poll() is None, self.output
+        self.regions = self.marked.regions()
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def state(self) -> dict[str, object]:
+        """Address, ports and process ids, as of now."""
+        state: dict[str, object] = json.loads(self._state_file.read_text())
+        return state
+
+    def pid_of(self, role: str) -> int:
+        (instance,) = self.state["instances"]
+        return {
+            "launcher": self.state["launcher_pid"],
+            "orchestrator": self.state["orchestrator_pid"],
+            "server": instance["pid"],
+            "stub": instance["stub_pids"][0],
+        }[role]
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.state['url']}/health/ready", timeout=5):
+                return True
+        except OSError:  # 503 is one, too
+            return False
+
+    def stream(self, max_tokens: int) -> HTTPResponse:
+        """An open SSE response; ended by the caller."""
+        body = {"model": "demo", "prompt": "Once", "stream": True, "max_tokens": max_tokens}
+        request = urllib.request.Request(
+            f"{self.state['url']}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def generates(self) -> bool:
+        """Whether a short generation goes through to its end."""
+        try:
+            with self.stream(max_tokens=3) as response:
+                return b"[DONE]" in response.read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
+            return False
+
+    def _serves_or_ended(self) -> bool:
+        return self._state_file.exists() or self.process.poll() is not None
+
+
+@pytest.fixture
+def marks() -> Iterator[list[Marked]]:
+    """Every process of these is killed in the end, so that a failed test leaves none either."""
+    marks: list[Marked] = []
+    yield marks
+    for marked in marks:
+        for pid in marked.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything_while_a_stream_runs(
+    tmp_path: Path, marks: list[Marked], signum: signal.Signals
+) -> None:
+    up = Up(tmp_path, *PACED)
+    marks.append(up.marked)
+    with up.stream(max_tokens=1000) as response:
+        assert response.readline().startswith(b"data: ")
+        up.process.send_signal(signum)
+        assert up.process.wait() == 0
+        response.read()  # ends, one way or another
+    up.marked.wait_gone(up.regions)
+    assert re.search(r"ended in \d+\.\d s, nothing left", up.output)
+
+
+def test_a_killed_launcher_takes_everything_along(tmp_path: Path, marks: list[Marked]) -> None:
+    up = Up(tmp_path, *PACED)
+    marks.append(up.marked)
+    with up.stream(max_tokens=1000) as response:
+        response.readline()
+        up.process.kill()
+        up.process.wait()
+        up.marked.wait_gone(up.regions)
+
+
+def test_it_can_follow_the_process_that_started_it(tmp_path: Path, marks: list[Marked]) -> None:
+    wrapper = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
+    up = Up(tmp_path, *PACED, "--follow-parent", wrapper=wrapper)
+    marks.append(up.marked)
+    up.process.kill()
+    up.process.wait()
+    up.marked.wait_gone(up.regions)
+
+
+def test_what_is_killed_comes_back(tmp_path: Path, marks: list[Marked]) -> None:
+    """Each half is started again on its ports; its shared memory of before is gone."""
+    up = Up(tmp_path)
+    marks.append(up.marked)
+    assert up.generates()
+    url = up.state["url"]
+    for role in ("stub", "server", "orchestrator"):
+        victim, regions = up.pid_of(role), up.marked.regions()
+        os.kill(victim, signal.SIGKILL)
+        eventually(
+            lambda role=role, victim=victim: up.pid_of(role) != victim and up.is_ready(),
+            lambda role=role: f"{role} did not come back:\n{up.output}",
+            LOADING_S,
+        )
+        assert up.generates(), f"after the {role} was killed"
+        assert up.state["url"] == url
+        if role != "orchestrator":
+            assert not regions & up.marked.regions()
+            assert not any(Path("/dev/shm", name).exists() for name in regions)
+    regions = up.marked.regions()
+    up.process.terminate()
+    assert up.process.wait() == 0
+    up.marked.wait_gone(regions)
+
+
+def test_two_instances_serve_beside_each_other(tmp_path: Path, marks: list[Marked]) -> None:
+    up = Up(tmp_path, *PACED, "--instances", "2")
+    marks.append(up.marked)
+    assert [each["name"] for each in up.state["instances"]] == ["triton-0", "triton-1"]
+    assert up.generates()
+    up.process.terminate()
+    assert up.process.wait() == 0
+    up.marked.wait_gone(up.regions)
+
+
+def fails(marked: Marked, *arguments: str) -> str:
+    """Run it to its failure; the last message."""
+    done = subprocess.run(
+        [*UP, *arguments], cwd=CHECKOUT, env=marked.env, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stdout
+    marked.wait_gone(set())
+    return done.stderr
+
+
+def test_what_keeps_it_from_starting_is_said_in_a_few_words(
+    tmp_path: Path, marks: list[Marked]
+) -> None:
+    marked = Marked()
+    marks.append(marked)
+    assert "no model in /nowhere: expected a checkpoint" in fails(marked, "--model", "/nowhere")
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        assert f"127.0.0.1:{port}: Address already in use; choose another one: --port" in fails(
+            marked, "--port", port
+        )
+    (tmp_path / "config.json").write_text("{}")
+    message = fails(marked, "--model", str(tmp_path))
+    assert re.match(r"tidegate: triton ended with status 1:\nmodel llm: ", message)
+    assert len(message.splitlines()) < 12
