@@ -216,7 +216,9 @@ class Settler:
 def budget_of(task: Task, end: End | None, now: float) -> Budget:
     """Where a task's time went, up to ``now``; the worker's own figures where it reported (DL-9).
 
-    ``queue`` is everything before a worker began on it but the way there, which is ``route``.
+    ``queue`` is everything before a worker began on it but the way there, which is ``route``. A
+    worker's news leave after the step that they are about, so the way is what is left of the time
+    to the first token when the worker's own figures are taken off.
     """
     marks = task.marks
     wait_ms = task.worker_wait_ms if end is None else end.wait_ms
@@ -225,6 +227,8 @@ def budget_of(task: Task, end: End | None, now: float) -> Budget:
     route_ms = 1000 * (started - marks.dispatched) - wait_ms if started else 0.0
     if end is not None:
         prefill_ms, decode_ms = end.prefill_ms, end.decode_ms
+        if first:
+            route_ms = 1000 * (first - marks.dispatched) - wait_ms - prefill_ms
     else:
         prefill_ms = 1000 * ((first or now) - started) if started else 0.0
         decode_ms = 1000 * (now - first) if first else 0.0

@@ -139,9 +139,9 @@ def test_dl9_the_budget_adds_up() -> None:
     task.worker_wait_ms = 40.0
     budget = budget_of(task, None, 100.8)
     assert budget.header() == "queue=140.0;route=60.0;prefill=300.0;decode=300.0;left=200.0"
-    end = End(0, S, 3, 2, 50.0, 20.0, 30.0, 0.0)
+    end = End(0, S, 3, 2, wait_ms=50.0, prefill_ms=290.0, decode_ms=300.0, left_ms=0.0)
     assert budget_of(task, end, 100.8).header() == (
-        "queue=150.0;route=50.0;prefill=20.0;decode=30.0;left=200.0"
+        "queue=150.0;route=60.0;prefill=290.0;decode=300.0;left=200.0"
     )
     waiting = make_task()
     assert budget_of(waiting, None, 101.2).header() == (
