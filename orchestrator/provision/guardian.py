@@ -162,7 +162,8 @@ def main() -> int:
     except OSError as error:
         print(f"cannot run {args.command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    print(child.pid, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # the launcher is gone; stdin says so next
+        print(child.pid, flush=True)
     _run(child, events, args.grace)
     status = _reap_all(child)
     if args.shm_prefix:
