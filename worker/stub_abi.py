@@ -34,7 +34,7 @@ _FROM_ANY = 69
 _NEW_FROM_DESCR = 94
 _DESCR_CONVERTER = 174
 
-_DESCR_BYTES = 96
+_DESCR_BYTES = type(np.dtype(object)).__basicsize__
 _LEGACY_ELSIZE = 32
 _ELSIZE = 40
 _ARRAY_DESCR = 56
