@@ -7,7 +7,7 @@ own environment. A bad value stops the model from loading, with the variable's n
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 EngineName = Literal["torch", "synthetic-free", "synthetic-paced"]
@@ -49,3 +49,16 @@ class WorkerSettings(BaseSettings):
     """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane without news gets a frame this often."""
+
+
+def read_settings() -> WorkerSettings:
+    """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    try:
+        return WorkerSettings()
+    except ValidationError as error:
+        prefix = WorkerSettings.model_config["env_prefix"]
+        lines = [
+            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
+            for detail in error.errors()
+        ]
+        raise ValueError("the worker's settings do not fit: " + "; ".join(lines)) from None

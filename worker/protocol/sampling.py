@@ -5,6 +5,8 @@ import msgspec
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
+MAX_INT = 2**31 - 1
+"""Far beyond any context or vocabulary; a larger number would not fit the engine's arrays."""
 
 
 class InvalidSampling(ValueError):
@@ -35,8 +37,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def check(self) -> None:
         """Raise ``InvalidSampling`` on the first value that is out of range."""
-        if self.max_tokens < 1:
-            raise InvalidSampling("max_tokens", f"must be at least 1, got {self.max_tokens}")
+        if not 1 <= self.max_tokens <= MAX_INT:
+            raise InvalidSampling("max_tokens", f"must be 1 to {MAX_INT}, got {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InvalidSampling(
                 "min_tokens",
@@ -46,8 +48,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             raise InvalidSampling("temperature", f"must be from 0 to 10, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidSampling("top_p", f"must be above 0 and at most 1, got {self.top_p}")
-        if self.top_k < -1:
-            raise InvalidSampling("top_k", f"must be 0 (all), or positive, got {self.top_k}")
+        if not -1 <= self.top_k <= MAX_INT:
+            raise InvalidSampling("top_k", f"must be 0 (all) to {MAX_INT}, got {self.top_k}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InvalidSampling("seed", "must fit in 64 bits")
         if len(self.stop) > MAX_STOP_STRINGS:

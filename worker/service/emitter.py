@@ -15,7 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from worker.engine.core import Clock, EngineService, Event, Job, JobStarted, JobTokens
+from worker.engine.core import (
+    Clock,
+    EngineService,
+    Event,
+    Job,
+    JobFinished,
+    JobStarted,
+    JobTokens,
+)
 from worker.log import service_log
 from worker.protocol import AbortCause, WorkerStats
 from worker.service.call import ResponderLost
@@ -117,20 +125,24 @@ class Emitter:
     def _run(self) -> None:
         while True:
             actions, batches = self._take()
-            try:
-                for action in actions:
-                    action()
-                for outlet in self._apply(batches):
-                    self.flush(outlet)
-                self._look_for_lost_clients()
-                self._heartbeat()
-                for action in self._every_cycle:
-                    action()
-            except Exception:
-                service_log.exception("the emitter's cycle failed; going on with the next one")
+            for action in actions:
+                self._guarded(action)
+            for outlet in self._apply(batches):
+                self.flush(outlet)
+            self._guarded(self._look_for_lost_clients)
+            self._guarded(self._heartbeat)
+            for action in self._every_cycle:
+                self._guarded(action)
             with self._changed:
                 if self._stopping and not self._actions and not self._events:
                     return
+
+    def _guarded(self, action: Action) -> None:
+        """Run ``action``; its failure costs nobody else their turn."""
+        try:
+            action()
+        except Exception:
+            service_log.exception("a part of the emitter's cycle failed; going on")
 
     def _take(self) -> tuple[list[Action], list[list[Event]]]:
         with self._changed:
@@ -168,6 +180,8 @@ class Emitter:
                 except Exception:
                     service_log.exception("an event could not be applied; its job is cancelled")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
+                    if isinstance(event, JobFinished):  # nothing follows that could end it
+                        self._break(route.outlet)
         return list(touched)
 
     def flush(self, outlet: Outlet) -> None:
@@ -182,6 +196,9 @@ class Emitter:
         except ResponderLost as error:
             service_log.warning("a response was not taken (%s); its jobs are cancelled", error)
             self._lose(outlet)
+        except Exception:
+            service_log.exception("a response could not be made; its request is ended")
+            self._break(outlet)
 
     def _look_for_lost_clients(self) -> None:
         now = self._clock()
@@ -199,14 +216,18 @@ class Emitter:
 
     def _lose(self, outlet: Outlet) -> None:
         """The client is gone: stop its jobs within one engine step."""
-        if isinstance(outlet, Lane):
-            cause = AbortCause.LANE_LOST
-            service_log.info("lane %s is lost with %d jobs", outlet.name, len(outlet.routes))
-            outlet.close()
-        else:
-            cause = AbortCause.DISCONNECT
-        for job in outlet.jobs():
-            self._engine.cancel(job, cause)
+        is_lane = isinstance(outlet, Lane)
+        jobs = outlet.jobs()
+        for job in jobs:
+            self._engine.cancel(job, AbortCause.LANE_LOST if is_lane else AbortCause.DISCONNECT)
+        if is_lane:
+            service_log.info("a lane is lost with %d jobs", len(jobs))
+            self._guarded(outlet.close)
+
+    def _break(self, outlet: Outlet) -> None:
+        """Nothing can be told to this client any more: stop its jobs, end its request."""
+        self._lose(outlet)
+        self._guarded(outlet.close)
 
     def _heartbeat(self) -> None:
         now = self._clock()

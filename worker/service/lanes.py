@@ -142,21 +142,24 @@ class LaneRoute:
         return self._stopped
 
     def finished(self, event: JobFinished) -> None:
-        self.lane.end(
-            End(
-                handle=self.handle,
-                reason=event.reason,
-                prompt_tokens=event.prompt_tokens,
-                completion_tokens=self._delivered,
-                wait_ms=event.wait_ms,
-                prefill_ms=event.prefill_ms,
-                decode_ms=event.decode_ms,
-                left_ms=event.left_ms,
-                code=event.code,
-                message=event.message,
-                late_tokens=event.late_tokens,
-                abort_ms=event.abort_ms,
-                tail="" if self._stopped else self._text.flush(),
-            )
+        try:
+            self.lane.end(self._end(event))
+        finally:
+            self._responder.close()
+
+    def _end(self, event: JobFinished) -> End:
+        return End(
+            handle=self.handle,
+            reason=event.reason,
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=self._delivered,
+            wait_ms=event.wait_ms,
+            prefill_ms=event.prefill_ms,
+            decode_ms=event.decode_ms,
+            left_ms=event.left_ms,
+            code=event.code,
+            message=event.message,
+            late_tokens=event.late_tokens,
+            abort_ms=event.abort_ms,
+            tail="" if self._stopped else self._text.flush(),
         )
-        self._responder.close()

@@ -4,6 +4,7 @@ Read from its documentation and sample client: ``sampling_parameters`` is a JSON
 numbers may be strings; without it the request's own parameters count. Prompt text is prepended
 to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
 counts and log-probabilities are deltas when streaming. The last data response carries FINAL.
+``max_tokens`` beyond the context means up to its end, as it does there.
 """
 
 import json
@@ -39,6 +40,9 @@ NEUTRAL: Mapping[str, object] = {
     "include_stop_str_in_output": False,
 }
 """vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
+
+TRITONS_OWN = ("priority", "timeout")
+"""Parameters that a client states to Triton itself; they come through and mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def _read_stated(call: Call) -> _Stated:
     if raw:
         try:
             read = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidCall(f"{names.SAMPLING_PARAMETERS} is not JSON: {error}") from None
         if not isinstance(read, dict):
             raise InvalidCall(f"{names.SAMPLING_PARAMETERS} must be a JSON object")
@@ -140,7 +144,7 @@ def _read_stated(call: Call) -> _Stated:
                 raise InvalidCall(
                     f"{name}={value!r} is not supported; leave it out or at {NEUTRAL[name]!r}"
                 )
-        elif value is not None and not name.startswith("triton_"):
+        elif value is not None and name not in TRITONS_OWN and not name.startswith("triton_"):
             stated[name] = value
     try:
         return msgspec.convert(stated, _Stated, strict=False)
@@ -232,15 +236,16 @@ class PlainReply:
             if self.request.stream and self._new_tokens:
                 self.responder.send(self._tensors("None"))
             return
-        self._ended = True
         if end.code is None:
             self.responder.send(self._tensors(end.reason.value), final=True)
         else:
             self.responder.fail(end.code, end.message)
+        self._ended = True
 
     def close(self) -> None:
-        self._ended = True
-        self.responder.fail(Code.DRAINING, "the worker is stopping; retry elsewhere")
+        if not self._ended:
+            self._ended = True
+            self.responder.fail(Code.INTERNAL, "the answer could not be sent")
 
     def _tensors(self, finish_reason: str) -> Tensors:
         """One response with everything since the last one, which is then forgotten."""

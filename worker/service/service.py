@@ -15,6 +15,7 @@ from worker.engine.factory import EngineBundle
 from worker.log import service_log
 from worker.protocol import (
     PROTOCOL_VERSION,
+    AbortCause,
     Cancel,
     Code,
     Describe,
@@ -67,7 +68,7 @@ class WorkerService:
         try:
             data = call.data(LANE_MESSAGE)
             if data is None:
-                self._intake.submit(self._accept_plain, call)
+                self._intake.submit(self._accept_plain, call, self._clock())
             else:
                 self._apply(decode_message(data), call)
         except (InvalidCall, msgspec.DecodeError) as error:
@@ -154,6 +155,8 @@ class WorkerService:
         lane.routes[message.handle] = route
         self._emitter.routes[job] = route
         self._engine.submit(job)
+        if lane.ended:  # lost between the look above and the registration: nobody else will stop it
+            self._engine.cancel(job, AbortCause.LANE_LOST)
 
     def _refusal(self, message: Submit) -> tuple[Code, str] | None:
         if self._emitter.draining:
@@ -180,8 +183,7 @@ class WorkerService:
 
     # ── plain requests ───────────────────────────────────────────────────────────────────────
 
-    def _accept_plain(self, call: Call) -> None:
-        received = self._clock()
+    def _accept_plain(self, call: Call, received: float) -> None:
         try:
             if self._emitter.draining:
                 self._fail(call, Code.DRAINING, "the worker is draining; retry elsewhere")
@@ -191,6 +193,9 @@ class WorkerService:
                 default_deadline_ms=self._settings.default_deadline_ms,
                 unix_ms=time.time() * 1000,
             )
+            if self._cannot_fit(request.prompt):
+                self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))
+                return
             token_ids = self._tokenizer.encode(request.prompt)
         except (InvalidCall, InvalidSampling) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
@@ -211,6 +216,16 @@ class WorkerService:
         self._emitter.routes[job] = reply
         self._emitter.post(lambda: self._emitter.watch(reply))
         self._engine.submit(job)
+
+    def _cannot_fit(self, prompt: str) -> bool:
+        """Certain without tokenising, which takes a second for a few megabytes."""
+        return len(prompt) > self._card.context_tokens * self._tokenizer.longest_token_bytes
+
+    def _too_long(self, prompt: str) -> str:
+        return (
+            f"the prompt has {len(prompt)} characters, more than this model's context of "
+            f"{self._card.context_tokens} tokens can stand for"
+        )
 
     def _fail(self, call: Call, code: Code, reason: object) -> None:
         message = str(reason)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,15 @@ class Tokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._hf.token_to_id(token)
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes of text than this."""
+        return max(len(token.encode()) for token in self._hf.get_vocab(with_added_tokens=True))
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; without special tokens for one that a chat template rendered."""
-        return self._hf.encode(text, add_special_tokens=add_special_tokens).ids
+        # Only the batch call lets go of the interpreter's lock, which a lane cannot wait for.
+        return self._hf.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one job."""

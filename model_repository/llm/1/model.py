@@ -15,7 +15,7 @@ from worker.log import configure_logging
 from worker.protocol import Code
 from worker.service.call import Call, ResponderLost, Tensors
 from worker.service.service import WorkerService
-from worker.settings import WorkerSettings
+from worker.settings import read_settings
 
 SWITCH_INTERVAL_S = 0.0005
 """Engine and emitter share this process: at Python's default of 5 ms each would wait that long for
@@ -30,7 +30,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         configure_logging()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        settings = WorkerSettings()
+        settings = read_settings()
         self._outgoing: Outgoing = lambda array: array
         if settings.legacy_stub and stub_abi.is_needed():
             stub_abi.install()
@@ -81,7 +81,8 @@ class TritonResponder:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            with contextlib.suppress(Exception):  # the request is dead, which nobody has to hear
+                self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code: Code, message: str) -> None:
         triton_code = getattr(pb_utils.TritonError, ERROR_CODES.get(code, "INTERNAL"))
@@ -102,6 +103,6 @@ class TritonResponder:
             else:
                 self._sender.send(response)
         except Exception as error:
-            with contextlib.suppress(Exception):
-                self.close()  # a request without FINAL would keep Triton from ever stopping
+            self._ended = False
+            self.close()  # a request without FINAL would keep Triton from ever stopping
             raise ResponderLost(str(error)) from error
