@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from orchestrator import log
-from orchestrator.app import build_app
+from orchestrator.app import build_runner
 from orchestrator.clock import LoopClock
 from orchestrator.gateway import Gateway
 from orchestrator.journal import MemoryJournal
@@ -46,13 +46,7 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     orders = _orders_to_stop(loop, settings)
     gateway = Gateway(settings, LoopClock(loop), random.Random(), MemoryJournal())
-    # A client that goes away cancels its handler: that is how it is noticed (WP-1).
-    runner = web.AppRunner(
-        build_app(gateway),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=CLOSE_CONNECTIONS_S,
-    )
+    runner = build_runner(gateway, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
     try:

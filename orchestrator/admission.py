@@ -63,11 +63,7 @@ class Admission:
         context, prompt = card.context_tokens, len(task.token_ids)
         left = context - prompt
         if left < 1:
-            raise ContextOverflow(
-                f"the prompt has {prompt} tokens; the model's context of {context} must hold it "
-                "and at least one more: shorten the prompt",
-                field="prompt",
-            )
+            raise ContextOverflow.of_prompt(prompt, context)
         asked = task.job.max_tokens
         if asked is not None and asked > left:
             raise ContextOverflow(

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -28,6 +30,19 @@ AUTH = web.AppKey("auth", Authenticator)
 
 _OPEN_PATHS = ("/health", "/metrics")
 """Probes and scrapers carry no token, and learn nothing that one would protect."""
+
+
+def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """The application as it is to be served."""
+    return web.AppRunner(
+        build_app(gateway),
+        # A client that goes away cancels its handler: that is how it is noticed (WP-1).
+        handler_cancellation=True,
+        # Inflating would block the loop, even for a body that nobody reads.
+        auto_decompress=False,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout_s,
+    )
 
 
 def build_app(gateway: Gateway) -> web.Application:
@@ -70,9 +85,13 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _identify(request: web.Request, context: Context) -> Context:
     """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
+    if any(request.path == p or request.path.startswith(f"{p}/") for p in _OPEN_PATHS):
+        with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
+            correlation_id = read_correlation_id(request, context.correlation_id)
+            return replace(context, correlation_id=correlation_id)
+        return context
     correlation_id = read_correlation_id(request, context.correlation_id)
-    open_path = any(request.path == p or request.path.startswith(f"{p}/") for p in _OPEN_PATHS)
-    key = "" if open_path else request.app[AUTH].check(request.headers)
+    key = request.app[AUTH].check(request.headers)
     return Context(context.arrival, correlation_id, context.dialect, key)
 
 

@@ -26,6 +26,8 @@ _RFC3339 = re.compile(
     r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
+_LEAST_MS = -1e15
+"""Further back is as late, and no number to show anyone; headers cannot say more either."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -72,7 +74,7 @@ def read_deadline(
     """The deadline of a request. Raises ``InvalidRequest`` for one that cannot be read."""
     stated = list(_budgets_s(headers, arrival))
     if body_ms is not None:
-        stated.append(body_ms / 1000)
+        stated.append(max(body_ms, _LEAST_MS) / 1000)
     budget = min(stated, default=policy.default_s)
     clamped = budget > policy.max_s
     if clamped:

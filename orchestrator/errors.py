@@ -30,7 +30,7 @@ Messages are safe to show: they name what was wrong, what was expected, what to 
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from worker.protocol import Code
 
@@ -98,9 +98,18 @@ class ContextOverflow(InvalidRequest):
 
     code = Code.CONTEXT_OVERFLOW
 
+    @classmethod
+    def of_prompt(cls, prompt: int, context: int) -> Self:
+        """For a prompt that is too long on its own. Both in tokens."""
+        return cls(
+            f"the prompt has {prompt} tokens; the model's context of {context} must hold it "
+            "and at least one more: shorten the prompt",
+            field="prompt",
+        )
+
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not JSON by its own account."""
+    """The body is not plain JSON by its own account."""
 
     status = 415
 

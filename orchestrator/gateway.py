@@ -113,7 +113,7 @@ class Gateway:
             encoder = self.registry.resolve(job.model)
             task.model = encoder.card.model
             task.vocabulary = encoder.vocabulary
-            task.token_ids = await encoder.encode(prompt)
+            task.token_ids = await encoder.encode(prompt, ids_field=job.api.ids_field)
             task.prompt_tokens = len(task.token_ids)
             self._admission.fit(task, encoder.card)
             self._admission.finish(task)

@@ -71,8 +71,7 @@ class Instance:
 
     def silent_s(self, now: float) -> float:
         """Since when no open lane has had a frame, in seconds."""
-        last = max((lane.last_frame_at for lane in self.lanes if lane.is_open), default=now)
-        return now - last
+        return min((lane.silent_s(now) for lane in self.lanes if lane.is_open), default=0.0)
 
 
 class Registry:
@@ -227,26 +226,28 @@ class Registry:
     def _judge(self, instance: Instance) -> None:
         if instance.encoder is None or not any(lane.is_open for lane in instance.lanes):
             return
-        silent_s = instance.silent_s(self._clock.now())
+        now = self._clock.now()
+        silent_s = instance.silent_s(now)
         if silent_s >= self._down_after_s:
-            reason = f"no frame for {silent_s:.1f} s"
-            self._set_state(instance, InstanceState.DOWN, reason)
-            for lane in instance.lanes:
-                lane.break_off(reason)
+            self._set_state(instance, InstanceState.DOWN, f"no frame for {silent_s:.1f} s")
         elif silent_s >= self._suspect_after_s:
             self._set_state(instance, InstanceState.SUSPECT, f"no frame for {silent_s:.1f} s")
         else:
             self._set_state(instance, InstanceState.UP, "")
+        # A lane can die alone: its jobs must not wait for as long as its siblings live.
+        for lane in instance.lanes:
+            if lane.is_open and lane.silent_s(now) >= self._down_after_s:
+                lane.break_off(f"no frame for {lane.silent_s(now):.1f} s")
 
     def _set_state(self, instance: Instance, state: InstanceState, reason: str) -> None:
         instance.reason = reason
         if state is instance.state:
             return
         lane_log.info(
-            "instance %s: %s is %s",
+            "instance %s: %s %s",
             state,
             instance.address,
-            reason or "ready",
+            f"({reason})" if reason else "is ready",
             extra=fields(instance=instance.address, state=state.value, was=instance.state.value),
         )
         instance.state = state

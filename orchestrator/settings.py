@@ -117,6 +117,8 @@ class Settings(BaseSettings):
         if len(set(value)) != len(value):
             raise ValueError("an instance is named twice")
         for address in value:
+            if "/" in address:
+                raise ValueError(f"expected host:port without a scheme or path, got {address!r}")
             host, colon, port = address.rpartition(":")
             if not (host and colon and port.isascii() and port.isdigit()):
                 raise ValueError(f"expected host:port, got {address!r}")

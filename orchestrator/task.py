@@ -34,6 +34,11 @@ class Api(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
 
+    @property
+    def ids_field(self) -> str:
+        """Where its clients put a prompt's token ids."""
+        return "prompt_token_ids" if self is Api.NATIVE else "prompt"
+
 
 class OnDisconnect(StrEnum):
     """What becomes of a task when its client goes away (WP-1)."""

@@ -18,12 +18,15 @@ import jinja2.sandbox
 import msgspec
 from tokenizers import Tokenizer
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message, Prompt
 from worker.protocol import ModelCard
 
 INLINE_CHARS = 2000
 """Up to this many characters a prompt costs the event loop less than a millisecond."""
+
+_MESSAGE_CHARS = 16
+"""What a message costs the chat template beyond its text, as if in characters."""
 
 
 class BadCard(ValueError):
@@ -54,11 +57,14 @@ class PromptEncoder:
                 ) from error
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
 
-    async def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
+    async def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
+        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded.
+
+        ``ids_field`` is where the client has put ids, to name it when they are wrong.
+        """
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
-            return self._checked_ids(prompt)  # type: ignore[arg-type]  # no Message in it
-        if _length(prompt) <= INLINE_CHARS:
+            return self._checked_ids(prompt, ids_field)  # type: ignore[arg-type]  # no Message
+        if _cost_chars(prompt) <= INLINE_CHARS:
             return self._encode(prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._encode, prompt)
@@ -93,13 +99,15 @@ class PromptEncoder:
                 f"the model's chat template refuses these messages: {error}", field="messages"
             ) from None
 
-    def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
+    def _checked_ids(self, ids: Sequence[int], field: str) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
+            raise ContextOverflow.of_prompt(len(ids), self.card.context_tokens)
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
-                field="prompt_token_ids",
+                field=field,
             )
         return ids
 
@@ -118,10 +126,15 @@ def vocabulary_of(card: ModelCard) -> bytes:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
-def _length(prompt: Prompt) -> int:
+def _cost_chars(prompt: Prompt) -> int:
+    """What encoding costs, as the length of a plain prompt that costs the same."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(part.content) for part in prompt if isinstance(part, Message))
+    return sum(
+        len(part.role) + len(part.content) + _MESSAGE_CHARS
+        for part in prompt
+        if isinstance(part, Message)
+    )
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.choices import choices_at
 from orchestrator.api.context import GATEWAY
 from orchestrator.errors import (
     BodyTooLarge,
@@ -32,6 +33,12 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
             f"expected Content-Type: application/json, got {request.content_type}",
             field="Content-Type",
         )
+    for encoding in request.headers.getall("Content-Encoding", ()):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise UnsupportedMediaType(
+                f"expected a body without Content-Encoding, got {encoding[:64]}",
+                field="Content-Encoding",
+            )
     return decode(await _read(request), decoder)
 
 
@@ -61,14 +68,14 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def _invalid(message: str) -> InvalidRequest:
+def _invalid(message: str, expected: type) -> InvalidRequest:
     where = _AT.search(message)
     path = where[1] if where else ""
     message = _AT.sub("", message)
@@ -82,4 +89,8 @@ def _invalid(message: str) -> InvalidRequest:
             return InvalidRequest(f"{field}: {wording}", field=field)
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {message}")
+    if message.startswith(("Invalid enum value", "Invalid value")):
+        choices = ", ".join(choices_at(expected, path))
+        if choices:
+            message = f"{message}; expected one of: {choices}"
     return InvalidRequest(f"{path}: {message}", field=path)

@@ -133,6 +133,10 @@ class Lane:
         """Jobs that the worker has not reported the end of."""
         return len(self._jobs)
 
+    def silent_s(self, now: float) -> float:
+        """How long ago its last frame came, in seconds."""
+        return now - self.last_frame_at
+
     # ── for those who have work ──────────────────────────────────────────────────────────────
 
     def submit(

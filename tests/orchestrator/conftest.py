@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from orchestrator.app import build_app
+from orchestrator.app import build_runner
 from orchestrator.clock import LoopClock
 from orchestrator.gateway import Gateway
 from orchestrator.journal import MemoryJournal
@@ -109,9 +109,7 @@ async def make_service() -> AsyncIterator[MakeService]:
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
         gateway = Gateway(settings, LoopClock(loop), random.Random(7), journal)
-        runner = web.AppRunner(
-            build_app(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=0.2
-        )
+        runner = build_runner(gateway, shutdown_timeout_s=0.2)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         gateway.start()

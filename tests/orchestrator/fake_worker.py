@@ -201,6 +201,7 @@ class _FakeLane:
         self.worker = worker
         self.name = ""
         self.draining = False
+        self.silent = False
         self.jobs: dict[int, asyncio.Task[None]] = {}
         self._cancelled: dict[int, asyncio.Event] = {}
         self._context = context
@@ -233,7 +234,7 @@ class _FakeLane:
         await self.worker.tell()
 
     async def send(self, **parts: object) -> None:
-        if self.worker.silent:
+        if self.worker.silent or self.silent:
             return
         async with self._writing:
             frame = Frame(next(self._seq), draining=self.draining, **parts)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Bad input gets a 4xx with what was wrong and what was expected; none of it reaches a worker."""
 
+import gzip
 import json
 from typing import Any
 
@@ -26,8 +27,8 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"temprature": 1}, 400, "temprature", "temprature"),
     ({"model": "nobody"}, 404, "nobody", "model"),
     ({"model": 7}, 400, "str", "model"),
-    ({"max_tokens": 0}, 400, "at least 1", "max_tokens"),
-    ({"max_tokens": -3}, 400, "at least 1", "max_tokens"),
+    ({"max_tokens": 0}, 400, "must be 1 to", "max_tokens"),
+    ({"max_tokens": -3}, 400, "must be 1 to", "max_tokens"),
     ({"max_tokens": 513}, 400, "at most", "max_tokens"),
     ({"max_tokens": 10**30}, 400, "at most", "max_tokens"),
     ({"max_tokens": 1.5}, 400, "int", "max_tokens"),
@@ -42,8 +43,8 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"stop": ["x"] * 17}, 400, "16", "stop"),
     ({"stop": [1]}, 400, "str", "stop[0]"),
     ({"deadline_ms": "soon"}, 400, "float", "deadline_ms"),
-    ({"on_deadline": "panic"}, 400, "panic", "on_deadline"),
-    ({"on_disconnect": "cry"}, 400, "cry", "on_disconnect"),
+    ({"on_deadline": "panic"}, 400, "'panic'; expected one of: error, partial", "on_deadline"),
+    ({"on_disconnect": "cry"}, 400, "'cry'; expected one of: cancel, continue", "on_disconnect"),
 ]
 
 IN_PLACES: list[tuple[str, object, int, str, str]] = [
@@ -59,6 +60,8 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v1/completions", {"prompt": "x" * 600}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": ["a", "b"]}, 400, "one prompt", "prompt"),
     ("/v1/completions", {"prompt": [[1], [2]]}, 400, "one prompt", "prompt"),
+    ("/v1/completions", {"prompt": [999]}, 400, "0 to 261", "prompt"),
+    ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "one prompt", "prompt"),
     ("/v1/completions", {"echo": True}, 400, "false", "echo"),
     ("/v1/completions", {"best_of": 2}, 400, "1", "best_of"),
@@ -72,15 +75,15 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         400,
-        "image_url",
+        "'image_url'; expected one of: text",
         "type",
     ),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "tool", "content": "x"}]},
         400,
-        "tool",
-        "role",
+        "expected one of: assistant, developer, system, user",
+        "messages[0].role",
     ),
     ("/v1/chat/completions", {"tools": [{"type": "function"}]}, 400, "tool calls", "tools"),
     ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool calls", "tool_choice"),
@@ -183,6 +186,44 @@ async def test_paths_methods_and_headers(
     async with service.http.head("/v2/tasks/x/events") as response:
         assert response.status == 405
     assert worker.submits == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_compressed_body_is_refused_unread(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    """Inflating one could block the loop: a few kilobytes may hold gigabytes."""
+    plain = json.dumps(BODIES[path]).encode()
+    bomb = gzip.compress(b" " * 2**24)
+    for encoding, data in (
+        ("gzip", gzip.compress(plain)),
+        ("gzip", bomb),
+        ("gzip", b"this is not gzip"),
+        ("deflate", b"nor deflate"),
+        ("br", b"nor brotli"),
+        ("zstd", b"nor zstd"),
+        ("GZIP", bomb),
+        ("identity, gzip", bomb),
+        ("rot13", plain),
+    ):
+        headers = JSON | {"Content-Encoding": encoding}
+        async with service.http.post(path, data=data, headers=headers) as response:
+            assert response.status == 415, (encoding, await response.text())
+            error = (await response.json())["error"]
+        assert "Content-Encoding" in error["message"]
+        assert error["field" if path == "/v2/tasks" else "param"] == "Content-Encoding"
+    assert worker.submits == []
+    headers = JSON | {"Content-Encoding": "identity"}
+    async with service.http.post(path, data=plain, headers=headers) as response:
+        assert response.ok
+
+
+async def test_a_deadline_long_past_is_told_in_few_digits(service: Service) -> None:
+    body = TASK | {"deadline_ms": -1e300}
+    async with service.http.post("/v2/tasks", json=body) as response:
+        assert response.status == 504
+        assert len(await response.text()) < 300
+        assert len(response.headers["X-Deadline-Exceeded-By-Ms"]) < 24
 
 
 async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeService) -> None:

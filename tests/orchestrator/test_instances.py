@@ -113,6 +113,34 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
     assert len(worker.opens) >= 2
 
 
+async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
+    worker: FakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OR-6: its siblings' frames say nothing about its own jobs."""
+    caplog.set_level("INFO")
+    service = await make_service(
+        worker, lanes_per_instance=2, suspect_after_s=0.3, down_after_s=0.9
+    )
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: all(lane.is_open for lane in instance.lanes))
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    await worker.until(lambda: worker.running == 2)
+    worker.lanes[0].silent = True
+    await service.until(lambda: service.outcomes() == ["failed"])
+    assert state_of(service) == "up"
+    await worker.until(lambda: len(worker.opens) == 3)
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["failed", "met"])
+    await worker.stop()
+    await service.until(lambda: state_of(service) == "connecting")
+    assert f"instance up: {worker.address} is ready" in caplog.text
+    assert f"instance connecting: {worker.address} (" in caplog.text
+
+
 async def test_or6_a_suspect_that_speaks_is_up_again(
     worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -36,6 +36,16 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
     await service.until(lambda: len(service.journal.records) == 2)
 
 
+async def test_or13_probes_may_call_themselves_anything(service: Service) -> None:
+    """OR-13: an odd correlation id says nothing about our health."""
+    for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
+        for given, kept in (("a probe", False), ("x" * 129, False), ("probe-1", True)):
+            headers = {"X-Correlation-Id": given}
+            async with service.http.get(path, headers=headers) as response:
+                assert response.status == 200
+                assert (response.headers["X-Correlation-Id"] == given) is kept
+
+
 async def test_or13_health_before_an_instance_is_there(make_service: MakeService) -> None:
     """OR-13."""
     service = await make_service(wait=False)

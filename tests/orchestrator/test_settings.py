@@ -50,6 +50,12 @@ def test_a_bad_value_fails_by_name(monkeypatch: pytest.MonkeyPatch, name: str, v
         load_settings()
 
 
+@pytest.mark.parametrize("address", ["http://localhost:8001", "grpc://a:1", "a/b:1", "a:1/"])
+def test_an_instance_is_no_url(address: str) -> None:
+    with pytest.raises(InvalidSettings, match="without a scheme or path"):
+        load_settings(instances=address)
+
+
 def test_or12_off_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """OR-12."""
     with pytest.raises(InvalidSettings, match="TIDEGATE_TOKEN"):

@@ -1,10 +1,12 @@
 """Prompts become ids with the worker's tokenizer and chat template."""
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message
 from orchestrator.tokens import BadCard, PromptEncoder, vocabulary_of
 from tests.orchestrator.fake_worker import make_card
@@ -37,6 +39,32 @@ async def test_a_long_prompt_comes_out_the_same_from_its_thread(
     assert len(await encoder.encode(text)) == len(text)
     chat = await encoder.encode((Message("user", text),))
     assert len(chat) == len(text) + 4
+
+
+async def test_many_empty_messages_leave_the_loop_alone() -> None:
+    class Counting(ThreadPoolExecutor):
+        submitted = 0
+
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            self.submitted += 1
+            return super().submit(*args, **kwargs)
+
+    executor = Counting(1)
+    encoder = encoder_of(executor)
+    await encoder.encode((Message("user", ""),) * 3)
+    assert executor.submitted == 0
+    await encoder.encode((Message("user", ""),) * 1000)
+    await encoder.encode((Message("user" * 1000, ""),))
+    assert executor.submitted == 2
+
+
+async def test_more_ids_than_fit_are_refused_unseen(executor: ThreadPoolExecutor) -> None:
+    class Unseen(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("walked")
+
+    with pytest.raises(ContextOverflow, match="has 512 tokens"):
+        await encoder_of(executor).encode(Unseen([1] * 512))
 
 
 @pytest.mark.parametrize(
