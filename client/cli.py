@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 INTERRUPTED = 130
@@ -72,22 +74,38 @@ Talk to a model; the answer appears as it is generated.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit status."""
-    args = _parser().parse_args(argv)
     try:
+        args = _parser().parse_args(argv)
         status: int = args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Ctrl-C ends the process at once, since a module that is cut short may fail in its own way:
+    numpy turns ``KeyboardInterrupt`` into an ``ImportError``."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored: so it stays
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _up(args: argparse.Namespace) -> int:
-    from client import launch  # imports the launcher, which chat and --help can do without
+    with _importing():
+        from client import launch  # imports the launcher, which chat and --help can do without
 
     return launch.up(args)
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from client import launch
+    with _importing():
+        from client import launch
 
     return launch.worker(args)
 
@@ -101,7 +119,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from client import chat
+    with _importing():
+        from client import chat
 
     return asyncio.run(chat.run(args.url, args.model, args.token, args.deadline_ms))
 

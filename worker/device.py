@@ -6,7 +6,10 @@ import torch
 
 DeviceName = Literal["cuda", "cpu"]
 
-_HINT = "to run on the CPU, for development only, ask for it: TIDEGATE_WORKER_DEVICE=cpu"
+_HINT = (
+    "to run on the CPU, for development only, ask for it:"
+    " tidegate up --device cpu, or TIDEGATE_WORKER_DEVICE=cpu"
+)
 
 
 class DeviceUnavailable(RuntimeError):

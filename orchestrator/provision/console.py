@@ -65,6 +65,8 @@ class _LineView:
                 self._say(f"{event.unit}: {event.text}, ready after {event.seconds:.1f} s")
             case EventKind.LOST:
                 self._say(f"{event.unit}: {event.text}; starting again in {event.seconds:.1f} s")
+            case EventKind.WARNED:
+                self._say(f"{event.unit}: {event.text}")
             case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:

@@ -1,11 +1,12 @@
 """What can go wrong before anything serves.
 
 ProvisionError
- ├─ MachineUnfit      the machine lacks something; the message ends with the command that fixes it
- ├─ EngineNotFound    no Triton server where we looked          (also FileNotFoundError)
- ├─ PortInUse         somebody else listens there               (also OSError)
- ├─ StartFailed       a process ended or hung before it was ready
- └─ GaveUp            a process kept failing, so everything was ended
+ ├─ MachineUnfit       the machine lacks something; the message ends with the command that fixes it
+ ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
+ ├─ PortInUse          somebody else listens there               (also OSError)
+ ├─ StateFileUnusable  the state file cannot be written          (also OSError)
+ ├─ StartFailed        a process ended or hung before it was ready
+ └─ GaveUp             a process kept failing, so everything was ended
 
 Messages say what was wrong, what was expected and what to do; they are shown to people as they are.
 Standard library only: set-up imports this before any dependency is installed.
@@ -26,6 +27,10 @@ class EngineNotFound(ProvisionError, FileNotFoundError):
 
 class PortInUse(ProvisionError, OSError):
     """A port that was asked for is taken."""
+
+
+class StateFileUnusable(ProvisionError, OSError):
+    """The state file that was asked for cannot be written."""
 
 
 class StartFailed(ProvisionError):

@@ -10,6 +10,8 @@ ends everything with the reason.
 """
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import random
@@ -18,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provision.errors import StartFailed
+from orchestrator.provision.errors import StartFailed, StateFileUnusable
 from orchestrator.provision.instance import TritonInstance
 from orchestrator.provision.ports import free_ports, is_free, require_free
 from orchestrator.provision.service import OrchestratorProcess
@@ -50,6 +52,7 @@ class Launcher:
 
         Raises ``ProvisionError``, with everything ended, when the service cannot go on.
         """
+        self._require_state_file()
         try:
             await _unless(stop, self._serve())
         finally:
@@ -119,8 +122,7 @@ class Launcher:
             self._emit(LaunchEvent(EventKind.ENDING, "tidegate"))
             await self._stop_all(self.spec.drain_s)
             self._emit(LaunchEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
-        if self.spec.state_file:
-            self.spec.state_file.unlink(missing_ok=True)
+        self._remove_state()
 
     async def _stop_all(self, drain_s: float) -> None:
         await asyncio.gather(*(unit.stop(drain_s) for unit in self._units))
@@ -130,25 +132,26 @@ class Launcher:
     def _make_units(self, install: TritonInstall) -> None:
         spec = self.spec
         ports = self._choose_ports()
-        if spec.serve and spec.port:
-            remedy = "choose another one: --port 9000 (make demo PORT=9000)"
-            require_free(spec.host, spec.port, remedy)
+        port = self._choose_port() if spec.serve else ports[0].grpc
+        # named by a port that is nobody else's, so that two services never share one
+        logs = None if spec.log_to_stderr else spec.home / "logs" / str(port)
         self.instances = [
-            self._make_instance(install, index, ports[index]) for index in range(spec.instances)
+            self._make_instance(install, index, ports[index], logs)
+            for index in range(spec.instances)
         ]
         if spec.serve:
             self.orchestrator = OrchestratorProcess(
                 spec.host,
-                spec.port or free_ports(1, spec.host)[0],
+                port,
                 {
                     "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
                 },
-                log=self._log("orchestrator"),
+                log=logs and logs / "orchestrator.log",
             )
 
     def _make_instance(
-        self, install: TritonInstall, index: int, ports: TritonPorts
+        self, install: TritonInstall, index: int, ports: TritonPorts, logs: Path | None
     ) -> TritonInstance:
         spec = self.spec
         name = "triton" if spec.instances == 1 else f"triton-{index}"
@@ -160,7 +163,16 @@ class Launcher:
             load_timeout_s=spec.load_timeout_s,
             env={**spec.worker_env, **gpu},
         )
-        return TritonInstance(name, install, served, ports, log=self._log(name))
+        return TritonInstance(name, install, served, ports, log=logs and logs / f"{name}.log")
+
+    def _choose_port(self) -> int:
+        """The orchestrator's port: the one asked for, a free one where none was."""
+        spec = self.spec
+        if not spec.port:
+            return free_ports(1, spec.host)[0]
+        remedy = "choose another one: --port 9000 (make demo PORT=9000)"
+        require_free(spec.host, spec.port, remedy)
+        return spec.port
 
     def _choose_ports(self) -> list[TritonPorts]:
         """Ports of every instance: those asked for, free ones where none was."""
@@ -190,15 +202,29 @@ class Launcher:
             places.append((self.orchestrator.host, self.orchestrator.port))
         return all(is_free(host, port) for host, port in places)
 
-    def _log(self, name: str) -> Path | None:
-        """A file in a directory by port, so that two services never share one."""
-        if self.spec.log_to_stderr:
-            return None
-        port = self.spec.port or self.spec.triton_ports.grpc
-        return self.spec.home / "logs" / str(port) / f"{name}.log"
+    # ── the state file ───────────────────────────────────────────────────────────────────────
+
+    def _require_state_file(self) -> None:
+        """Raise ``StateFileUnusable`` when the state file cannot be written."""
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            partial = _partial(path)
+            partial.touch()
+            partial.unlink()
+        except OSError as error:
+            raise StateFileUnusable(
+                f"cannot write the state file {path}: {error.strerror}; "
+                "give a file in a directory that exists and can be written to: --state-file PATH"
+            ) from error
 
     def _write_state(self) -> None:
-        if self.spec.state_file is None:
+        """Keep the state file up to date; the service goes on without where that fails."""
+        path = self.spec.state_file
+        if path is None:
             return
         state = {
             "url": self.url,
@@ -206,9 +232,31 @@ class Launcher:
             "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
             "instances": [each.describe() for each in self.instances],
         }
-        partial = self.spec.state_file.with_name(self.spec.state_file.name + ".partial")
-        partial.write_text(json.dumps(state, indent=2))
-        partial.replace(self.spec.state_file)
+        partial = _partial(path)
+        try:
+            partial.write_text(json.dumps(state, indent=2))
+            partial.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            self._warn(f"cannot write the state file {path}: {error.strerror}; going on without")
+
+    def _remove_state(self) -> None:
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove the state file {path}: {error.strerror}")
+
+    def _warn(self, text: str) -> None:
+        self._emit(LaunchEvent(EventKind.WARNED, "tidegate", text))
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it takes its place in one step."""
+    return path.with_name(path.name + ".partial")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

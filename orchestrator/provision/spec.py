@@ -46,12 +46,13 @@ class LaunchSpec:
 
 
 class EventKind(StrEnum):
-    """What happens to a unit, or (the last three) to the service as a whole."""
+    """What happens to a unit, or (the last four) to the service as a whole."""
 
     FOUND = "found"
     STARTING = "starting"
     READY = "ready"
     LOST = "lost"
+    WARNED = "warned"
     SERVING = "serving"
     ENDING = "ending"
     ENDED = "ended"
@@ -59,7 +60,8 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchEvent:
-    """One step. ``text``: what was found, where it is reached, why it was lost.
+    """One step. ``text``: what was found, where it is reached, why it was lost,
+    what the service goes on without.
 
     ``seconds`` is how long the step took; for ``LOST`` the pause before the next start.
     """

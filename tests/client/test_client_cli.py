@@ -1,6 +1,7 @@
 """The command ``tidegate``: what it teaches, what it passes on, what it refuses."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,29 @@ def test_a_bad_port_in_the_environment_is_named(
     with pytest.raises(SystemExit, match="2"):
         cli.main(["up"])
     assert "argument --port: expected a whole number, got 'eighty'" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_launcher_is_imported() -> None:
+    """Quiet even where a module makes an ImportError of it, as numpy does."""
+    program = """if True:
+        import os, signal, sys
+        from client import cli
+
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == "client.launch":
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                        for _ in range(1000): pass
+                    except KeyboardInterrupt:
+                        raise ImportError("this is no way to import numpy")
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.meta_path.insert(0, Interrupted())
+        sys.exit(cli.main(["up"]))
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, b"", b"")
 
 
 def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:

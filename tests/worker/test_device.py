@@ -12,7 +12,7 @@ def test_the_cpu_is_had_for_the_asking() -> None:
 def test_cuda_without_support_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """WK-2: refused with a diagnosis and a hint, never replaced by the CPU."""
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(DeviceUnavailable, match=r"no CUDA support.*TIDEGATE_WORKER_DEVICE=cpu"):
+    with pytest.raises(DeviceUnavailable, match=r"no CUDA support.*--device cpu, or .*_DEVICE=cpu"):
         open_device("cuda")
 
 

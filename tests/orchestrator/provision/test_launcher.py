@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -13,13 +14,13 @@ from typing import Any
 import pytest
 
 from orchestrator.provision import launcher as launcher_module
-from orchestrator.provision.errors import GaveUp, PortInUse, StartFailed
+from orchestrator.provision.errors import GaveUp, PortInUse, StartFailed, StateFileUnusable
 from orchestrator.provision.launcher import Launcher
 from orchestrator.provision.paths import state_dir
 from orchestrator.provision.ports import free_ports
 from orchestrator.provision.spec import EventKind, LaunchEvent, LaunchSpec
 from orchestrator.provision.supervise import RestartPolicy
-from orchestrator.provision.triton import TritonPorts
+from orchestrator.provision.triton import TritonPorts, find_triton
 from tests.orchestrator.provision.processes import Marked
 from tests.orchestrator.provision.triton_models import (
     NEVER_FINALIZES,
@@ -77,10 +78,11 @@ class Launch:
         self._launched: list[Launched] = []
 
     def __call__(self, source: str = QUIET, **changes: Any) -> Launched:
+        models = self._tmp_path / f"models-{len(self._launched)}"
         spec = LaunchSpec(
             worker_env=self.marked.mark,
             serve=False,
-            model_repository=write_model(self._tmp_path / "models", "tiny", source),
+            model_repository=write_model(models, "tiny", source),
             models=("tiny",),
             load_timeout_s=60.0,
             log_to_stderr=True,
@@ -117,6 +119,51 @@ async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None
     await launched.end()
     launch.marked.wait_gone(regions)
     assert not (tmp_path / "state.json").exists()
+
+
+@pytest.mark.parametrize("serve", [True, False])
+async def test_services_on_free_ports_have_logs_of_their_own(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
+    both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
+    for each in both:
+        await each.until(EventKind.READY)
+    launchers = [each.launcher for each in both]
+    ports = {
+        each.orchestrator.port if each.orchestrator else each.instances[0].ports.grpc
+        for each in launchers
+    }
+    assert len(ports) == 2
+    assert {each.name for each in (tmp_path / "logs").iterdir()} == {str(port) for port in ports}
+
+
+@pytest.mark.parametrize("place", ["missing/state.json", "file/state.json", "directory"])
+async def test_a_state_file_that_cannot_be_is_refused_at_once(
+    launch: Launch, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    launched = launch(state_file=tmp_path / place)
+    with pytest.raises(StateFileUnusable, match=r"cannot write the state file .*--state-file PATH"):
+        await launched.task
+    assert launched.seen() == []
+
+
+async def test_goes_on_when_the_state_file_cannot_be_rewritten(
+    launch: Launch, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    launched = launch(state_file=directory / "state.json")
+    await launched.until(EventKind.SERVING)
+    shutil.rmtree(directory)
+    os.kill(launched.server_pid, signal.SIGKILL)
+    assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
+    await launched.end()
 
 
 async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> None:
