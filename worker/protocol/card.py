@@ -33,3 +33,5 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Jobs that the worker holds beyond those, before it refuses."""
     min_start_budget_ms: float
     """Less budget than this at the start of a generation is refused (DL-3)."""
+    max_step_tokens: int = 512
+    """Token budget of one step, prompts and decodes together."""

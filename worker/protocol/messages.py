@@ -43,7 +43,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     """Starts a job on an open lane.
 
     ``budget_ms`` is what remains of the deadline when the message leaves; ``deadline_unix_ms``
-    is the original absolute one and serves logs only.
+    is the original absolute one and serves logs only. Jobs share cached prefixes only with jobs
+    of the same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the
+    conversation whose KV is kept on disk, empty for none.
     """
 
     lane: str
@@ -54,6 +56,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     deadline_unix_ms: int | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     correlation_id: str = ""
+    cache_salt: str = ""
+    session: str = ""
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
@@ -119,7 +123,8 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     ``left_ms`` is the budget left (negative when overrun). ``abort_ms`` is the time from the
     worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
     ``tail`` is text that was held back (a possible stop string, half a character) and belongs
-    after the last delta's.
+    after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
+    cache and not computed again.
     """
 
     handle: int
@@ -135,6 +140,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     late_tokens: int = 0
     abort_ms: float | None = None
     tail: str = ""
+    cached_tokens: int = 0
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
@@ -142,6 +148,10 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
 
     ``step_ms`` is a moving average over steps that decoded; ``prefill_tokens_per_s`` is 0 until
     measured. ``check_us`` is the sampled cost per request of looking at deadline and abort (DL-13).
+    ``busy_ms_total`` is the time spent in ``steps_total`` steps, ``prefill_tokens_total`` the
+    prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
+    them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
+    evicted on demand.
     """
 
     kv_blocks_total: int
@@ -156,6 +166,14 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     jobs_total: int
     check_us: float
     lanes: int = 0
+    steps_total: int = 0
+    busy_ms_total: float = 0.0
+    prefill_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    kv_blocks_cached: int = 0
+    evicted_blocks_total: int = 0
+    disk_saved_blocks_total: int = 0
+    disk_loaded_blocks_total: int = 0
 
 
 class CacheReport(msgspec.Struct, array_like=True, frozen=True):
