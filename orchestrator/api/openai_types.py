@@ -1,7 +1,8 @@
 """OpenAI's request bodies, as far as they are served here; what is not is refused by name.
 
-``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``min_tokens``, ``ignore_eos`` and ``top_k``
-are ours; the official SDK sends them with ``extra_body``.
+``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``min_tokens``, ``ignore_eos``, ``top_k``,
+``priority``, ``tenant``, ``session_id`` and ``placement`` are ours; the official SDK sends them
+with ``extra_body``.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.api.native import stop_strings
+from orchestrator.api.wishes import PlacementBody
 from orchestrator.errors import InvalidRequest
-from orchestrator.task import Message, OnDisconnect, Prompt
+from orchestrator.task import Message, OnDisconnect, Priority, Prompt
 from worker.protocol import OnDeadline, Sampling
 
 Unused = Any
@@ -63,6 +65,10 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     min_tokens: int = 0
     ignore_eos: bool = False
     top_k: int = 0
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
 
     # served in one way only
     n: int | None = None
