@@ -40,6 +40,11 @@ class Context:
     key: str = ""
     """Fingerprint of the token that it came with."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose work this is, where the body does not say."""
+        return self.key or "default"
+
 
 CONTEXT = web.RequestKey("context", Context)
 

@@ -8,11 +8,12 @@ from aiohttp import web
 from orchestrator.api.body import read_body
 from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
 from orchestrator.api.events import TaskEvents, last_number, read_last_event_id
+from orchestrator.api.wishes import PlacementBody, read_wishes
 from orchestrator.deadline import read_deadline
 from orchestrator.errors import InvalidRequest
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream, StreamLimits
-from orchestrator.task import Api, Job, Message, OnDisconnect, Prompt, Stage, Task
+from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
 from worker.protocol import InvalidSampling, OnDeadline, Sampling, read_logit_bias
 
 
@@ -47,6 +48,10 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
 
 
 _decoder = msgspec.json.Decoder(TaskRequest)
@@ -57,6 +62,7 @@ async def submit(request: web.Request) -> web.Response:
     body = await read_body(request, _decoder)
     gateway, context = request.app[GATEWAY], request[CONTEXT]
     deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
+    wishes = read_wishes(body, context.tenant)
     job = Job(
         api=Api.NATIVE,
         model=body.model,
@@ -84,6 +90,10 @@ async def submit(request: web.Request) -> web.Response:
         on_disconnect=body.on_disconnect,
         keep=True,
         key=context.key,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
     )
     task = await gateway.submit(job, _prompt(body))
     answer = {

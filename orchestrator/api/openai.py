@@ -11,6 +11,7 @@ from orchestrator.api.native import stream_limits
 from orchestrator.api.openai_chunks import ChunkStream
 from orchestrator.api.openai_shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai_types import ChatRequest, CompletionRequest, OpenAiRequest
+from orchestrator.api.wishes import read_wishes
 from orchestrator.deadline import read_deadline
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream
@@ -134,6 +135,7 @@ class _Answer(Transcript):
 
 def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
     gateway, context = request.app[GATEWAY], request[CONTEXT]
+    wishes = read_wishes(body, context.tenant)
     return Job(
         api=api,
         model=body.model,
@@ -148,6 +150,10 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         on_disconnect=body.on_disconnect,
         keep=body.on_disconnect is OnDisconnect.CONTINUE,
         key=context.key,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
     )
 
 

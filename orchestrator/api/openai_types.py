@@ -1,8 +1,9 @@
 """OpenAI's request bodies, as far as they are served here; what is not is refused by name.
 
-``deadline_ms``, ``on_deadline`` and ``on_disconnect`` are ours, ``min_tokens``, ``ignore_eos``,
-``top_k``, ``min_p`` and ``repetition_penalty`` named as in vLLM's server; the official SDK sends
-them with ``extra_body``.
+``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``priority``, ``tenant``, ``session_id`` and
+``placement`` are ours; ``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p`` and
+``repetition_penalty`` have the names of vLLM's server. The official SDK sends them with
+``extra_body``.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.api.native import logit_biases, stop_strings
+from orchestrator.api.wishes import PlacementBody
 from orchestrator.errors import InvalidRequest
-from orchestrator.task import Message, OnDisconnect, Prompt
+from orchestrator.task import Message, OnDisconnect, Priority, Prompt
 from worker.protocol import OnDeadline, Sampling
 
 Unused = Any
@@ -69,6 +71,10 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
 
     # served in one way only
     n: int | None = None

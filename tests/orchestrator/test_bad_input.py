@@ -52,7 +52,14 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"stop": ["x"] * 17}, 400, "16", "stop"),
     ({"stop": [1]}, 400, "str", "stop[0]"),
     ({"deadline_ms": "soon"}, 400, "float", "deadline_ms"),
-    ({"on_deadline": "panic"}, 400, "'panic'; expected one of: error, partial", "on_deadline"),
+    ({"on_deadline": "panic"}, 400, "'panic'; expected one of: error, partial, fit", "on_deadline"),
+    ({"priority": "high"}, 400, "expected one of: interactive, batch", "priority"),
+    ({"tenant": ""}, 400, "1 to 128", "tenant"),
+    ({"session_id": "a b"}, 400, "1 to 128", "session_id"),
+    ({"placement": {"mode": "pin"}}, 400, "needs 1 to 64", "placement.instances"),
+    ({"placement": {"instances": ["a:1"]}}, 400, "pin, prefer or avoid", "placement.mode"),
+    ({"placement": {"mode": "near"}}, 400, "auto, pin, prefer, avoid", "placement.mode"),
+    ({"placement": {"zone": 1}}, 400, "not a known field", "placement.zone"),
     ({"on_disconnect": "cry"}, 400, "'cry'; expected one of: cancel, continue", "on_disconnect"),
 ]
 

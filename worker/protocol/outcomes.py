@@ -45,6 +45,8 @@ class OnDeadline(StrEnum):
 
     ERROR = "error"
     PARTIAL = "partial"
+    FIT = "fit"
+    """Admission shrinks ``max_tokens`` to what the deadline allows; to a worker it is ``ERROR``."""
 
 
 class Code(StrEnum):

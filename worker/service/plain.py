@@ -121,6 +121,8 @@ def parse_plain(
     want_logprobs = bool(call.flag(names.RETURN_LOGPROBS))
     want_cumulative = bool(call.flag(names.RETURN_CUMULATIVE_LOGPROB))
     stated = _read_stated(call)
+    if stated.on_deadline is OnDeadline.FIT:
+        raise InvalidCall("on_deadline fit needs the orchestrator's forecast; here: error, partial")
     logprobs = stated.logprobs
     if logprobs is None and (want_logprobs or want_cumulative):
         logprobs = 0

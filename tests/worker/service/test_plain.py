@@ -208,3 +208,5 @@ def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
     assert parse({"deadline_unix_ms": "5300", "deadline_ms": "200"}).budget_ms == 200.0
     assert parse({"deadline_ms": 5000}).budget_ms == 1000.0
     assert parse({"on_deadline": "partial"}).on_deadline == OnDeadline.PARTIAL
+    with pytest.raises(InvalidCall, match="orchestrator"):
+        parse({"on_deadline": "fit"})
