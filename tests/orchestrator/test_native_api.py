@@ -124,6 +124,11 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
         "top_k": 7,
         "seed": 11,
         "stop": ["a", "b"],
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": -100, "3": 2.5},
         "deadline_ms": 5000,
         "on_deadline": "partial",
     }
@@ -141,6 +146,9 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (4, 2, True)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
     assert (sampling.seed, sampling.stop, sampling.logprobs) == (11, ("a", "b"), None)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert sampling.logit_bias == ((7, -100.0), (3, 2.5))
 
 
 @pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])

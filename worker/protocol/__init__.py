@@ -31,7 +31,7 @@ from worker.protocol.messages import (
     encode,
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
-from worker.protocol.sampling import InvalidSampling, Sampling
+from worker.protocol.sampling import InvalidSampling, Sampling, read_logit_bias
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -61,4 +61,5 @@ __all__ = [
     "decode_frame",
     "decode_message",
     "encode",
+    "read_logit_bias",
 ]
