@@ -31,7 +31,7 @@ from worker.protocol.messages import (
     encode,
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
-from worker.protocol.sampling import InvalidSampling, Sampling
+from worker.protocol.sampling import InvalidSampling, Sampling, read_logit_bias
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -64,4 +64,5 @@ __all__ = [
     "encode",
     "prefix_salt",
     "root_name",
+    "read_logit_bias",
 ]
