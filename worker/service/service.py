@@ -149,6 +149,8 @@ class WorkerService:
             deadline=self._clock() + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
             correlation_id=message.correlation_id,
+            cache_salt=message.cache_salt,
+            session=message.session,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
