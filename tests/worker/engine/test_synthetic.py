@@ -76,7 +76,7 @@ def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
 
     slow = tmp_path / "slow"
     pace = StepPace(0.02, row_s=0.001, prompt_token_s=0.0001)
-    bench = Bench()
+    bench = Bench(prefix_cache=False)
     bench.clock = clock
     with_runner(bench, PacedRunner(CYCLE, pace, slow_file=slow, clock=clock, sleep=sleep))
 
