@@ -66,7 +66,7 @@ def build_torch_runner(
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     runner = TorchRunner(
         model,
-        ReferenceAttention(pool, config.num_heads),
+        ReferenceAttention(pool, config.num_heads, config.windows),
         Sampler(eos_token_ids, device),
         device=device,
         block_tokens=settings.block_tokens,
