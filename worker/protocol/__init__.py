@@ -63,6 +63,6 @@ __all__ = [
     "decode_message",
     "encode",
     "prefix_salt",
-    "root_name",
     "read_logit_bias",
+    "root_name",
 ]
