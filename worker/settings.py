@@ -41,6 +41,10 @@ class WorkerSettings(BaseSettings):
     """Jobs held beyond those before new ones are refused."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
+    max_stall_ms: float = Field(default=50.0, gt=0)
+    """By how much prompts may lengthen a step that also carries decodes."""
+    prefix_cache: bool = True
+    """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)

@@ -71,11 +71,14 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,
             min_start_budget_s=settings.min_start_budget_ms / 1e3,
+            max_stall_s=settings.max_stall_ms / 1e3,
+            prefix_cache=settings.prefix_cache,
         ),
         BlockPool(built.blocks),
     )
-    engine = Engine(scheduler, built.runner, eos, clock=clock)
     digest = model_digest(path)
+    hash_salt = bytes.fromhex(digest)
+    engine = Engine(scheduler, built.runner, eos, hash_salt=hash_salt, clock=clock)
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,
@@ -88,7 +91,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         else tokenizer.bos_token_id,
         eos_token_ids=eos,
         block_tokens=settings.block_tokens,
-        hash_salt=bytes.fromhex(digest),
+        hash_salt=hash_salt,
         engine=settings.engine,
         engine_version=_worker_version(),
         engine_digest=_engine_digest(settings, built),
@@ -97,6 +100,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         min_start_budget_ms=settings.min_start_budget_ms,
+        max_step_tokens=settings.max_step_tokens,
     )
     model_log.info(
         "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d",

@@ -64,14 +64,21 @@ def build_torch_runner(
             config.context_tokens,
         )
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
+    max_blocks = min(blocks, blocks_per_job)
     runner = TorchRunner(
         model,
         ReferenceAttention(pool, config.num_heads),
-        Sampler(eos_token_ids, device),
+        Sampler(
+            eos_token_ids,
+            device,
+            slots=settings.max_running,
+            vocab_size=config.vocab_size,
+            max_tokens=max_blocks * settings.block_tokens,
+        ),
         device=device,
         block_tokens=settings.block_tokens,
         max_running=settings.max_running,
-        max_blocks=min(blocks, blocks_per_job),
+        max_blocks=max_blocks,
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."))

@@ -252,4 +252,12 @@ class Emitter:
             jobs_total=stats.jobs_total,
             check_us=stats.check_us,
             lanes=len(self._lanes),
+            steps_total=stats.steps_total,
+            busy_ms_total=stats.busy_ms_total,
+            prefill_tokens_total=stats.prefill_tokens_total,
+            cached_tokens_total=stats.cached_tokens_total,
+            kv_blocks_cached=stats.kv_blocks_cached,
+            evicted_blocks_total=stats.evicted_blocks_total,
+            hit_blocks_total=stats.hit_blocks_total,
+            missed_blocks_total=stats.missed_blocks_total,
         )

@@ -162,4 +162,5 @@ class LaneRoute:
             late_tokens=event.late_tokens,
             abort_ms=event.abort_ms,
             tail="" if self._stopped else self._text.flush(),
+            cached_tokens=event.cached_tokens,
         )

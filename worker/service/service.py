@@ -34,7 +34,7 @@ from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Ten
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.lanes import Lane, LaneRoute
-from worker.service.plain import PlainReply, parse_plain
+from worker.service.plain import CannotFit, PlainReply, parse_plain
 from worker.settings import WorkerSettings
 
 STOP_GRACE_S = 2.0
@@ -149,6 +149,8 @@ class WorkerService:
             deadline=self._clock() + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
             correlation_id=message.correlation_id,
+            cache_salt=message.cache_salt,
+            session=message.session,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
@@ -162,7 +164,7 @@ class WorkerService:
         if self._emitter.draining:
             return Code.DRAINING, "the worker is draining; retry elsewhere"
         try:
-            message.sampling.check()
+            message.sampling.check(self._card.vocab_size)
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
         return None
@@ -192,11 +194,16 @@ class WorkerService:
                 call,
                 default_deadline_ms=self._settings.default_deadline_ms,
                 unix_ms=time.time() * 1000,
+                vocab_size=self._card.vocab_size,
             )
             if self._cannot_fit(request.prompt):
                 self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))
                 return
             token_ids = self._tokenizer.encode(request.prompt)
+            sampling = request.sampling_for(len(token_ids), self._card.context_tokens)
+        except CannotFit as error:
+            self._fail(call, Code.CONTEXT_OVERFLOW, error)
+            return
         except (InvalidCall, InvalidSampling) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
             return
@@ -206,12 +213,12 @@ class WorkerService:
             return
         job = Job(
             token_ids=token_ids,
-            sampling=request.sampling,
+            sampling=sampling,
             deadline=received + request.budget_ms / 1000,
             on_deadline=request.on_deadline,
             correlation_id=call.request_id,
         )
-        text = self._tokenizer.stream(request.sampling.stop, request.sampling.min_tokens)
+        text = self._tokenizer.stream(sampling.stop, sampling.min_tokens)
         reply = PlainReply(request, job, text, call.responder, self._tokenizer)
         self._emitter.routes[job] = reply
         self._emitter.post(lambda: self._emitter.watch(reply))
