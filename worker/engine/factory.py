@@ -12,7 +12,7 @@ from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
-from worker.engine.synthetic import FreeRunner, PacedRunner
+from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -35,12 +35,13 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on and in."""
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with."""
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
+    attention: str = "none"
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -127,7 +128,12 @@ def _build_synthetic(
     if settings.engine == "synthetic-free":
         runner = FreeRunner(words)
     else:
-        runner = PacedRunner(words, settings.synthetic_step_ms / 1e3, clock=clock)
+        pace = StepPace(
+            settings.synthetic_step_ms / 1e3,
+            settings.synthetic_row_ms / 1e3,
+            settings.synthetic_prompt_token_ms / 1e3,
+        )
+        runner = PacedRunner(words, pace, slow_file=settings.synthetic_slow_file, clock=clock)
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     blocks = settings.kv_blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")
@@ -145,6 +151,7 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
+        "attention": built.attention,
         "block_tokens": settings.block_tokens,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
