@@ -9,6 +9,6 @@
 - ``reference``  gather and SDPA, on any device; the oracle for every other backend
 """
 
-from worker.attention.paged import AttentionBackend, AttentionStep, KVPool, PackedBatch, Windows
+from worker.attention.paged import AttentionBackend, AttentionStep, KVPool, PackedBatch
 
-__all__ = ["AttentionBackend", "AttentionStep", "KVPool", "PackedBatch", "Windows"]
+__all__ = ["AttentionBackend", "AttentionStep", "KVPool", "PackedBatch"]

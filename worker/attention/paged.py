@@ -17,11 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Windows = tuple[int | None, ...]
-"""Per layer: how many keys a query sees at most, its own included; None is all before it. Empty:
-no layer has a window. Each backend is constructed with one, ``Backend(pool, num_heads, windows)``.
-"""
-
 
 class KVPool:
     """Keys and values of all blocks, allocated once (WK-4)."""

@@ -5,6 +5,7 @@ times faster than ``enable_gqa``, and equal on every device.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.attention.paged import KVPool, PackedBatch, Windows
+from worker.attention.paged import KVPool, PackedBatch
 
 
 class ReferenceAttention:
     """Decode rows in one padded batch, then each chunk of a prompt by itself."""
 
-    def __init__(self, pool: KVPool, num_heads: int, windows: Windows = ()) -> None:
+    def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
+        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all."""
         self._pool = pool
         self._windows = windows
         self._shared = num_heads // pool.kv_heads
@@ -53,11 +55,11 @@ class ReferenceAttention:
         # A query at position p sees keys 0 … p; the row's last query is its last token.
         last_seen = (contexts[:, None] - queries + np.arange(queries))[:, :, None]
         keys = np.arange(blocks * self._pool.block_tokens)
-        masks: dict[int | None, Tensor] = {}
-        for window in self._windows or (None,):
+        masks: dict[int, Tensor] = {}
+        for window in self._windows or (0,):
             if window not in masks:
                 hidden = keys > last_seen
-                if window is not None:
+                if window:
                     hidden |= keys <= last_seen - window
                 masks[window] = self._mask(hidden)
         return _Group(
@@ -92,7 +94,7 @@ class _Group:
     rows: int
     queries: int
     blocks: Tensor
-    masks: dict[int | None, Tensor]
+    masks: dict[int, Tensor]
 
 
 class ReferenceStep:
@@ -104,7 +106,7 @@ class ReferenceStep:
         slots: Tensor,
         groups: list[_Group],
         scratch: Tensor,
-        windows: Windows,
+        windows: tuple[int, ...],
     ) -> None:
         """``scratch`` [pages, values of a page] takes the pages of one group after the other."""
         self._pool = pool
@@ -118,16 +120,14 @@ class ReferenceStep:
         cache = self._pool.data[layer]
         cache.flatten(0, 1).index_copy_(0, self._slots, keys_values)
         pages = cache.flatten(1)
-        window = self._windows[layer] if self._windows else None
+        window = self._windows[layer] if self._windows else 0
         if len(self._groups) == 1:
             return self._attend_group(self._groups[0], pages, queries, window)
         return torch.cat(
             [self._attend_group(g, pages, queries[g.tokens], window) for g in self._groups]
         )
 
-    def _attend_group(
-        self, group: _Group, pages: Tensor, queries: Tensor, window: int | None
-    ) -> Tensor:
+    def _attend_group(self, group: _Group, pages: Tensor, queries: Tensor, window: int) -> Tensor:
         rows, tokens, kv_heads = group.rows, group.queries, self._pool.kv_heads
         heads, dim = queries.shape[1:]
         gathered = self._scratch[: len(group.blocks)]

@@ -75,8 +75,8 @@ class ModelConfig:
     qkv_bias: bool
     qk_norm: bool
     """Queries and keys are normalised per head before they are rotated."""
-    windows: tuple[int | None, ...]
-    """Per layer: keys that a query sees, its own included; None is all before it."""
+    windows: tuple[int, ...]
+    """Per layer: keys that a query sees, its own included; 0 is all before it."""
     tie_word_embeddings: bool
     dtype: DTypeName
     """Type that the weights were saved in."""
@@ -254,40 +254,40 @@ class _Fields:
             truncate=bool(self.values.get("truncate", True)),
         )
 
-    def windows(self, rule: WindowRule, layers: int) -> tuple[int | None, ...]:
+    def windows(self, rule: WindowRule, layers: int) -> tuple[int, ...]:
         """The window of each layer, with the defaults of transformers for what is not said."""
         types = self.values.get("layer_types")
         if types is not None and rule != "by-layer":
             self.refuse("layer_types", allowed=(["full_attention"] * layers, None))
         if rule == "none":
             self.refuse("sliding_window", allowed=(None,))
-            return (None,) * layers
+            return (0,) * layers
         if rule == "every-layer":
             return (self._window(),) * layers
-        window = self._window() if self.values.get("use_sliding_window", False) else None
+        window = self._window() if self.values.get("use_sliding_window", False) else 0
         if types is None:
             first = self.values.get("max_window_layers", 28)
-            return tuple(None if i < first else window for i in range(layers))
+            return tuple(0 if i < first else window for i in range(layers))
         if not isinstance(types, list) or len(types) != layers:
             raise BrokenCheckpoint(
                 f"{self.file}: layer_types must name the attention of each of the {layers} layers"
             )
-        known = {"full_attention": None, "sliding_attention": window}
+        known = {"full_attention": 0, "sliding_attention": window}
         for kind in types:
             if kind not in known:
                 raise UnsupportedModel(
                     f"{self.file}: layer type {kind!r} is not supported; {', '.join(known)} are"
                 )
-        if window is None and "sliding_attention" in types:
+        if not window and "sliding_attention" in types:
             raise BrokenCheckpoint(
                 f"{self.file}: layer_types has sliding_attention, but use_sliding_window and"
                 " sliding_window give it no window"
             )
         return tuple(known[kind] for kind in types)
 
-    def _window(self) -> int | None:
+    def _window(self) -> int:
         if "sliding_window" in self.values and self.values["sliding_window"] is None:
-            return None
+            return 0
         return self.integer("sliding_window", 4096)
 
 

@@ -45,7 +45,7 @@ class Rig:
             dtype=dtype,
             device=device,
         )
-        self.attention = ReferenceAttention(self.pool, config.num_heads, config.windows)
+        self.attention = ReferenceAttention(self.pool, config.num_heads, windows=config.windows)
         self._free = list(np.random.default_rng(1).permutation(blocks))
 
     def text(self, ids: list[int]) -> Text:

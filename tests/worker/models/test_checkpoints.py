@@ -214,10 +214,10 @@ def test_the_digest_follows_the_contents(original: Path, checkpoint: Path) -> No
     [
         ({"architectures": ["MistralForCausalLM"]}, (4096,) * 3),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, (64,) * 3),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}, (None,) * 3),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}, (0,) * 3),
         (
             {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
-            (None,) * 3,  # max_window_layers is 28 when nothing is said
+            (0,) * 3,  # max_window_layers is 28 when nothing is said
         ),
         (
             {
@@ -225,12 +225,12 @@ def test_the_digest_follows_the_contents(original: Path, checkpoint: Path) -> No
                 "use_sliding_window": True,
                 "max_window_layers": 2,
             },
-            (None, None, 4096),
+            (0, 0, 4096),
         ),
     ],
 )
 def test_windows_have_the_defaults_of_transformers(
-    checkpoint: Path, change: dict[str, object], windows: tuple[int | None, ...]
+    checkpoint: Path, change: dict[str, object], windows: tuple[int, ...]
 ) -> None:
     edit_config(checkpoint, **change)
     assert read_config(checkpoint).windows == windows
