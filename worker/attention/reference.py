@@ -23,7 +23,7 @@ class ReferenceAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all."""
         self._pool = pool
-        self._windows = windows
+        self._windows = tuple(windows)
         self._shared = num_heads // pool.kv_heads
         self._scratch = pool.data.new_empty(0)
 
