@@ -36,6 +36,8 @@ class WorkerSettings(BaseSettings):
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
+    """``auto``: the reference on the CPU, on CUDA the fastest that is right, measured at load."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)

@@ -14,17 +14,9 @@ block is never written again: only full blocks have names.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from worker.engine.lru import LruList
-
-
-class CacheChange(NamedTuple):
-    """Names that entered and left the cache; ``full`` replaces all that was known before."""
-
-    added: list[bytes]
-    evicted: list[bytes]
-    full: bool = False
+from worker.protocol import CacheReport
 
 
 class BlockPool:
@@ -150,13 +142,13 @@ class BlockPool:
         while len(self._cached):
             self._evict_oldest()
 
-    def take_changes(self) -> CacheChange | None:
+    def take_changes(self) -> CacheReport | None:
         """Names that came and went since the last call; one that did both is not mentioned."""
         if not self._added and not self._evicted:
             return None
-        change = CacheChange(list(self._added), list(self._evicted))
+        report = CacheReport(list(self._added), list(self._evicted))
         self._added, self._evicted = {}, {}
-        return change
+        return report
 
     def _evict_oldest(self) -> None:
         block = self._cached.pop_oldest()

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from worker.protocol import (
+    AbortCause,
+    CacheReport,
+    Code,
+    FinishReason,
+    OnDeadline,
+    Sampling,
+    TokenLogprob,
+)
 
 Clock = Callable[[], float]
 """Monotonic seconds. Passed in, so that the engine runs under a simulated clock too."""
@@ -115,6 +123,9 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def stats(self) -> EngineStats: ...
+
+    def cache_reports(self) -> list[CacheReport]:
+        """What entered and left the prefix cache since the last call. For one reader."""
 
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""

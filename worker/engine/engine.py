@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from secrets import randbits
 
+from worker.engine.cache_journal import CacheJournal
 from worker.engine.core import (
     Clock,
     EngineStats,
@@ -41,7 +42,10 @@ from worker.engine.runner import Plan, Runner, StepResult
 from worker.engine.scheduler import Scheduler
 from worker.engine.totals import Totals, snapshot
 from worker.log import engine_log
-from worker.protocol import AbortCause, Code, FinishReason, TokenLogprob, prefix_salt
+from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLogprob, prefix_salt
+
+IDLE_CHECK_S = 1.0
+"""Once idle for so long, the books are checked: nobody waits for it then."""
 
 
 class Engine:
@@ -76,6 +80,7 @@ class Engine:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
+        self._journal = CacheJournal(scheduler.pool)
         self._totals = Totals()
         self._stats = snapshot(scheduler, self._lookout, self._totals)
 
@@ -113,6 +118,10 @@ class Engine:
         """The state after the latest step."""
         return self._stats
 
+    def cache_reports(self) -> list[CacheReport]:
+        """See ``EngineService``."""
+        return self._journal.take()
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         with self._wake:
@@ -137,9 +146,13 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
-            while not (self._stopping or self._inbox or self.scheduler.has_work):
-                self._wake.wait()
+            if not self._wake.wait_for(self._has_news, IDLE_CHECK_S):
+                self.scheduler.check_integrity()
+                self._wake.wait_for(self._has_news)
             return not self._stopping
+
+    def _has_news(self) -> bool:
+        return self._stopping or bool(self._inbox) or self.scheduler.has_work
 
     def step(self) -> list[Event]:
         """Do one step and return what happened, per job in order."""
@@ -152,6 +165,7 @@ class Engine:
             result = self._execute(plan, events)
             if result is not None:
                 self._apply(plan, result, events)
+        self._journal.publish()
         self._stats = snapshot(self.scheduler, self._lookout, self._totals)
         return events
 

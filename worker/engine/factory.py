@@ -35,12 +35,13 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on and in."""
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with."""
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
+    attention: str = "none"
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -150,6 +151,7 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
+        "attention": built.attention,
         "block_tokens": settings.block_tokens,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,

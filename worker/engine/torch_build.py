@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from worker.attention import KVPool
-from worker.attention.reference import ReferenceAttention
+from worker.attention.choice import choose_attention
 from worker.device import open_device
 from worker.engine.factory import BuiltRunner
 from worker.engine.sampling import Sampler
@@ -34,8 +34,8 @@ def build_torch_runner(
 ) -> BuiltRunner:
     """Load the checkpoint and allocate the KV pool.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, or ``MemoryError`` for a pool that does not
-    fit.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not
+    fit, or ``ValueError`` for an attention backend that cannot run here.
     """
     device = open_device(settings.device)
     dtype = _dtype(settings, config, device)
@@ -65,9 +65,10 @@ def build_torch_runner(
         )
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
+    attention = choose_attention(settings.attention, pool, config.num_heads, windows=config.windows)
     runner = TorchRunner(
         model,
-        ReferenceAttention(pool, config.num_heads),
+        attention.backend,
         Sampler(
             eos_token_ids,
             device,
@@ -81,7 +82,7 @@ def build_torch_runner(
         max_blocks=max_blocks,
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."))
+    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."), attention.name)
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
