@@ -31,6 +31,8 @@ class WorkerSettings(BaseSettings):
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    deterministic: bool = False
+    """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)

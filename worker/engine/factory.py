@@ -35,12 +35,16 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on and in."""
+    """A runner, the KV blocks that it has memory for, and what it computes on and in.
+
+    ``arithmetic`` is what else decides how its sums are rounded.
+    """
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
+    arithmetic: str = ""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -141,7 +145,9 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
+        "arithmetic": built.arithmetic,
         "block_tokens": settings.block_tokens,
+        "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
     }

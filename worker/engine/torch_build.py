@@ -6,14 +6,16 @@ from typing import Final
 import torch
 
 from worker.attention import KVPool
+from worker.attention.fixed import FixedAttention
 from worker.attention.reference import ReferenceAttention
 from worker.device import open_device
+from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.factory import BuiltRunner
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.log import model_log
 from worker.models.config import ModelConfig
-from worker.models.registry import load_model
+from worker.models.registry import Model, load_model
 from worker.settings import WorkerSettings
 
 _CPU_POOL_BYTES: Final = 256 * 2**20
@@ -34,8 +36,8 @@ def build_torch_runner(
 ) -> BuiltRunner:
     """Load the checkpoint and allocate the KV pool.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, or ``MemoryError`` for a pool that does not
-    fit.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
+    or ``NotDeterministic``.
     """
     device = open_device(settings.device)
     dtype = _dtype(settings, config, device)
@@ -66,8 +68,7 @@ def build_torch_runner(
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
     runner = TorchRunner(
-        model,
-        ReferenceAttention(pool, config.num_heads),
+        _compute(settings, config, model, pool, max_blocks),
         Sampler(
             eos_token_ids,
             device,
@@ -81,7 +82,25 @@ def build_torch_runner(
         max_blocks=max_blocks,
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."))
+    arithmetic = ""
+    if device.type == "cpu":
+        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."), arithmetic)
+
+
+def _compute(
+    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_blocks: int
+) -> Compute:
+    if not settings.deterministic:
+        return Whole(model, ReferenceAttention(pool, config.num_heads))
+    tiled = Tiled(model, FixedAttention(pool, config.num_heads))
+    tiled.check(
+        vocab_size=config.vocab_size,
+        block_tokens=settings.block_tokens,
+        max_tokens=min(config.context_tokens, max_blocks * settings.block_tokens),
+        device=pool.device,
+    )
+    return tiled
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
