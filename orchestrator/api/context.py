@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 from aiohttp import web
 
+from orchestrator.auth import ANYBODY, Key
 from orchestrator.clock import Instant
 from orchestrator.deadline import Deadline
 from orchestrator.errors import InvalidRequest, TidegateError
@@ -37,13 +38,8 @@ class Context:
     arrival: Instant
     correlation_id: str
     dialect: Dialect
-    key: str = ""
-    """Fingerprint of the token that it came with."""
-
-    @property
-    def tenant(self) -> str:
-        """Whose work this is, where the body does not say."""
-        return self.key or "default"
+    key: Key = ANYBODY
+    """Whose token it came with."""
 
 
 CONTEXT = web.RequestKey("context", Context)

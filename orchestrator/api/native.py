@@ -62,7 +62,7 @@ async def submit(request: web.Request) -> web.Response:
     body = await read_body(request, _decoder)
     gateway, context = request.app[GATEWAY], request[CONTEXT]
     deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
-    wishes = read_wishes(body, context.tenant)
+    wishes = read_wishes(body, context.key)
     job = Job(
         api=Api.NATIVE,
         model=body.model,
@@ -89,7 +89,7 @@ async def submit(request: web.Request) -> web.Response:
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=True,
-        key=context.key,
+        key=context.key.fingerprint,
         priority=wishes.priority,
         tenant=wishes.tenant,
         session_id=wishes.session_id,

@@ -135,7 +135,7 @@ class _Answer(Transcript):
 
 def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
     gateway, context = request.app[GATEWAY], request[CONTEXT]
-    wishes = read_wishes(body, context.tenant)
+    wishes = read_wishes(body, context.key)
     return Job(
         api=api,
         model=body.model,
@@ -149,7 +149,7 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=body.on_disconnect is OnDisconnect.CONTINUE,
-        key=context.key,
+        key=context.key.fingerprint,
         priority=wishes.priority,
         tenant=wishes.tenant,
         session_id=wishes.session_id,

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from orchestrator.auth import Key
 from orchestrator.errors import InvalidRequest
 from orchestrator.task import PlacementMode, PlacementWish, Priority
 
@@ -44,11 +45,12 @@ class Wishes:
     placement: PlacementWish
 
 
-def read_wishes(body: Stated, key_tenant: str) -> Wishes:
-    """Of a request whose key stands for ``key_tenant``. Raises ``InvalidRequest``."""
+def read_wishes(body: Stated, key: Key) -> Wishes:
+    """Of a request that came with ``key``. Raises ``InvalidRequest`` or ``Forbidden``."""
+    stated = None if body.tenant is None else _name("tenant", body.tenant)
     return Wishes(
         priority=body.priority,
-        tenant=key_tenant if body.tenant is None else _name("tenant", body.tenant),
+        tenant=key.tenant_for(stated),
         session_id="" if body.session_id is None else _name("session_id", body.session_id),
         placement=PlacementWish() if body.placement is None else _placement(body.placement),
     )

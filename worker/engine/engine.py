@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from secrets import randbits
 
+from worker.engine.cache_journal import CacheJournal
 from worker.engine.core import (
     Clock,
     EngineStats,
@@ -26,7 +27,7 @@ from worker.engine.core import (
     JobTokens,
 )
 from worker.engine.lookout import Lookout
-from worker.engine.pace import Pace
+from worker.engine.records import finished
 from worker.engine.request import (
     ABORTED,
     DRAINED,
@@ -39,15 +40,20 @@ from worker.engine.request import (
 )
 from worker.engine.runner import Plan, Runner, StepResult
 from worker.engine.scheduler import Scheduler
+from worker.engine.totals import Totals, snapshot
 from worker.log import engine_log
-from worker.protocol import AbortCause, Code, FinishReason, TokenLogprob
+from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLogprob, prefix_salt
+
+IDLE_CHECK_S = 1.0
+"""Once idle for so long, the books are checked: nobody waits for it then."""
 
 
 class Engine:
     """An ``EngineService`` over a scheduler and a runner.
 
     ``start`` runs it on a thread of its own; tests and simulators call ``step`` instead.
-    ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits for a job without a seed.
+    ``hash_salt`` is the card's. ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits
+    for a job without a seed.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Engine:
         runner: Runner,
         eos_token_ids: Collection[int],
         *,
+        hash_salt: bytes = b"",
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
     ) -> None:
@@ -64,18 +71,18 @@ class Engine:
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         self._draw_seed = draw_seed
-        self._pace = Pace()
+        self._hash_salt = hash_salt
+        self._pace = scheduler.pace
         self._lookout = Lookout(clock, self._pace)
-        self._inbox: deque[tuple[Job, float]] = deque()
+        self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
-        self._tokens_total = 0
-        self._late_tokens_total = 0
-        self._jobs_total = 0
-        self._stats = self._snapshot()
+        self._journal = CacheJournal(scheduler.pool)
+        self._totals = Totals()
+        self._stats = snapshot(scheduler, self._lookout, self._totals)
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
 
@@ -89,12 +96,15 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
+        request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
+        if request.prompt_tokens < self.scheduler.capacity_tokens:
+            self.scheduler.prefixes.label(request, prefix_salt(self._hash_salt, job.cache_salt))
         with self._wake:
             if not self._stopped:
-                self._inbox.append((job, self._clock()))
+                self._inbox.append(request)
                 self._wake.notify()
                 return
-        self._publish([self._turned_away(job, self._clock())])
+        self._publish([self._record(request, DRAINED)])
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
@@ -107,6 +117,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """The state after the latest step."""
         return self._stats
+
+    def cache_reports(self) -> list[CacheReport]:
+        """See ``EngineService``."""
+        return self._journal.take()
 
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
@@ -132,9 +146,13 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
-            while not (self._stopping or self._inbox or self.scheduler.has_work):
-                self._wake.wait()
+            if not self._wake.wait_for(self._has_news, IDLE_CHECK_S):
+                self.scheduler.check_integrity()
+                self._wake.wait_for(self._has_news)
             return not self._stopping
+
+    def _has_news(self) -> bool:
+        return self._stopping or bool(self._inbox) or self.scheduler.has_work
 
     def step(self) -> list[Event]:
         """Do one step and return what happened, per job in order."""
@@ -147,7 +165,8 @@ class Engine:
             result = self._execute(plan, events)
             if result is not None:
                 self._apply(plan, result, events)
-        self._stats = self._snapshot()
+        self._journal.publish()
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals)
         return events
 
     def _look(self, now: float, events: list[Event]) -> None:
@@ -161,11 +180,10 @@ class Engine:
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:
-            job, submitted_at = self._inbox.popleft()
-            self._jobs_total += 1
-            request = make_request(job, submitted_at=submitted_at, own_seed=self._draw_seed())
-            if job.abort is not None:
-                events.append(self._record(request, ABORTED[job.abort]))
+            request = self._inbox.popleft()
+            self._totals.jobs += 1
+            if (cause := request.job.abort) is not None:
+                events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
 
@@ -193,13 +211,18 @@ class Engine:
             for row in plan.rows:
                 self._finish(row.request, failed, events)
             return None
-        duration = self._clock() - started
+        self._measure(plan, result, self._clock() - started)
+        return result
+
+    def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
+        prompt_tokens = plan.tokens - plan.decodes
         most = max(map(len, result.ids))
         if most:
-            self._pace.decoded(duration, most)
-        if plan.tokens > plan.decodes:
-            self._pace.prefilled(duration, plan.tokens - plan.decodes)
-        return result
+            self._pace.decoded(duration_s, most)
+        self._pace.prefilled(duration_s, prompt_tokens)
+        self._totals.steps += 1
+        self._totals.busy_s += duration_s
+        self._totals.prompt_tokens += prompt_tokens
 
     def _apply(self, plan: Plan, result: StepResult, events: list[Event]) -> None:
         """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
@@ -211,7 +234,7 @@ class Engine:
             if job.abort is not None or now >= job.deadline:
                 if job.abort is not AbortCause.STOP_STRING:
                     request.late_tokens = len(ids)
-                    self._late_tokens_total += len(ids)
+                    self._totals.late_tokens += len(ids)
                 self._finish(request, self._lookout.verdict(request, now), events)
                 continue
             if not ids:
@@ -224,11 +247,12 @@ class Engine:
             self.scheduler.advance(row, ids)
             if request.first_token_at is None:
                 request.first_token_at = now
-            self._tokens_total += len(ids)
+            self._totals.tokens += len(ids)
             events.append(JobTokens(job, ids, row_logprobs))
             if ending is None and len(request.tokens) >= request.limit_tokens:
                 ending = LENGTH
             if ending is not None:
+                self._pace.answered(request.generated)
                 self._finish(request, ending, events)
 
     def _cut_after_eos(
@@ -251,27 +275,7 @@ class Engine:
         events.append(self._record(request, ending))
 
     def _record(self, request: Request, ending: Ending) -> JobFinished:
-        """The job's last event, written when its slot and blocks are free."""
-        job, freed_at = request.job, self._clock()
-        started = freed_at if request.started_at is None else request.started_at
-        first = freed_at if request.first_token_at is None else request.first_token_at
-        return JobFinished(
-            job=job,
-            reason=ending.reason,
-            code=ending.code,
-            message=ending.message,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=request.generated,
-            late_tokens=request.late_tokens,
-            wait_ms=(started - request.submitted_at) * 1e3,
-            prefill_ms=(first - started) * 1e3,
-            decode_ms=(freed_at - first) * 1e3,
-            left_ms=(job.deadline - freed_at) * 1e3,
-            abort_ms=_abort_ms(job, ending, freed_at),
-        )
-
-    def _turned_away(self, job: Job, now: float) -> JobFinished:
-        return self._record(make_request(job, submitted_at=now, own_seed=0), DRAINED)
+        return finished(request, ending, self._clock())
 
     def _shut_down(self) -> list[Event]:
         """End every job that is left and release the runner. Idempotent."""
@@ -279,34 +283,9 @@ class Engine:
             self._stopped = True
             inbox = list(self._inbox)
             self._inbox.clear()
-        events: list[Event] = [self._turned_away(job, submitted) for job, submitted in inbox]
+        events: list[Event] = [self._record(request, DRAINED) for request in inbox]
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._finish(request, DRAINED, events)
         self._runner.close()
-        self._stats = self._snapshot()
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals)
         return events
-
-    def _snapshot(self) -> EngineStats:
-        pool = self.scheduler.pool
-        return EngineStats(
-            kv_blocks_total=pool.total,
-            kv_blocks_used=pool.used_count,
-            kv_blocks_free=pool.free_count,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            step_ms=self._pace.step_s * 1e3,
-            prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
-            tokens_total=self._tokens_total,
-            late_tokens_total=self._late_tokens_total,
-            jobs_total=self._jobs_total,
-            check_us=self._lookout.check_us,
-        )
-
-
-def _abort_ms(job: Job, ending: Ending, freed_at: float) -> float | None:
-    """From the abort, or from the deadline once that has passed, to slot and blocks free (WP-5)."""
-    if ending.reason is FinishReason.CANCELLED:
-        return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
-    if ending.reason is FinishReason.DEADLINE:
-        return max(0.0, freed_at - job.deadline) * 1e3
-    return None

@@ -31,10 +31,26 @@ class Request:
     ends_cleanly: bool
     """The client takes what there is when time runs out (DL-6 ``partial``)."""
 
+    names: list[bytes] = field(default_factory=list)
+    """Names of its full blocks: the prompt's from the start, then each as it fills."""
+    root: bytes = b""
+    """What the first name is chained to."""
+
     computed: int = 0
     slot: int = -1
     """Row of the runner's tables while running, else -1."""
     blocks: list[int] = field(default_factory=list)
+    """Those at the head may be shared and are then never written; fixed once it has ``begun``."""
+    named: int = 0
+    """How many of ``blocks`` are full, and so have a name or share their content."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found computed."""
+    begun: bool = False
+    """A step has been planned for it."""
+    latest_start: float = 0.0
+    """Deadline less expected service: the order of the queue (least slack first)."""
+    overtaken: int = 0
+    """How often a smaller request went first while this one lacked blocks."""
     started_at: float | None = None
     first_token_at: float | None = None
     late_tokens: int = 0

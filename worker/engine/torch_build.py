@@ -6,8 +6,8 @@ from typing import Final
 import torch
 
 from worker.attention import KVPool
+from worker.attention.choice import choose_attention
 from worker.attention.fixed import FixedAttention
-from worker.attention.reference import ReferenceAttention
 from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.factory import BuiltRunner
@@ -36,8 +36,8 @@ def build_torch_runner(
 ) -> BuiltRunner:
     """Load the checkpoint and allocate the KV pool.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
-    or ``NotDeterministic``.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not
+    fit, ``NotDeterministic``, or ``ValueError`` for an attention backend that cannot run here.
     """
     device = open_device(settings.device)
     dtype = _dtype(settings, config, device)
@@ -67,14 +67,16 @@ def build_torch_runner(
         )
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
+    max_tokens = max_blocks * settings.block_tokens
+    compute, attention = _compute(settings, config, model, pool, max_tokens)
     runner = TorchRunner(
-        _compute(settings, config, model, pool, max_blocks),
+        compute,
         Sampler(
             eos_token_ids,
             device,
             slots=settings.max_running,
             vocab_size=config.vocab_size,
-            max_tokens=max_blocks * settings.block_tokens,
+            max_tokens=max_tokens,
         ),
         device=device,
         block_tokens=settings.block_tokens,
@@ -85,22 +87,30 @@ def build_torch_runner(
     arithmetic = ""
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."), arithmetic)
+    kind = str(dtype).removeprefix("torch.")
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic)
 
 
 def _compute(
-    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_blocks: int
-) -> Compute:
+    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
+) -> tuple[Compute, str]:
+    """And the name of its attention."""
     if not settings.deterministic:
-        return Whole(model, ReferenceAttention(pool, config.num_heads))
+        attention = choose_attention(settings.attention, pool, config.num_heads)
+        return Whole(model, attention.backend), attention.name
+    if settings.attention != "auto":
+        raise ValueError(
+            f"deterministic mode has an attention of its own; set TIDEGATE_WORKER_ATTENTION to"
+            f" auto, not {settings.attention}"
+        )
     tiled = Tiled(model, FixedAttention(pool, config.num_heads))
     tiled.check(
         vocab_size=config.vocab_size,
         block_tokens=settings.block_tokens,
-        max_tokens=min(config.context_tokens, max_blocks * settings.block_tokens),
+        max_tokens=min(config.context_tokens, max_tokens),
         device=pool.device,
     )
-    return tiled
+    return tiled, "fixed"
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:

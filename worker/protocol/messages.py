@@ -151,7 +151,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     ``busy_ms_total`` is the time spent in ``steps_total`` steps, ``prefill_tokens_total`` the
     prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
     them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
-    evicted on demand.
+    evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
+    admitted prompts that the prefix cache did and did not hold.
     """
 
     kv_blocks_total: int
@@ -174,6 +175,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     evicted_blocks_total: int = 0
     disk_saved_blocks_total: int = 0
     disk_loaded_blocks_total: int = 0
+    hit_blocks_total: int = 0
+    missed_blocks_total: int = 0
 
 
 class CacheReport(msgspec.Struct, array_like=True, frozen=True):

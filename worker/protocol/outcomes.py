@@ -54,6 +54,7 @@ class Code(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -63,6 +64,7 @@ class Code(StrEnum):
     DEADLINE_INFEASIBLE = "deadline_infeasible"
     CANCELLED = "cancelled"
     CLIENT_DISCONNECTED = "client_disconnected"
+    RATE_LIMITED = "rate_limited"
     QUEUE_FULL = "queue_full"
     NO_CAPACITY = "no_capacity"
     NOT_READY = "not_ready"

@@ -102,7 +102,7 @@ class WorkerService:
                 self._emitter.post(call.responder.close)
             case Describe():
                 lane = self._lane(message.lane)
-                self._emitter.post(lambda: self._describe(lane))
+                self._emitter.post(lambda: self._emitter.describe(lane, self._card))
                 self._emitter.post(call.responder.close)
             case Drain():
                 grace_s = message.grace_ms / 1000
@@ -149,6 +149,8 @@ class WorkerService:
             deadline=self._clock() + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
             correlation_id=message.correlation_id,
+            cache_salt=message.cache_salt,
+            session=message.session,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
@@ -172,10 +174,6 @@ class WorkerService:
         if lane is None or lane.ended:
             raise InvalidCall(f"lane {name} is not open; send Open on the same stream first")
         return lane
-
-    def _describe(self, lane: Lane) -> None:
-        lane.describe(self._card)
-        self._emitter.flush(lane)
 
     def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
         lane.refuse(handle, prompt_tokens, code, text)

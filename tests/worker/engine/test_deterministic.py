@@ -67,10 +67,14 @@ def _logprobs_of(job: Job, events: list[Event]) -> list[TokenLogprob]:
     return [logprob for event in mine for logprob in event.logprobs or []]
 
 
+def run_alone(engine: Engine, seed: int) -> Answer:
+    return run(engine, [job_of(seed)])[0]
+
+
 @pytest.fixture(scope="module")
 def alone() -> Iterator[list[Answer]]:
-    engine = build()
-    yield [run(engine, [job_of(seed)])[0] for seed in SEEDS]
+    engine = build(prefix_cache=False)
+    yield [run_alone(engine, seed) for seed in SEEDS]
     engine.stop()
 
 
@@ -84,7 +88,7 @@ def alone() -> Iterator[list[Answer]]:
     ids=["full batch", "in chunks", "in small chunks, other blocks, smaller pool"],
 )
 def test_64_seeds_give_the_same_to_the_bit(alone: list[Answer], limits: dict[str, object]) -> None:
-    """WK-3: tokens and log-probabilities."""
+    """WK-3: tokens and log-probabilities, with the prefix cache of each other's heads."""
     engine = build(**limits)
     jobs = [job_of(seed) for seed in SEEDS]
     assert run(engine, jobs) == alone
@@ -94,11 +98,22 @@ def test_64_seeds_give_the_same_to_the_bit(alone: list[Answer], limits: dict[str
     engine.stop()
 
 
+def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> None:
+    """WK-3: prompts whose heads were computed with others, as parts of prompts and as answers."""
+    engine = build(max_running=8, max_step_tokens=40)
+    run(engine, [job_of(seed) for seed in SEEDS])
+    before = engine.stats().cached_tokens_total
+    assert run(engine, [job_of(seed) for seed in reversed(SEEDS)]) == alone[::-1]
+    prompts = sum(len(job_of(seed).token_ids) for seed in SEEDS)
+    assert engine.stats().cached_tokens_total - before > prompts / 2
+    engine.stop()
+
+
 def test_half_precision_is_deterministic_too() -> None:
     jobs = range(12)
     engine = build(dtype="bfloat16")
     together = run(engine, [job_of(seed) for seed in jobs])
-    assert together == [run(engine, [job_of(seed)])[0] for seed in jobs]
+    assert together == [run_alone(engine, seed) for seed in jobs]
     engine.stop()
 
 
@@ -172,6 +187,6 @@ def test_64_seeds_on_cuda() -> None:
     """WK-3."""
     engine = build(device="cuda")
     together = run(engine, [job_of(seed) for seed in SEEDS])
-    assert together == [run(engine, [job_of(seed)])[0] for seed in SEEDS]
+    assert together == [run_alone(engine, seed) for seed in SEEDS]
     chunked = build(device="cuda", max_running=9, max_step_tokens=21)
     assert run(chunked, [job_of(seed) for seed in SEEDS]) == together
