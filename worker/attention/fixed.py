@@ -28,8 +28,11 @@ SPAN_TOKENS: Final = 128
 class FixedAttention:
     """For steps whose rows compute one token each."""
 
-    def __init__(self, pool: KVPool, num_heads: int) -> None:
-        """Raises ``ValueError`` for blocks that do not divide a span."""
+    def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
+        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all.
+
+        Raises ``ValueError`` for blocks that do not divide a span.
+        """
         if SPAN_TOKENS % pool.block_tokens:
             raise ValueError(
                 f"deterministic mode needs blocks that divide {SPAN_TOKENS} tokens, not blocks of"
@@ -37,21 +40,31 @@ class FixedAttention:
             )
         self._pool = pool
         self._shared = num_heads // pool.kv_heads
+        self._windows = tuple(windows) or (0,) * len(pool.data)
 
     def prepare(self, batch: PackedBatch) -> "FixedStep":
         """Which spans there are, and what in them is not to be seen."""
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
+        by_window = {window: self._spans(batch, window) for window in set(self._windows)}
+        by_layer = [by_window[window] for window in self._windows]
+        return FixedStep(self._pool, self._upload(batch.slots), by_layer, self._shared)
+
+    def _spans(self, batch: PackedBatch, window: int) -> "_Spans":
         pool, contexts, table = self._pool, batch.context_tokens, batch.block_table
-        counts = -(-contexts // SPAN_TOKENS)
+        first_seen = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
+        first_span = first_seen // SPAN_TOKENS
+        counts = -(-contexts // SPAN_TOKENS) - first_span
         row_of = np.repeat(np.arange(len(contexts)), counts)
         nth = np.arange(len(row_of)) - np.repeat(counts.cumsum() - counts, counts)
+        span = (first_span[row_of] + nth)[:, None]
         blocks_per_span = SPAN_TOKENS // pool.block_tokens
-        columns = nth[:, None] * blocks_per_span + np.arange(blocks_per_span)
+        columns = span * blocks_per_span + np.arange(blocks_per_span)
         # The last span may go beyond the table: any block will do, none of it is seen.
         blocks = table[row_of[:, None], np.minimum(columns, table.shape[1] - 1)]
-        seen = contexts[row_of, None] - nth[:, None] * SPAN_TOKENS
-        mask = np.where(np.arange(SPAN_TOKENS) < seen, 0.0, -math.inf).astype(np.float32)
-        spans = _Spans(
+        keys = span * SPAN_TOKENS + np.arange(SPAN_TOKENS)
+        seen = (keys < contexts[row_of, None]) & (keys >= first_seen[row_of, None])
+        mask = np.where(seen, 0.0, -math.inf).astype(np.float32)
+        return _Spans(
             row_of=self._upload(row_of),
             blocks=self._upload(blocks.ravel()),
             mask=torch.from_numpy(mask)
@@ -62,7 +75,6 @@ class FixedAttention:
                 for at in (np.flatnonzero(nth == i) for i in range(int(counts.max())))
             ],
         )
-        return FixedStep(pool, self._upload(batch.slots), spans, self._shared)
 
     def _upload(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._pool.device, non_blocking=True)
@@ -84,7 +96,8 @@ class _Spans:
 class FixedStep:
     """Attention of one step."""
 
-    def __init__(self, pool: KVPool, slots: Tensor, spans: _Spans, shared: int) -> None:
+    def __init__(self, pool: KVPool, slots: Tensor, spans: Sequence["_Spans"], shared: int) -> None:
+        """``spans`` of each layer."""
         self._pool = pool
         self._slots = slots
         self._spans = spans
@@ -92,7 +105,7 @@ class FixedStep:
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
-        spans, kv_heads = self._spans, self._pool.kv_heads
+        spans, kv_heads = self._spans[layer], self._pool.kv_heads
         tokens, _, dim = queries.shape
         cache = self._pool.data[layer]
         cache.flatten(0, 1).index_copy_(0, self._slots, keys_values)

@@ -7,7 +7,6 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
-from worker.attention.fixed import FixedAttention
 from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.factory import BuiltRunner
@@ -95,22 +94,23 @@ def _compute(
     settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
 ) -> tuple[Compute, str]:
     """And the name of its attention."""
+    attention = choose_attention(
+        settings.attention,
+        pool,
+        config.num_heads,
+        windows=config.windows,
+        deterministic=settings.deterministic,
+    )
     if not settings.deterministic:
-        attention = choose_attention(settings.attention, pool, config.num_heads)
         return Whole(model, attention.backend), attention.name
-    if settings.attention != "auto":
-        raise ValueError(
-            f"deterministic mode has an attention of its own; set TIDEGATE_WORKER_ATTENTION to"
-            f" auto, not {settings.attention}"
-        )
-    tiled = Tiled(model, FixedAttention(pool, config.num_heads))
+    tiled = Tiled(model, attention.backend)
     tiled.check(
         vocab_size=config.vocab_size,
         block_tokens=settings.block_tokens,
         max_tokens=min(config.context_tokens, max_tokens),
         device=pool.device,
     )
-    return tiled, "fixed"
+    return tiled, attention.name
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
