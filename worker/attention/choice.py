@@ -115,7 +115,7 @@ class _Builder:
     def __call__(self, name: AttentionName) -> AttentionBackend:
         match name:
             case "reference":
-                return ReferenceAttention(self.pool, self.num_heads)
+                return ReferenceAttention(self.pool, self.num_heads, windows=self.windows)
             case "triton":
                 return TritonAttention(
                     self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic

@@ -65,7 +65,7 @@ def build_torch_runner(
         )
     pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
-    attention = choose_attention(settings.attention, pool, config.num_heads)
+    attention = choose_attention(settings.attention, pool, config.num_heads, windows=config.windows)
     runner = TorchRunner(
         model,
         attention.backend,
