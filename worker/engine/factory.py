@@ -83,7 +83,14 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     )
     digest = model_digest(path)
     hash_salt = bytes.fromhex(digest)
-    engine = Engine(scheduler, built.runner, eos, hash_salt=hash_salt, clock=clock)
+    engine = Engine(
+        scheduler,
+        built.runner,
+        eos,
+        hash_salt=hash_salt,
+        clock=clock,
+        overlap=settings.overlap,
+    )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,
