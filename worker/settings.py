@@ -36,6 +36,8 @@ class WorkerSettings(BaseSettings):
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    deterministic: bool = False
+    """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
     attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
     """``auto``: the reference on the CPU, on CUDA the fastest that is right, measured at load."""
     block_tokens: int = Field(default=16, ge=1)
@@ -52,6 +54,8 @@ class WorkerSettings(BaseSettings):
     """By how much prompts may lengthen a step that also carries decodes."""
     prefix_cache: bool = True
     """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    overlap: bool = True
+    """Launch a step before the one before it is read, where the runner can (CUDA)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)

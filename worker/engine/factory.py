@@ -35,13 +35,17 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on, in and with."""
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
+
+    ``arithmetic`` is what else decides how its sums are rounded.
+    """
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
     attention: str = "none"
+    arithmetic: str = ""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -79,7 +83,14 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     )
     digest = model_digest(path)
     hash_salt = bytes.fromhex(digest)
-    engine = Engine(scheduler, built.runner, eos, hash_salt=hash_salt, clock=clock)
+    engine = Engine(
+        scheduler,
+        built.runner,
+        eos,
+        hash_salt=hash_salt,
+        clock=clock,
+        overlap=settings.overlap,
+    )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,
@@ -152,7 +163,9 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "device": built.device,
         "dtype": built.dtype,
         "attention": built.attention,
+        "arithmetic": built.arithmetic,
         "block_tokens": settings.block_tokens,
+        "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
     }

@@ -1,10 +1,13 @@
 """A job inside the engine: what the scheduler, the runner and the loop know about it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from worker.engine.core import Job
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline
+
+PENDING: Final = -1
+"""Stands in ``Request.tokens`` for a token that a launched step will give."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,8 @@ class Request:
     """Prompt tokens that were found computed."""
     begun: bool = False
     """A step has been planned for it."""
+    leaving: bool = False
+    """No further step is to be planned for it; it stays until those launched have been read."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     overtaken: int = 0
