@@ -136,6 +136,8 @@ class Settings(BaseSettings):
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
+    slow_client_kernel_bytes: int = Field(default=2**18, ge=4096)
+    """Beyond that, the kernel holds at most about this much for it."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
