@@ -13,6 +13,8 @@ from worker.engine.engine import Engine
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
 from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
+from worker.kv.build import open_disk_tier
+from worker.kv.memory import KVMemory
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -42,6 +44,8 @@ class BuiltRunner(NamedTuple):
     device: str
     dtype: str
     attention: str = "none"
+    memory: KVMemory | None = None
+    """How to copy KV blocks; None where there is no KV."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -79,7 +83,12 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     )
     digest = model_digest(path)
     hash_salt = bytes.fromhex(digest)
-    engine = Engine(scheduler, built.runner, eos, hash_salt=hash_salt, clock=clock)
+    tier = None
+    if settings.kv_disk_path is not None and built.memory is not None:
+        tier = open_disk_tier(
+            scheduler, built.memory, settings.kv_disk_path, settings.kv_disk_bytes, digest
+        )
+    engine = Engine(scheduler, built.runner, eos, tier=tier, hash_salt=hash_salt, clock=clock)
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,

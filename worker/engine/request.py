@@ -47,6 +47,8 @@ class Request:
     """Prompt tokens that were found computed."""
     begun: bool = False
     """A step has been planned for it."""
+    loading: bool = False
+    """Blocks of its head are on their way from disk: it is not admitted yet."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     overtaken: int = 0

@@ -11,6 +11,7 @@ from worker.device import open_device
 from worker.engine.factory import BuiltRunner
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
+from worker.kv.torch_memory import memory_of
 from worker.log import model_log
 from worker.models.config import ModelConfig
 from worker.models.registry import load_model
@@ -82,7 +83,14 @@ def build_torch_runner(
         max_blocks=max_blocks,
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."), attention.name)
+    return BuiltRunner(
+        runner,
+        blocks,
+        name,
+        str(dtype).removeprefix("torch."),
+        attention.name,
+        memory_of(pool.data),
+    )
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
