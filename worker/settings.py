@@ -36,6 +36,8 @@ class WorkerSettings(BaseSettings):
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    deterministic: bool = False
+    """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
     attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
     """``auto``: the reference on the CPU, on CUDA the fastest that is right, measured at load."""
     block_tokens: int = Field(default=16, ge=1)
@@ -56,6 +58,8 @@ class WorkerSettings(BaseSettings):
     """Directory in which the KV of conversations outlives memory and restarts; None for none."""
     kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
     """Most that it may hold for one model; a fifth of the file system stays free in any case."""
+    overlap: bool = True
+    """Launch a step before the one before it is read, where the runner can (CUDA)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
+from worker.attention.fixed import FixedAttention
 from worker.attention.paged import AttentionBackend, KVPool
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
@@ -20,7 +21,7 @@ from worker.attention.triton_backend import TritonAttention
 from worker.attention.varlen import VarlenAttention
 from worker.log import model_log
 
-AttentionName = Literal["reference", "triton", "varlen"]
+AttentionName = Literal["reference", "triton", "varlen", "fixed"]
 AttentionSetting = Literal["auto", "reference", "triton", "varlen"]
 
 _ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "reference")
@@ -68,9 +69,10 @@ def choose_attention(
     """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
 
     On the CPU ``auto`` is the reference. With ``deterministic`` nothing is measured: ``auto`` is
-    ``triton`` on CUDA, and every backend is built so that a row's result does not depend on its
-    company. The pool must be unused: trials write to it and zero it. Raises ``ValueError`` when
-    the backend that is asked for cannot run here, or none can.
+    ``fixed`` on the CPU and ``triton`` on CUDA, and every backend is built so that a row's result
+    does not depend on its company, which the reference cannot promise. The pool must be unused:
+    trials write to it and zero it. Raises ``ValueError`` when the backend that is asked for cannot
+    run here, or none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
     build = _Builder(pool, num_heads, tuple(windows), deterministic)
@@ -98,10 +100,15 @@ def _fixed(
     setting: AttentionSetting, device_type: str, deterministic: bool
 ) -> AttentionName | None:
     """The backend that needs no measurement, None where one has to decide."""
+    if setting == "reference" and deterministic:
+        raise ValueError(
+            "deterministic mode cannot use the reference attention, whose results depend on the"
+            " batch; set TIDEGATE_WORKER_ATTENTION=auto"
+        )
     if setting != "auto":
         return setting
     if device_type == "cpu":
-        return "reference"
+        return "fixed" if deterministic else "reference"
     return "triton" if deterministic else None
 
 
@@ -115,7 +122,9 @@ class _Builder:
     def __call__(self, name: AttentionName) -> AttentionBackend:
         match name:
             case "reference":
-                return ReferenceAttention(self.pool, self.num_heads)
+                return ReferenceAttention(self.pool, self.num_heads, windows=self.windows)
+            case "fixed":
+                return FixedAttention(self.pool, self.num_heads, windows=self.windows)
             case "triton":
                 return TritonAttention(
                     self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic

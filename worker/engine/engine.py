@@ -7,12 +7,19 @@
     engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
                     │ look → take commands → schedule → execute → look, apply          │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
+
+With overlap a step is launched before the one before it is read, so that the device never waits
+for the engine; what a request that has ended meanwhile holds is freed when its last step is read::
+
+    engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
+    device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from secrets import randbits
 
 from worker.engine.cache_journal import CacheJournal
@@ -26,6 +33,7 @@ from worker.engine.core import (
     JobStarted,
     JobTokens,
 )
+from worker.engine.flight import Flight
 from worker.engine.lookout import Lookout
 from worker.engine.records import finished
 from worker.engine.request import (
@@ -38,7 +46,7 @@ from worker.engine.request import (
     Request,
     make_request,
 )
-from worker.engine.runner import Plan, Runner, StepResult
+from worker.engine.runner import OverlappingRunner, Plan, Row, Runner, StepResult
 from worker.engine.scheduler import Scheduler
 from worker.engine.totals import Totals, snapshot
 from worker.kv.tier import NoTier, Tier
@@ -69,7 +77,9 @@ class Engine:
         hash_salt: bytes = b"",
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
+        overlap: bool = False,
     ) -> None:
+        """``overlap`` takes effect with an ``OverlappingRunner`` only."""
         self.scheduler = scheduler
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
@@ -78,7 +88,15 @@ class Engine:
         self._tier: Tier = tier or NoTier()
         self._hash_salt = hash_salt
         self._pace = scheduler.pace
-        self._lookout = Lookout(clock, self._pace)
+        self._launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
+        self._flight: Flight | None = None
+        """The step that was launched and not read yet."""
+        self._endings: dict[Request, Ending] = {}
+        """How those end that a launched step still has a row of."""
+        self._landed_at = 0.0
+        self._catching_up = False
+        """A launch failed: the next step is done without overlap."""
+        self._lookout = Lookout(clock, self._pace, int(self._launcher is not None))
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -178,11 +196,15 @@ class Engine:
         self._look(now, events)
         self._take_commands(now, events)
         plan = self._schedule(now, events)
-        if plan is not None:
+        is_busy = plan is not None or self._flight is not None
+        if self._launcher is not None and not self._catching_up:
+            self._overlap(self._launcher, plan, events)
+        elif plan is not None:
+            self._catching_up = False
             result = self._execute(plan, events)
             if result is not None:
-                self._apply(plan, result, events)
-        self._stalled = plan is None and self.scheduler.has_work
+                self._apply(plan, result, events, self.scheduler.advance)
+        self._stalled = not is_busy and self.scheduler.has_work
         self._tier.spill()
         self._journal.publish()
         self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())
@@ -223,17 +245,53 @@ class Engine:
             if len(result.ids) != len(plan.rows):
                 raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
         except Exception as error:
-            engine_log.exception("a step of %d rows failed", len(plan.rows))
-            failed = Ending(
-                FinishReason.ERROR,
-                Code.ENGINE_ERROR,
-                f"the engine failed in a step ({type(error).__name__}); its log has the details",
-            )
-            for row in plan.rows:
-                self._finish(row.request, failed, events)
+            self._fail(plan.rows, error, events)
             return None
         self._measure(plan, result, self._clock() - started)
         return result
+
+    def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
+        """Launch the plan, then read the step before it."""
+        before, self._flight = self._flight, None
+        if plan is not None:
+            try:
+                self._flight = Flight(plan, runner.launch(plan), self._clock())
+            except Exception:
+                engine_log.exception("a launch of %d rows failed; done over", len(plan.rows))
+                self._catching_up = True
+            else:
+                for row in plan.rows:
+                    self.scheduler.launch(row)
+        if before is not None:
+            self._land(before, events)
+
+    def _land(self, flight: Flight, events: list[Event]) -> None:
+        """Read a launched step and apply its result."""
+        try:
+            result = flight.collect()
+        except Exception as error:
+            # The step launched after it had its tokens as inputs.
+            after, self._flight = self._flight, None
+            rows = flight.plan.rows + (after.plan.rows if after is not None else [])
+            for row in rows:
+                self.scheduler.discard(row)
+            self._fail(rows, error, events)
+            return
+        now = self._clock()
+        duration_s = now - max(flight.launched_at, self._landed_at)
+        self._landed_at = now
+        self._measure(flight.plan, result, duration_s)
+        self._apply(flight.plan, result, events, self.scheduler.confirm)
+
+    def _fail(self, rows: Sequence[Row], error: Exception, events: list[Event]) -> None:
+        engine_log.error("a step of %d rows failed", len(rows), exc_info=error)
+        failed = Ending(
+            FinishReason.ERROR,
+            Code.ENGINE_ERROR,
+            f"the engine failed in a step ({type(error).__name__}); its log has the details",
+        )
+        for request in dict.fromkeys(row.request for row in rows):
+            self._finish(request, self._endings.pop(request, failed), events)
 
     def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
         prompt_tokens = plan.tokens - plan.decodes
@@ -245,35 +303,49 @@ class Engine:
         self._totals.busy_s += duration_s
         self._totals.prompt_tokens += prompt_tokens
 
-    def _apply(self, plan: Plan, result: StepResult, events: list[Event]) -> None:
-        """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
+    def _apply(
+        self,
+        plan: Plan,
+        result: StepResult,
+        events: list[Event],
+        book: Callable[[Row, list[int]], None],
+    ) -> None:
+        """Count and publish the new tokens, except those of jobs that were to stop meanwhile.
+
+        ``book`` is how the scheduler learns of a row's tokens.
+        """
         now = self._clock()
         logprobs = result.logprobs or [None] * len(plan.rows)
         for row, ids, row_logprobs in zip(plan.rows, result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
-            if job.abort is not None or now >= job.deadline:
-                if job.abort is not AbortCause.STOP_STRING:
-                    request.late_tokens = len(ids)
+            decided = self._endings.pop(request, None)
+            if decided is not None or job.abort is not None or now >= job.deadline:
+                why = decided or self._lookout.verdict(request, now)
+                if why.reason is not FinishReason.STOP:
+                    request.late_tokens += len(ids)
                     self._totals.late_tokens += len(ids)
-                self._finish(request, self._lookout.verdict(request, now), events)
+                if self._launcher is not None:
+                    self.scheduler.discard(row)
+                self._finish(request, why, events)
                 continue
             if not ids:
-                self.scheduler.advance(row, ids)
+                book(row, ids)
                 continue
             ending = None
             if not self._eos.isdisjoint(ids) and not job.sampling.ignore_eos:
                 ids, row_logprobs = self._cut_after_eos(ids, row_logprobs)
                 ending = STOPPED
-            self.scheduler.advance(row, ids)
+            book(row, ids)
             if request.first_token_at is None:
                 request.first_token_at = now
             self._totals.tokens += len(ids)
             events.append(JobTokens(job, ids, row_logprobs))
-            if ending is None and len(request.tokens) >= request.limit_tokens:
+            text_tokens = row.start + row.count + len(ids)
+            if ending is None and text_tokens >= request.limit_tokens:
                 ending = LENGTH
             if ending is not None:
-                self._pace.answered(request.generated)
+                self._pace.answered(text_tokens - request.prompt_tokens)
                 self._finish(request, ending, events)
 
     def _cut_after_eos(
@@ -292,6 +364,11 @@ class Engine:
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, request: Request, ending: Ending, events: list[Event]) -> None:
+        """End a request: at once, or when the step that still has a row of it has been read."""
+        if self._flight is not None and request in self._flight.requests:
+            self._endings.setdefault(request, ending)
+            request.leaving = True
+            return
         if request.slot >= 0:
             self._tier.keep(request)
         self.scheduler.release(request)
@@ -307,8 +384,14 @@ class Engine:
             inbox = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            with suppress(Exception):  # whatever it was, all jobs end here
+                flight.collect()
+            for row in flight.plan.rows:
+                self.scheduler.discard(row)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._finish(request, DRAINED, events)
+            self._finish(request, self._endings.pop(request, DRAINED), events)
         self._publish(events)
         self._tier.close()
         self._runner.close()

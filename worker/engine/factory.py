@@ -15,6 +15,7 @@ from worker.engine.scheduler import Scheduler, SchedulerConfig
 from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.kv.build import open_disk_tier
 from worker.kv.memory import KVMemory
+from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -37,13 +38,17 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on, in and with."""
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
+
+    ``arithmetic`` is what else decides how its sums are rounded.
+    """
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
     attention: str = "none"
+    arithmetic: str = ""
     memory: KVMemory | None = None
     """How to copy KV blocks; None where there is no KV."""
 
@@ -83,12 +88,16 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     )
     digest = model_digest(path)
     hash_salt = bytes.fromhex(digest)
-    tier = None
-    if settings.kv_disk_path is not None and built.memory is not None:
-        tier = open_disk_tier(
-            scheduler, built.memory, settings.kv_disk_path, settings.kv_disk_bytes, digest
-        )
-    engine = Engine(scheduler, built.runner, eos, tier=tier, hash_salt=hash_salt, clock=clock)
+    engine_digest = _engine_digest(settings, built)
+    engine = Engine(
+        scheduler,
+        built.runner,
+        eos,
+        tier=_open_tier(settings, built, scheduler, digest, engine_digest),
+        hash_salt=hash_salt,
+        clock=clock,
+        overlap=settings.overlap,
+    )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,
@@ -104,7 +113,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         hash_salt=hash_salt,
         engine=settings.engine,
         engine_version=_worker_version(),
-        engine_digest=_engine_digest(settings, built),
+        engine_digest=engine_digest,
         model_digest=digest,
         device=built.device,
         max_running=settings.max_running,
@@ -123,6 +132,25 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         card.context_tokens,
     )
     return EngineBundle(engine, tokenizer, card)
+
+
+def _open_tier(
+    settings: WorkerSettings,
+    built: BuiltRunner,
+    scheduler: Scheduler,
+    model_digest: str,
+    engine_digest: str,
+) -> Tier | None:
+    if settings.kv_disk_path is None or built.memory is None:
+        return None
+    return open_disk_tier(
+        scheduler,
+        built.memory,
+        settings.kv_disk_path,
+        settings.kv_disk_bytes,
+        # What another engine computed is as good, but not the same to the last bit (WK-3).
+        model_digest + (engine_digest if settings.deterministic else ""),
+    )
 
 
 def _build_synthetic(
@@ -161,7 +189,9 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "device": built.device,
         "dtype": built.dtype,
         "attention": built.attention,
+        "arithmetic": built.arithmetic,
         "block_tokens": settings.block_tokens,
+        "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
     }

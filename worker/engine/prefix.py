@@ -75,12 +75,12 @@ class Prefixes:
         name = request.names[last]
         return any(last < len(other.names) and other.names[last] == name for other in others)
 
-    def name_full_blocks(self, request: Request) -> None:
-        """Make the blocks that ``request`` has filled since the last call known to others."""
+    def name_full_blocks(self, request: Request, computed: int) -> None:
+        """Make the blocks that are full with ``computed`` tokens known to others."""
         if not self.enabled:
             return
         tokens, size, names = request.tokens, self._block_tokens, request.names
-        for index in range(request.named, request.computed // size):
+        for index in range(request.named, computed // size):
             if index == len(names):
                 parent = names[-1] if names else request.root
                 names.append(block_name(parent, tokens[index * size : (index + 1) * size]))

@@ -1,10 +1,13 @@
 """A job inside the engine: what the scheduler, the runner and the loop know about it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from worker.engine.core import Job
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline
+
+PENDING: Final = -1
+"""Stands in ``Request.tokens`` for a token that a launched step will give."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +52,8 @@ class Request:
     """A step has been planned for it."""
     loading: bool = False
     """Blocks of its head are on their way from disk: it is not admitted yet."""
+    leaving: bool = False
+    """No further step is to be planned for it; it stays until those launched have been read."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     overtaken: int = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from worker.engine.block_pool import BlockPool
 from worker.engine.pace import Pace
 from worker.engine.prefix import Prefixes
-from worker.engine.request import STARVED, Ending, Request
+from worker.engine.request import PENDING, STARVED, Ending, Request
 from worker.engine.runner import Plan, Row
 from worker.protocol import Code, FinishReason
 
@@ -107,6 +107,8 @@ class Scheduler:
         rows: list[Row] = []
         prefilling: list[Request] = []
         for request in self.running:
+            if request.leaving:
+                continue
             computed = request.computed
             if len(request.tokens) - computed == 1:
                 rows.append(Row(request, computed, 1, True))
@@ -116,7 +118,11 @@ class Scheduler:
         budget = self._prompt_budget(decodes)
         if len(prefilling) > 1:
             prefilling.sort(key=self._slack_order)
-        ahead: list[Request] = []
+        # Those whose launched blocks have no names yet, as their step has not been read.
+        size = self.config.block_tokens
+        ahead = [
+            request for request in self.running if (request.named + 1) * size <= request.computed
+        ]
         for request in prefilling:
             if not budget:
                 break
@@ -140,7 +146,31 @@ class Scheduler:
             if request.least_tokens:
                 request.least_tokens = max(0, request.least_tokens - len(new_ids))
         if request.computed >= (request.named + 1) * self.config.block_tokens:
-            self.prefixes.name_full_blocks(request)
+            self.prefixes.name_full_blocks(request, request.computed)
+
+    def launch(self, row: Row) -> None:
+        """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
+        request = row.request
+        request.computed = row.start + row.count
+        if row.samples:
+            request.tokens.append(PENDING)
+            request.leaving = len(request.tokens) >= request.limit_tokens
+
+    def confirm(self, row: Row, new_ids: list[int]) -> None:
+        """Book the result of a launched row, at most one token."""
+        request = row.request
+        end = row.start + row.count
+        if new_ids:
+            (request.tokens[end],) = new_ids
+            request.least_tokens = max(0, request.least_tokens - 1)
+        if end >= (request.named + 1) * self.config.block_tokens:
+            self.prefixes.name_full_blocks(request, end)
+
+    def discard(self, row: Row) -> None:
+        """Forget what a launched row was to give, and all after it; nothing is planned any more."""
+        request = row.request
+        request.leaving = True
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
         """Forget a running or waiting request; its slot and blocks are free when this returns."""
@@ -190,7 +220,8 @@ class Scheduler:
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
         for request in self.running:
             assert len(request.blocks) == self._blocks_for(request.limit_tokens)
-            assert request.computed < len(request.tokens) <= request.limit_tokens
+            assert request.leaving or request.computed < len(request.tokens)
+            assert len(request.tokens) <= request.limit_tokens
             assert request.named * self.config.block_tokens <= request.computed
         for request in self.waiting:
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
@@ -235,6 +266,10 @@ class Scheduler:
 
     def _slack_order(self, request: Request) -> tuple[float, float]:
         return self._latest_start(request), request.submitted_at
+
+    def _has_unnamed_blocks(self, request: Request) -> bool:
+        """A step that was launched fills them, and has not been read yet."""
+        return request.computed >= (request.named + 1) * self.config.block_tokens
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens of the next step: with decodes in it, no more than delay them little."""

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.attention import AttentionBackend, PackedBatch
+from worker.attention import PackedBatch
+from worker.engine.compute import Compute
 from worker.engine.request import Request
 from worker.engine.runner import Plan, Row, StepResult
 from worker.engine.sampling import Sampler
-from worker.models.registry import Model
 from worker.protocol import TokenLogprob
 
 
 class TorchRunner:
-    """A ``Runner`` over a model and an attention backend.
+    """A ``Runner`` over a model.
 
     What is fixed while a request runs (block table, sampling parameters) is written once to
     tables with a row per slot; a step then gathers its rows from them without a Python loop.
@@ -23,8 +23,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: Model,
-        attention: AttentionBackend,
+        compute: Compute,
         sampler: Sampler,
         *,
         device: torch.device,
@@ -33,8 +32,7 @@ class TorchRunner:
         max_blocks: int,
     ) -> None:
         """``max_blocks`` is the most that one request can hold."""
-        self._model: Model | None = model
-        self._attention: AttentionBackend | None = attention
+        self._compute: Compute | None = compute
         self._sampler = sampler
         self._device = device
         self._block_tokens = block_tokens
@@ -43,17 +41,17 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
         """See ``Runner``."""
-        if self._model is None or self._attention is None:
+        if self._compute is None:
             raise RuntimeError("the runner is closed")
         try:
             slots = self._table.slots_of(plan.rows, self._sampler.begin)
             batch, token_ids, positions = self._pack(plan, slots)
-            hidden = self._model.forward(token_ids, positions, self._attention.prepare(batch))
+            hidden = self._compute.hidden(batch, token_ids, positions)
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
                 return StepResult([[] for _ in plan.rows])
             last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-            logits = self._model.logits(hidden[last_tokens])
+            logits = self._compute.logits(hidden[last_tokens])
             ids, logprobs = self._sampler.sample(
                 logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
             ).read()
@@ -65,8 +63,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Drop model and pool."""
-        self._model = None
-        self._attention = None
+        self._compute = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

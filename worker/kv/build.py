@@ -11,10 +11,13 @@ from worker.log import model_log
 
 
 def open_disk_tier(
-    scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, model_digest: str
+    scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, origin: str
 ) -> DiskTier:
-    """The tier under ``path`` for this model. Raises ``ValueError`` when that cannot be used."""
-    root = path / fingerprint(model_digest, memory.format)
+    """The tier under ``path`` for blocks of this ``origin``: who computed them.
+
+    Raises ``ValueError`` when ``path`` cannot be used.
+    """
+    root = path / fingerprint(origin, memory.format)
     try:
         store = BlockStore(root, memory.format, most_bytes=most_bytes)
     except OSError as error:

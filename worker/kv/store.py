@@ -34,9 +34,9 @@ def disk_usage(path: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-def fingerprint(model_digest: str, block_format: BlockFormat) -> str:
+def fingerprint(origin: str, block_format: BlockFormat) -> str:
     """Directory name for blocks that mean the same: of one model, type and layout."""
-    facts = [model_digest, block_format.dtype, list(block_format.shape)]
+    facts = [origin, block_format.dtype, list(block_format.shape)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

@@ -89,15 +89,17 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_auto_on_the_cpu_is_the_reference(pool: KVPool) -> None:
-    for deterministic in (False, True):
+    for deterministic, name in ((False, "reference"), (True, "fixed")):
         chosen = choose_attention("auto", pool, pool.kv_heads, deterministic=deterministic)
-        assert chosen.name == "reference" and not chosen.tried
+        assert chosen.name == name and not chosen.tried
 
 
 def test_deterministic_mode_measures_nothing(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """WK-3: one fixed backend."""
     monkeypatch.setattr(choice, "_try", lambda *args: pytest.fail("measured"))
-    assert choose_attention("reference", pool, 4, deterministic=True).name == "reference"
+    assert choose_attention("auto", pool, 4, deterministic=True).name == "fixed"
+    with pytest.raises(ValueError, match="depend on the batch"):
+        choose_attention("reference", pool, 4, deterministic=True)
     assert choice._fixed("auto", "cuda", True) == "triton"
     assert choice._fixed("auto", "cuda", False) is None
     assert choice._fixed("varlen", "cuda", True) == "varlen"

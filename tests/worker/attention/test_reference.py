@@ -14,9 +14,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
     case = random_case(seed, dtype, CPU)
-    backend = ReferenceAttention(case.pool, case.heads)
-    expected = exact(case.pool, 0, case.trial)
-    assert error_of(backend, 0, case.trial, expected) < TOLERANCE[dtype], str(case)
+    backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
+    for layer, window in enumerate(case.windows):
+        expected = exact(case.pool, layer, case.trial, window)
+        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
 
 
 @pytest.mark.cuda
@@ -25,6 +26,7 @@ def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_shapes_on_cuda(dtype: torch.dtype, seed: int) -> None:
     case = random_case(seed, dtype, torch.device("cuda"))
-    backend = ReferenceAttention(case.pool, case.heads)
-    expected = exact(case.pool, 0, case.trial)
-    assert error_of(backend, 0, case.trial, expected) < TOLERANCE[dtype], str(case)
+    backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
+    for layer, window in enumerate(case.windows):
+        expected = exact(case.pool, layer, case.trial, window)
+        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)

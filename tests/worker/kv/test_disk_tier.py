@@ -191,8 +191,8 @@ class TierMachine(RuleBasedStateMachine):
         rig.scheduler.check_integrity()
         assert {*rig.scheduler.running, *rig.scheduler.waiting} == set(self.alive)
         assert len(rig.store) <= rig.disk_blocks
+        rig.tier.collect(rig.now)
         if not self.alive and not rig.loading.tasks and not rig.saving.tasks:
-            rig.tier.collect(rig.now)
             assert rig.scheduler.pool.used_count == 0
 
     def teardown(self) -> None:
