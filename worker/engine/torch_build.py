@@ -13,6 +13,7 @@ from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
+from worker.kv.torch_memory import memory_of
 from worker.log import model_log
 from worker.models.config import ModelConfig
 from worker.models.registry import Model, load_model
@@ -102,7 +103,7 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     kind = str(dtype).removeprefix("torch.")
-    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic)
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory_of(pool.data))
 
 
 def _compute(
