@@ -2,7 +2,7 @@
 
 ::
 
-    step of a, b, c and a chunk of d's prompt     out of memory
+    step of a, b, c and a chunk of d's prompt     out of memory, and again without caches
       ├─ a, b, c                                  computed
       └─ the chunk of d                           out of memory
            └─ the first half of it                computed; the rest comes in later steps
@@ -85,15 +85,15 @@ class StepMemory:
             return StepOutcome(plan, problem, failed)
         self._clean_steps = 0
         engine_log.warning(
-            "a step of %d rows, %d tokens, ran out of memory (%s); it is done in parts",
+            "a step of %d rows, %d tokens, ran out of memory (%s); caches are dropped, and what still"
+            " does not fit at once is done in parts",
             len(plan.rows),
             plan.tokens,
             problem,
         )
         done: list[tuple[Row, list[int], list[TokenLogprob] | None]] = []
-        waiting, fits = _split(plan), 1
-        if not waiting:
-            failed.append((plan.rows[0].request, _no_memory(problem)))
+        # The whole of it once more: there may be room now.
+        waiting, fits = [plan], 1
         self._drop_caches()
         while waiting:
             part = waiting.pop()
