@@ -138,6 +138,10 @@ class Settings(BaseSettings):
     """A client that falls behind by more than this is disconnected (OR-11)."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
+    sse_keepalive_s: float = Field(default=15.0, ge=0)
+    """A stream that has begun carries a comment after so much silence; 0: never."""
+    metrics_event_ms: float = Field(default=1000.0, ge=0)
+    """A task's events have one of ``metrics`` among the tokens this often at most; 0: never."""
     keep_tasks: int = Field(default=1000, ge=0)
     keep_tasks_s: float = Field(default=600.0, ge=0)
     keep_tokens: int = Field(default=1_000_000, ge=0)

@@ -59,6 +59,10 @@ class WorkerSettings(BaseSettings):
     """By how much prompts may lengthen a step that also carries decodes."""
     prefix_cache: bool = True
     """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    kv_disk_path: Path | None = None
+    """Directory in which the KV of conversations outlives memory and restarts; None for none."""
+    kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
+    """Most that it may hold for one model; a fifth of the file system stays free in any case."""
     overlap: bool = True
     """Launch a step before the one before it is read, where the runner can (CUDA)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)

@@ -85,8 +85,8 @@ class StepMemory:
             return StepOutcome(plan, problem, failed)
         self._clean_steps = 0
         engine_log.warning(
-            "a step of %d rows, %d tokens, ran out of memory (%s); caches are dropped, and what still"
-            " does not fit at once is done in parts",
+            "a step of %d rows, %d tokens, ran out of memory (%s); caches are dropped and"
+            " what still does not fit at once is done in parts",
             len(plan.rows),
             plan.tokens,
             problem,

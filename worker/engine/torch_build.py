@@ -13,6 +13,7 @@ from worker.engine.factory import BuiltRunner
 from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
+from worker.kv.torch_memory import memory_of
 from worker.log import model_log
 from worker.models.config import ModelConfig
 from worker.models.registry import Model, load_model
@@ -92,7 +93,8 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     kind = str(dtype).removeprefix("torch.")
-    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, guard)
+    memory = memory_of(pool.data)
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)
 
 
 def _compute(
