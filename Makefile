@@ -15,7 +15,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick clean
+.PHONY: help setup demo test lint bench bench-quick bench-goodput clean
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lint          style and types'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
+	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo 'make setup         only what each of these does first'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
 	@echo 'make clean         removes everything that set-up made'
@@ -51,6 +52,9 @@ bench: setup
 
 bench-quick: setup
 	$(BIN)/python -m perf.bench --quick $(ARGS)
+
+bench-goodput: setup
+	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
 
 clean:
 	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

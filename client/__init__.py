@@ -24,34 +24,55 @@
 native API call by call. Errors are one tree, drawn in ``client.errors``.
 """
 
-from client.api import Message, Prompt, TaskOptions, TidegateClient
-from client.errors import (
-    ApiError,
-    AuthFailed,
-    ConnectFailed,
-    DeadlineExceeded,
-    InvalidRequest,
-    NotFound,
-    ProtocolError,
-    StreamLost,
-    TaskCancelled,
-    TidegateError,
-    Unavailable,
-)
-from client.results import (
-    Budget,
-    End,
-    Event,
-    Failed,
-    Generation,
-    Queued,
-    Started,
-    Submitted,
-    TaskError,
-    TaskStatus,
-    Token,
-    Usage,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from client.api import Message, Prompt, TaskOptions, TidegateClient
+    from client.errors import (
+        ApiError,
+        AuthFailed,
+        ConnectFailed,
+        DeadlineExceeded,
+        InvalidRequest,
+        NotFound,
+        ProtocolError,
+        StreamLost,
+        TaskCancelled,
+        TidegateError,
+        Unavailable,
+    )
+    from client.results import (
+        Budget,
+        End,
+        Event,
+        Failed,
+        Generation,
+        Queued,
+        Started,
+        Submitted,
+        TaskError,
+        TaskStatus,
+        Token,
+        Usage,
+    )
+
+_HOMES: Final = ("client.api", "client.errors", "client.results")
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for when it is asked for.
+
+    The command ``tidegate`` lives in this package too, and must handle Ctrl-C from its first
+    moment on: it cannot wait for aiohttp.
+    """
+    if name in __all__:
+        for home in _HOMES:
+            found: object = getattr(import_module(home), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ApiError",

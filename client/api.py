@@ -67,6 +67,11 @@ class TaskOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
     seed: int
     stop: str | Sequence[str]
     logprobs: int

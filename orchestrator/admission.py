@@ -79,7 +79,7 @@ class Admission:
         top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
         sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
         try:
-            sampling.check()
+            sampling.check(card.vocab_size)
         except InvalidSampling as error:
             raise InvalidRequest(str(error), field=error.field) from None
         task.sampling = sampling

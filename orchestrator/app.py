@@ -18,7 +18,7 @@ from orchestrator.api.context import (
     new_correlation_id,
     read_correlation_id,
 )
-from orchestrator.auth import Authenticator
+from orchestrator.auth import Authenticator, is_admin_call, keys_of
 from orchestrator.clock import instant
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.gateway import Gateway
@@ -30,6 +30,11 @@ AUTH = web.AppKey("auth", Authenticator)
 
 _OPEN_PATHS = ("/health", "/metrics")
 """Probes and scrapers carry no token, and learn nothing that one would protect."""
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is exempt from keys and limits."""
+    return any(path == p or path.startswith(f"{p}/") for p in _OPEN_PATHS)
 
 
 def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
@@ -50,7 +55,7 @@ def build_app(gateway: Gateway) -> web.Application:
     settings = gateway.settings
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
-    app[AUTH] = Authenticator(settings.token.get_secret_value() if settings.token else None)
+    app[AUTH] = Authenticator(keys_of(settings))
     app.add_routes([*native.routes(), *openai.routes(), *health.routes()])
     app.on_response_prepare.append(_name_response)
     return app
@@ -85,13 +90,16 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _identify(request: web.Request, context: Context) -> Context:
     """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
-    if any(request.path == p or request.path.startswith(f"{p}/") for p in _OPEN_PATHS):
+    if is_open(request.path):
         with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
             correlation_id = read_correlation_id(request, context.correlation_id)
             return replace(context, correlation_id=correlation_id)
         return context
     correlation_id = read_correlation_id(request, context.correlation_id)
-    key = request.app[AUTH].check(request.headers)
+    auth = request.app[AUTH]
+    key = auth.check(request.headers)
+    if is_admin_call(request.method, request.path):
+        auth.require_admin(key)
     return Context(context.arrival, correlation_id, context.dialect, key)
 
 
@@ -108,4 +116,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers[CORRELATION_HEADER] = request[CONTEXT].correlation_id
+    """What every response carries: the request's name, and what is left of its key's limits."""
+    context = request[CONTEXT]
+    response.headers[CORRELATION_HEADER] = context.correlation_id
+    if request.method == "POST" and response.status != 401 and not is_open(request.path):
+        response.headers.update(request.app[GATEWAY].limits.headers(context.key.fingerprint))

@@ -1,34 +1,104 @@
-"""Who may ask: one token, compared in constant time, known to logs by its fingerprint (OR-12)."""
+"""Who may ask: named keys, compared in constant time, known to logs by fingerprint (OR-12)."""
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from orchestrator.errors import Unauthenticated
+from orchestrator.errors import Forbidden, Unauthenticated
+from orchestrator.settings import Settings
+
+_ADMIN_PREFIX = "/v2/instances"
+
+
+def digest_of(token: str) -> bytes:
+    """SHA-256 of a token. Digests have one length, so that a comparison tells nothing of it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Who a request comes from. ``tenant`` is whose share it uses unless it names another."""
+
+    tenant: str
+    digest: bytes = field(default=b"", repr=False)
+    names_tenants: bool = True
+    """Whether it may speak for other tenants, as a gateway in front of us does."""
+    is_admin: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """The start of the token's digest: tells keys apart in logs, and gives none away."""
+        return self.digest.hex()[:12]
+
+    def tenant_for(self, stated: str | None) -> str:
+        """Whose share to use. Raises ``Forbidden`` for a tenant that it may not name."""
+        if stated is None or stated == self.tenant:
+            return self.tenant
+        if not self.names_tenants:
+            raise Forbidden(
+                f"this key works for the tenant {self.tenant}; leave tenant out, or use a key "
+                "that may name tenants",
+                field="tenant",
+            )
+        return stated
+
+
+ANYBODY = Key("default", is_admin=True)
+"""Where no key is configured; settings only allow that on loopback."""
+
+
+def keys_of(settings: Settings) -> list[Key]:
+    """Every key that the settings name."""
+    keys = []
+    if settings.token is not None:
+        keys.append(Key("default", digest_of(settings.token.get_secret_value())))
+    if settings.admin_token is not None:
+        admin = digest_of(settings.admin_token.get_secret_value())
+        keys.append(Key("admin", admin, is_admin=True))
+    for name, key in settings.keys.items():
+        keys.append(
+            Key(name, bytes.fromhex(key.digest_hex), key.names_tenants, is_admin=key.is_admin)
+        )
+    return keys
 
 
 class Authenticator:
-    """Checks ``Authorization: Bearer`` and ``x-api-key``."""
+    """Checks ``Authorization: Bearer`` and ``x-api-key`` against every key there is."""
 
-    def __init__(self, token: str | None) -> None:
-        """``None`` lets everybody in; settings only allow that on loopback."""
-        self._expected = None if token is None else hashlib.sha256(token.encode()).digest()
+    def __init__(self, keys: Iterable[Key]) -> None:
+        """Without keys it lets everybody in."""
+        self._keys = tuple(keys)
 
-    def check(self, headers: Mapping[str, str]) -> str:
-        """The fingerprint of the token that came, empty when none is asked for.
-
-        Raises ``Unauthenticated``.
-        """
-        if self._expected is None:
-            return ""
+    def check(self, headers: Mapping[str, str]) -> Key:
+        """Whose token came. Raises ``Unauthenticated``."""
+        if not self._keys:
+            return ANYBODY
         given = _token(headers)
         if given is None:
             raise Unauthenticated("a token is needed: send Authorization: Bearer or x-api-key")
-        # Digests have one length, so that the comparison tells nothing about the token's.
-        digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
-        if not hmac.compare_digest(digest, self._expected):
+        digest, found = digest_of(given), None
+        for key in self._keys:  # all of them, so that the time does not tell which one fits
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        if found is None:
             raise Unauthenticated("the token is not the right one")
-        return digest.hex()[:12]
+        return found
+
+    def require_admin(self, key: Key) -> None:
+        """Raises ``Forbidden`` unless the key may operate the service."""
+        if key.is_admin:
+            return
+        if any(other.is_admin for other in self._keys):
+            raise Forbidden("this needs the admin key")
+        raise Forbidden("no admin key is configured; set TIDEGATE_ADMIN_TOKEN")
+
+
+def is_admin_call(method: str, path: str) -> bool:
+    """Whether a call changes how the service runs, rather than using it."""
+    if method in ("GET", "HEAD"):
+        return False
+    return path == _ADMIN_PREFIX or path.startswith(f"{_ADMIN_PREFIX}/")
 
 
 def _token(headers: Mapping[str, str]) -> str | None:

@@ -9,6 +9,7 @@
     │   ├── BodyTooLarge                 413 body_too_large
     │   └── BodyTooSlow                  408 invalid_request
     ├── Unauthenticated                  401 unauthenticated
+    ├── Forbidden                        403 forbidden
     ├── NotFound                         404 not_found
     │   ├── ModelNotFound                404 model_not_found
     │   └── MethodNotAllowed             405 method_not_allowed
@@ -17,6 +18,7 @@
     │   ├── Cancelled                        cancelled
     │   └── ClientDisconnected               client_disconnected
     ├── Unavailable                      503, retryable, with Retry-After
+    │   ├── RateLimited                  429 rate_limited
     │   ├── QueueFull                    429 queue_full
     │   ├── NoCapacity                   503 no_capacity
     │   ├── NotReady                     503 not_ready
@@ -42,7 +44,7 @@ class TidegateError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
     openai_type: ClassVar[str] = "server_error"
 
     def __init__(
@@ -138,6 +140,14 @@ class Unauthenticated(TidegateError):
         super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
 
 
+class Forbidden(TidegateError):
+    """The token is known, but it may not do this."""
+
+    status = 403
+    code = Code.FORBIDDEN
+    openai_type = "permission_error"
+
+
 class NotFound(TidegateError):
     """No such thing."""
 
@@ -211,6 +221,28 @@ class Unavailable(TidegateError):
                 "retry-after-ms": str(self.retry_after_ms),
             },
         )
+
+
+class RateLimited(Unavailable):
+    """The key, or all keys together, are at a limit (OR-12)."""
+
+    status = 429
+    code = Code.RATE_LIMITED
+    openai_type = "rate_limit_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_ms: float = 1000.0,
+        retryable: bool = True,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.field = field
+        if not retryable:
+            self.retryable = False
+            self.details, self.extra_headers = {}, {}
 
 
 class QueueFull(Unavailable):

@@ -15,6 +15,7 @@ from orchestrator.errors import Draining, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.journal import Journal
 from orchestrator.lanes import LaneConfig
+from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
 from orchestrator.queue import TaskQueue
@@ -41,6 +42,7 @@ class Gateway:
         self.clock = clock
         self.started_unix = int(clock.unix())
         self.metrics = Metrics()
+        self.limits = limiter_of(settings, clock)
         self.queue: TaskQueue[Task] = TaskQueue(settings.queue_size)
         self.deadlines = DeadlinePolicy(
             default_s=settings.default_deadline_s, max_s=settings.max_deadline_s
@@ -110,12 +112,14 @@ class Gateway:
         task.on_end.append(self._forget)
         try:
             self._admission.begin(task)
+            self.limits.begin(task)
             encoder = self.registry.resolve(job.model)
             task.model = encoder.card.model
             task.vocabulary = encoder.vocabulary
             task.token_ids = await encoder.encode(prompt, ids_field=job.api.ids_field)
             task.prompt_tokens = len(task.token_ids)
             self._admission.fit(task, encoder.card)
+            self.limits.charge(task)
             self._admission.finish(task)
         except TidegateError as error:
             self._settler.settle(task, refused(error))

@@ -3,12 +3,22 @@
 Read once at start. A value that does not fit stops the start with the setting's name.
 """
 
+import hashlib
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -22,10 +32,48 @@ from orchestrator.log import LogFormat
 ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 CONFIG_FILE = "tidegate.toml"
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class InvalidSettings(ValueError):
     """Settings that do not fit; the message has one line per setting, each with its name."""
+
+
+class KeySettings(BaseModel):
+    """One named key, with exactly one of ``token`` and ``token_sha256`` (hex).
+
+    A limit that it does not state is that of every key; 0 is none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    token: SecretStr | None = None
+    token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    requests_per_min: int | None = Field(default=None, ge=0)
+    tokens_per_min: int | None = Field(default=None, ge=0)
+    concurrent: int | None = Field(default=None, ge=0)
+    names_tenants: bool = False
+    """Its requests may say whose they are; otherwise they are the key's own tenant's."""
+    is_admin: bool = False
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return _sendable(value)
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "KeySettings":
+        if (self.token is None) == (self.token_sha256 is None):
+            raise ValueError("exactly one of token and token_sha256 is needed")
+        return self
+
+    @property
+    def digest_hex(self) -> str:
+        """SHA-256 of the token."""
+        if self.token is not None:
+            return hashlib.sha256(self.token.get_secret_value().encode()).hexdigest()
+        assert self.token_sha256 is not None
+        return self.token_sha256.lower()
 
 
 class Settings(BaseSettings):
@@ -38,7 +86,11 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     """0 lets the system choose; the port is in the first log line."""
     token: SecretStr | None = None
-    """Asked of every request when set; must be set to listen off loopback (OR-12)."""
+    """Asked of every request when set; one is needed to listen off loopback (OR-12)."""
+    admin_token: SecretStr | None = None
+    """Asked of calls that change how the service runs, once any token is set."""
+    keys: dict[str, KeySettings] = {}
+    """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
@@ -71,11 +123,25 @@ class Settings(BaseSettings):
     queue_size: int = Field(default=100, ge=-1)
     """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
 
+    # limits (OR-12); 0 is none, per-minute rates allow one minute's worth at once
+    key_requests_per_min: int = Field(default=0, ge=0)
+    key_tokens_per_min: int = Field(default=0, ge=0)
+    key_concurrent: int = Field(default=0, ge=0)
+    """For each key that states none of its own."""
+    all_requests_per_min: int = Field(default=0, ge=0)
+    all_tokens_per_min: int = Field(default=0, ge=0)
+    all_concurrent: int = Field(default=0, ge=0)
+    """For all keys together."""
+
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
+    sse_keepalive_s: float = Field(default=15.0, ge=0)
+    """A stream that has begun carries a comment after so much silence; 0: never."""
+    metrics_event_ms: float = Field(default=1000.0, ge=0)
+    """A task's events have one of ``metrics`` among the tokens this often at most; 0: never."""
     keep_tasks: int = Field(default=1000, ge=0)
     keep_tasks_s: float = Field(default=600.0, ge=0)
     keep_tokens: int = Field(default=1_000_000, ge=0)
@@ -126,18 +192,27 @@ class Settings(BaseSettings):
                 raise ValueError(f"the port must be 1 to 65535, got {address!r}")
         return value
 
-    @field_validator("token")
+    @field_validator("token", "admin_token")
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or not value.get_secret_value():
-            return None
-        if not value.get_secret_value().isascii() or " " in value.get_secret_value():
-            raise ValueError("only printable ASCII without spaces can travel in a header")
+        return _sendable(value)
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, value: dict[str, KeySettings]) -> dict[str, KeySettings]:
+        for name in value:
+            if not _KEY_NAME.fullmatch(name):
+                raise ValueError(f"a key's name must be 1 to 64 letters, digits or . _ -: {name!r}")
         return value
 
     @model_validator(mode="after")
     def _check_listening(self) -> "Settings":
-        if self.token is None and not _is_loopback(self.host):
+        tokens = [t.get_secret_value() for t in (self.token, self.admin_token) if t is not None]
+        digests = [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
+        digests += [key.digest_hex for key in self.keys.values()]
+        if len(set(digests)) < len(digests):
+            raise ValueError("keys: two keys have the same token")
+        if self.token is None and not self.keys and not _is_loopback(self.host):
             raise ValueError(
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
@@ -145,6 +220,15 @@ class Settings(BaseSettings):
         if self.suspect_after_s > self.down_after_s:
             raise ValueError("suspect_after_s: must not be above down_after_s")
         return self
+
+
+def _sendable(token: SecretStr | None) -> SecretStr | None:
+    """A token that fits in a header; an empty one is none."""
+    if token is None or not token.get_secret_value():
+        return None
+    if not token.get_secret_value().isascii() or " " in token.get_secret_value():
+        raise ValueError("only printable ASCII without spaces can travel in a header")
+    return token
 
 
 def _is_loopback(host: str) -> bool:
@@ -173,6 +257,8 @@ def _explain(location: tuple[int | str, ...], message: str) -> str:
         name, _, message = message.partition(": ")
         return f"{ENV_PREFIX}{name.upper()}: {message}"
     name = str(location[0])
+    if len(location) > 1:  # inside a table
+        message = f"{'.'.join(map(str, location[1:]))}: {message}"
     if message == "Extra inputs are not permitted":
         return f"{name}: not a setting; see orchestrator/settings.py for those there are"
     return f"{ENV_PREFIX}{name.upper()}: {message}"

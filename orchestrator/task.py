@@ -47,6 +47,34 @@ class OnDisconnect(StrEnum):
     CONTINUE = "continue"
 
 
+class Priority(StrEnum):
+    """Classes of the queue: batch work waits while interactive work does (DL-8)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class PlacementMode(StrEnum):
+    """What the instances that a client names mean (OR-7)."""
+
+    AUTO = "auto"
+    """Any instance."""
+    PIN = "pin"
+    """One of these, or none."""
+    PREFER = "prefer"
+    """One of these where possible."""
+    AVOID = "avoid"
+    """None of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWish:
+    """Where a client wants its task to run; ``instances`` are named as the registry names them."""
+
+    mode: PlacementMode = PlacementMode.AUTO
+    instances: tuple[str, ...] = ()
+
+
 class Stage(IntEnum):
     """How far a task got."""
 
@@ -91,6 +119,12 @@ class Job:
     """Keep the text for status and replay."""
     key: str = ""
     """Fingerprint of the client's token, for logs."""
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str = ""
+    """Whose share of the service this uses; the name of the key where the client states none."""
+    session_id: str = ""
+    """The conversation that this belongs to, empty for none."""
+    placement: PlacementWish = PlacementWish()
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from perf import openloop
 from perf.http import FIRST_TEXT, HttpConnection
 from perf.loadgen import EVENT, LoadError, LoadResult, Plan
 from perf.stack import HOST
@@ -63,12 +64,26 @@ def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
 async def apply(plan: Plan) -> LoadResult:
     """Generate the load. Raises ``LoadError`` when a token was lost or the time is up."""
     budget_s = plan.warm_s + plan.windows * plan.window_s + _MARGIN_S
+    return msgspec.json.decode(await _generate("perf.loadgen", plan, budget_s), type=LoadResult)
+
+
+async def apply_openloop(plan: openloop.Plan) -> list[openloop.Result]:
+    """Offer the requests of an open loop. Raises ``LoadError`` when the time is up."""
+    last_s = plan.arrivals[-1].at_s if plan.arrivals else 0.0
+    budget_s = last_s + plan.linger_s + _MARGIN_S
+    return msgspec.json.decode(
+        await _generate("perf.openloop", plan, budget_s), type=list[openloop.Result]
+    )
+
+
+async def _generate(module: str, plan: Plan | openloop.Plan, budget_s: float) -> bytes:
+    """What a generator prints that is given ``plan`` as a file."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         await asyncio.to_thread(Path(file.name).write_bytes, msgspec.json.encode(plan))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "perf.loadgen",
+            module,
             file.name,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -83,7 +98,7 @@ async def apply(plan: Plan) -> LoadResult:
                 process.kill()
     if process.returncode != 0:
         raise LoadError(errors.decode(errors="replace").strip())
-    return msgspec.json.decode(output, type=LoadResult)
+    return output
 
 
 async def flood(target: Target, *, warm_s: float, window_s: float, windows: int) -> LoadResult:

@@ -1,7 +1,7 @@
 """Everything that a benchmark measures, started on free loopback ports and ended with it."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,13 @@ _LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:
-    """Which engine stands behind the orchestrator. ``step_ms`` is that of ``synthetic-paced``."""
+    """Which engine stands behind the orchestrator; ``…_ms`` are those of ``synthetic-paced``."""
 
     engine: EngineName = "torch"
     device: str = "cpu"
     step_ms: float = 20.0
+    row_ms: float = 0.0
+    prompt_token_ms: float = 0.0
     max_running: int = 64
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
@@ -39,6 +41,8 @@ class StackSpec:
             "TIDEGATE_WORKER_ENGINE": self.engine,
             "TIDEGATE_WORKER_DEVICE": self.device,
             "TIDEGATE_WORKER_SYNTHETIC_STEP_MS": str(self.step_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_ROW_MS": str(self.row_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS": str(self.prompt_token_ms),
             "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
         }
 
@@ -79,31 +83,55 @@ class Stack:
 @asynccontextmanager
 async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
+    async with (
+        tritons(spec, 1) as (triton,),
+        orchestrating([triton.grpc_address], {}) as orchestrator,
+    ):
+        yield Stack(triton, orchestrator, find_triton(None, state_dir()).version)
+
+
+@asynccontextmanager
+async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInstance]]:
+    """So many Tritons alike. Raises ``ProvisionError`` when one cannot be started."""
     install = find_triton(None, state_dir())
-    logs = state_dir() / "perf"
-    triton = TritonInstance(
-        "triton",
-        install,
-        TritonSpec(MODEL_REPOSITORY, (MODEL_NAME,), env=spec.worker_env(), load_timeout_s=_LOAD_S),
-        TritonPorts(*free_ports(3)),
-        log=logs / "triton.log",
-    )
-    orchestrator: OrchestratorProcess | None = None
-    try:
-        await triton.start()
-        orchestrator = OrchestratorProcess(
-            HOST,
-            free_ports(1)[0],
-            {"TIDEGATE_INSTANCES": triton.grpc_address, "TIDEGATE_TOKEN": ""},
-            log=logs / "orchestrator.log",
+    started = [
+        TritonInstance(
+            f"triton-{number}",
+            install,
+            TritonSpec(
+                MODEL_REPOSITORY, (MODEL_NAME,), env=spec.worker_env(), load_timeout_s=_LOAD_S
+            ),
+            TritonPorts(*free_ports(3)),
+            log=state_dir() / "perf" / f"triton-{number}.log",
         )
-        await orchestrator.start()
-        await orchestrator.wait_ready(_READY_S)
-        yield Stack(triton, orchestrator, install.version)
+        for number in range(count)
+    ]
+    try:
+        for triton in started:
+            await triton.start()
+        yield started
     finally:
-        if orchestrator is not None:
-            await orchestrator.stop(0.0)
-        await triton.stop(0.0)
+        for triton in started:
+            await triton.stop(0.0)
+
+
+@asynccontextmanager
+async def orchestrating(
+    addresses: Sequence[str], env: Mapping[str, str], name: str = "orchestrator"
+) -> AsyncIterator[OrchestratorProcess]:
+    """An orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``."""
+    process = OrchestratorProcess(
+        HOST,
+        free_ports(1)[0],
+        {"TIDEGATE_INSTANCES": ",".join(addresses), "TIDEGATE_TOKEN": "", **env},
+        log=state_dir() / "perf" / f"{name}.log",
+    )
+    try:
+        await process.start()
+        await process.wait_ready(_READY_S)
+        yield process
+    finally:
+        await process.stop(0.0)
 
 
 @asynccontextmanager

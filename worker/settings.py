@@ -26,11 +26,20 @@ class WorkerSettings(BaseSettings):
     engine: EngineName = "torch"
     """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
-    """Step time of ``synthetic-paced``, whatever the batch."""
+    """Of ``synthetic-paced``: what every step takes, ``synthetic_row_ms`` for each of its rows and
+    ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""
+    synthetic_row_ms: float = Field(default=0.0, ge=0)
+    synthetic_prompt_token_ms: float = Field(default=0.0, ge=0)
+    synthetic_slow_file: Path | None = None
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    deterministic: bool = False
+    """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
+    attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
+    """``auto``: the reference on the CPU, on CUDA the fastest that is right, measured at load."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
@@ -41,6 +50,16 @@ class WorkerSettings(BaseSettings):
     """Jobs held beyond those before new ones are refused."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
+    max_stall_ms: float = Field(default=50.0, gt=0)
+    """By how much prompts may lengthen a step that also carries decodes."""
+    prefix_cache: bool = True
+    """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    kv_disk_path: Path | None = None
+    """Directory in which the KV of conversations outlives memory and restarts; None for none."""
+    kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
+    """Most that it may hold for one model; a fifth of the file system stays free in any case."""
+    overlap: bool = True
+    """Launch a step before the one before it is read, where the runner can (CUDA)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)

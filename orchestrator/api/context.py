@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 from aiohttp import web
 
+from orchestrator.auth import ANYBODY, Key
 from orchestrator.clock import Instant
 from orchestrator.deadline import Deadline
 from orchestrator.errors import InvalidRequest, TidegateError
@@ -37,8 +38,8 @@ class Context:
     arrival: Instant
     correlation_id: str
     dialect: Dialect
-    key: str = ""
-    """Fingerprint of the token that it came with."""
+    key: Key = ANYBODY
+    """Whose token it came with."""
 
 
 CONTEXT = web.RequestKey("context", Context)

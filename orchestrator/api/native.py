@@ -1,6 +1,6 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -8,12 +8,13 @@ from aiohttp import web
 from orchestrator.api.body import read_body
 from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
 from orchestrator.api.events import TaskEvents, last_number, read_last_event_id
+from orchestrator.api.wishes import PlacementBody, read_wishes
 from orchestrator.deadline import read_deadline
 from orchestrator.errors import InvalidRequest
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream, StreamLimits
-from orchestrator.task import Api, Job, Message, OnDisconnect, Prompt, Stage, Task
-from worker.protocol import OnDeadline, Sampling
+from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
+from worker.protocol import InvalidSampling, OnDeadline, Sampling, read_logit_bias
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,9 +40,18 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     logprobs: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None
     deadline_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
 
 
 _decoder = msgspec.json.Decoder(TaskRequest)
@@ -52,6 +62,7 @@ async def submit(request: web.Request) -> web.Response:
     body = await read_body(request, _decoder)
     gateway, context = request.app[GATEWAY], request[CONTEXT]
     deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
+    wishes = read_wishes(body, context.key)
     job = Job(
         api=Api.NATIVE,
         model=body.model,
@@ -65,6 +76,11 @@ async def submit(request: web.Request) -> web.Response:
             stop=stop_strings(body.stop),
             ignore_eos=body.ignore_eos,
             logprobs=body.logprobs,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            logit_bias=logit_biases(body.logit_bias),
         ),
         max_tokens=body.max_tokens,
         deadline=deadline,
@@ -73,7 +89,11 @@ async def submit(request: web.Request) -> web.Response:
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=True,
-        key=context.key,
+        key=context.key.fingerprint,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
     )
     task = await gateway.submit(job, _prompt(body))
     answer = {
@@ -123,7 +143,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     stream = EventStream(request, deadline_headers(task.deadline), stream_limits(gateway))
-    follower = TaskEvents(stream, after)
+    metrics_s = gateway.settings.metrics_event_ms / 1000
+    follower = TaskEvents(stream, after, gateway.clock, metrics_every_s=metrics_s)
     past = follower.past(task, gateway.queue_position(task))
     try:
         return await stream.run(past)
@@ -164,10 +185,18 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
+def logit_biases(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    try:
+        return read_logit_bias(stated)
+    except InvalidSampling as error:
+        raise InvalidRequest(str(error), field=error.field) from None
+
+
 def stream_limits(gateway: Gateway) -> StreamLimits:
     return StreamLimits(
         backlog_bytes=gateway.settings.slow_client_buffer_bytes,
         timeout_s=gateway.settings.slow_client_timeout_s,
+        keepalive_s=gateway.settings.sse_keepalive_s or None,
     )
 
 

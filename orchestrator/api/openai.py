@@ -11,6 +11,7 @@ from orchestrator.api.native import stream_limits
 from orchestrator.api.openai_chunks import ChunkStream
 from orchestrator.api.openai_shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai_types import ChatRequest, CompletionRequest, OpenAiRequest
+from orchestrator.api.wishes import read_wishes
 from orchestrator.deadline import read_deadline
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream
@@ -134,6 +135,7 @@ class _Answer(Transcript):
 
 def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
     gateway, context = request.app[GATEWAY], request[CONTEXT]
+    wishes = read_wishes(body, context.key)
     return Job(
         api=api,
         model=body.model,
@@ -147,7 +149,11 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=body.on_disconnect is OnDisconnect.CONTINUE,
-        key=context.key,
+        key=context.key.fingerprint,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
     )
 
 

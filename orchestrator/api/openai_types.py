@@ -1,7 +1,9 @@
 """OpenAI's request bodies, as far as they are served here; what is not is refused by name.
 
-``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``min_tokens``, ``ignore_eos`` and ``top_k``
-are ours; the official SDK sends them with ``extra_body``.
+``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``priority``, ``tenant``, ``session_id`` and
+``placement`` are ours; ``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p`` and
+``repetition_penalty`` have the names of vLLM's server. The official SDK sends them with
+``extra_body``.
 """
 
 from collections.abc import Callable
@@ -9,9 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.api.native import stop_strings
+from orchestrator.api.native import logit_biases, stop_strings
+from orchestrator.api.wishes import PlacementBody
 from orchestrator.errors import InvalidRequest
-from orchestrator.task import Message, OnDisconnect, Prompt
+from orchestrator.task import Message, OnDisconnect, Priority, Prompt
 from worker.protocol import OnDeadline, Sampling
 
 Unused = Any
@@ -53,6 +56,9 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -63,12 +69,15 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     min_tokens: int = 0
     ignore_eos: bool = False
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
 
     # served in one way only
     n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
     # harmless
     user: Unused = None
@@ -108,6 +117,11 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             stop=stop_strings(self.stop),
             ignore_eos=self.ignore_eos,
             logprobs=self.wanted_logprobs(),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=logit_biases(self.logit_bias),
         )
 
 
@@ -197,9 +211,6 @@ _NO_TOOLS = (_nothing, "tool calls are not served")
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda value: value == 1, "one choice per request is served, n must be 1"),
     "best_of": (lambda value: value == 1, "it must be 1"),
-    "presence_penalty": (lambda value: value == 0, "it must be 0"),
-    "frequency_penalty": (lambda value: value == 0, "it must be 0"),
-    "logit_bias": (_nothing, "it must be empty"),
     "echo": (_nothing, "it must be false"),
     "suffix": (_nothing, "it must be empty"),
     "tools": _NO_TOOLS,

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from orchestrator.task import PlacementMode, PlacementWish, Task
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker, Plan
 from worker.protocol import OnDeadline
@@ -123,6 +124,11 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
         "top_k": 7,
         "seed": 11,
         "stop": ["a", "b"],
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": -100, "3": 2.5},
         "deadline_ms": 5000,
         "on_deadline": "partial",
     }
@@ -140,6 +146,39 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (4, 2, True)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
     assert (sampling.seed, sampling.stop, sampling.logprobs) == (11, ("a", "b"), None)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert sampling.logit_bias == ((7, -100.0), (3, 2.5))
+
+
+@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
+async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> None:
+    """OR-2: priority, tenant, session and placement, in our API and in OpenAI's body."""
+    offered: list[Task] = []
+    begin = service.gateway._admission.begin
+
+    def keep(task: Task) -> None:
+        offered.append(task)
+        begin(task)
+
+    service.gateway._admission.begin = keep  # type: ignore[method-assign]
+    wishes = {
+        "priority": "batch",
+        "tenant": "acme",
+        "session_id": "s-1",
+        "placement": {"mode": "prefer", "instances": ["a:1"]},
+        "on_deadline": "fit",
+    }
+    for body in (ASK | {"model": "fake"}, ASK | {"model": "fake"} | wishes):
+        async with service.http.post(path, json=body) as response:
+            assert response.ok
+            await response.read()
+    plain, wished = (task.job for task in offered)
+    assert (plain.priority, plain.tenant, plain.session_id) == ("interactive", "default", "")
+    assert plain.placement == PlacementWish()
+    assert (wished.priority, wished.tenant, wished.session_id) == ("batch", "acme", "s-1")
+    assert wished.placement == PlacementWish(PlacementMode.PREFER, ("a:1",))
+    assert wished.on_deadline is OnDeadline.FIT
 
 
 async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:

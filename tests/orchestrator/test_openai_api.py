@@ -201,6 +201,22 @@ async def test_content_parts_and_harmless_fields(service: Service, worker: FakeW
     assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
 
 
+async def test_sampling_by_the_sdk(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    """WK-8: OpenAI's own parameters, and those of vLLM's server in ``extra_body``."""
+    await sdk.chat.completions.create(
+        **CHAT,  # type: ignore[call-overload]
+        seed=5,
+        presence_penalty=0.5,
+        frequency_penalty=-1.5,
+        logit_bias={"42": -100},
+        extra_body={"min_p": 0.05, "repetition_penalty": 1.1, "top_k": 40},
+    )
+    sampling = worker.submits[0].sampling
+    assert (sampling.seed, sampling.top_k, sampling.min_p) == (5, 40, 0.05)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.5)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, ((42, -100.0),))
+
+
 @pytest.mark.parametrize("prompt", [["hi"], [74, 75], [[74, 75]]])
 async def test_kinds_of_prompt(service: Service, worker: FakeWorker, prompt: object) -> None:
     async with service.http.post("/v1/completions", json=TEXT | {"prompt": prompt}) as response:

@@ -7,6 +7,7 @@
 
 - ``paged``      the pool and the layout of a packed batch
 - ``reference``  gather and SDPA, on any device; the oracle for every other backend
+- ``fixed``      for deterministic mode on the CPU: all kernels in one shape
 """
 
 from worker.attention.paged import AttentionBackend, AttentionStep, KVPool, PackedBatch

@@ -5,6 +5,7 @@ times faster than ``enable_gqa``, and equal on every device.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,10 @@ from worker.attention.paged import KVPool, PackedBatch
 class ReferenceAttention:
     """Decode rows in one padded batch, then each chunk of a prompt by itself."""
 
-    def __init__(self, pool: KVPool, num_heads: int) -> None:
+    def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
+        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all."""
         self._pool = pool
+        self._windows = tuple(windows)
         self._shared = num_heads // pool.kv_heads
         self._scratch = pool.data.new_empty(0)
 
@@ -35,7 +38,7 @@ class ReferenceAttention:
             first_token += int(batch.query_tokens[row])
         pages = max(len(group.blocks) for group in groups)
         slots = self._to_device(batch.slots)
-        return ReferenceStep(self._pool, slots, groups, self._pages(pages))
+        return ReferenceStep(self._pool, slots, groups, self._pages(pages), self._windows)
 
     def _pages(self, count: int) -> Tensor:
         """Room for that many gathered pages, kept: fresh memory costs more than the gathering."""
@@ -50,20 +53,30 @@ class ReferenceAttention:
         contexts = batch.context_tokens[row:end]
         blocks = -(-int(contexts.max()) // self._pool.block_tokens)
         # A query at position p sees keys 0 … p; the row's last query is its last token.
-        last_seen = contexts[:, None] - queries + np.arange(queries)
-        hidden = np.arange(blocks * self._pool.block_tokens) > last_seen[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=self._pool.data.dtype)
-        mask.masked_fill_(torch.from_numpy(hidden), -math.inf)
+        last_seen = (contexts[:, None] - queries + np.arange(queries))[:, :, None]
+        keys = np.arange(blocks * self._pool.block_tokens)
+        masks: dict[int, Tensor] = {}
+        for window in self._windows or (0,):
+            if window not in masks:
+                hidden = keys > last_seen
+                if window:
+                    hidden |= keys <= last_seen - window
+                masks[window] = self._mask(hidden)
         return _Group(
             tokens=slice(first_token, first_token + rows * queries),
             rows=rows,
             queries=queries,
             blocks=self._to_device(np.ascontiguousarray(batch.block_table[row:end, :blocks])),
-            mask=mask.to(self._pool.device)
-            .view(rows, 1, 1, queries, -1)
-            .expand(-1, -1, self._shared, -1, -1)
-            .flatten(2, 3),
+            masks=masks,
         )
+
+    def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
+        """``hidden`` [rows, queries, keys] → what is added to the scores of the folded heads."""
+        rows, queries, keys = hidden.shape
+        mask = torch.zeros(hidden.shape, dtype=self._pool.data.dtype)
+        mask.masked_fill_(torch.from_numpy(hidden), -math.inf)
+        by_head = mask.to(self._pool.device).view(rows, 1, 1, queries, keys)
+        return by_head.expand(-1, -1, self._shared, -1, -1).flatten(2, 3)
 
     def _to_device(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).view(-1).to(self._pool.device)
@@ -73,36 +86,48 @@ class ReferenceAttention:
 class _Group:
     """Rows of equal query length.
 
-    ``blocks`` [rows * blocks], ``mask`` [rows, 1, shared * queries, keys], added to the scores.
+    ``blocks`` [rows * blocks]; ``masks`` [rows, 1, shared * queries, keys] by window, added to the
+    scores.
     """
 
     tokens: slice
     rows: int
     queries: int
     blocks: Tensor
-    mask: Tensor
+    masks: dict[int, Tensor]
 
 
 class ReferenceStep:
     """Attention of one step, over the groups that ``prepare`` made."""
 
-    def __init__(self, pool: KVPool, slots: Tensor, groups: list[_Group], scratch: Tensor) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        slots: Tensor,
+        groups: list[_Group],
+        scratch: Tensor,
+        windows: tuple[int, ...],
+    ) -> None:
         """``scratch`` [pages, values of a page] takes the pages of one group after the other."""
         self._pool = pool
         self._slots = slots
         self._groups = groups
         self._scratch = scratch
+        self._windows = windows
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
         cache = self._pool.data[layer]
         cache.flatten(0, 1).index_copy_(0, self._slots, keys_values)
         pages = cache.flatten(1)
+        window = self._windows[layer] if self._windows else 0
         if len(self._groups) == 1:
-            return self._attend_group(self._groups[0], pages, queries)
-        return torch.cat([self._attend_group(g, pages, queries[g.tokens]) for g in self._groups])
+            return self._attend_group(self._groups[0], pages, queries, window)
+        return torch.cat(
+            [self._attend_group(g, pages, queries[g.tokens], window) for g in self._groups]
+        )
 
-    def _attend_group(self, group: _Group, pages: Tensor, queries: Tensor) -> Tensor:
+    def _attend_group(self, group: _Group, pages: Tensor, queries: Tensor, window: int) -> Tensor:
         rows, tokens, kv_heads = group.rows, group.queries, self._pool.kv_heads
         heads, dim = queries.shape[1:]
         gathered = self._scratch[: len(group.blocks)]
@@ -112,6 +137,6 @@ class ReferenceStep:
         # [rows, tokens, kv_heads, shared, dim] → [rows, kv_heads, shared * tokens, dim] and back
         by_head = queries.reshape(rows, tokens, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
         folded = by_head.reshape(rows, kv_heads, -1, dim)
-        mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=group.masks[window])
         by_token = mixed.view(rows, kv_heads, -1, tokens, dim).permute(0, 3, 1, 2, 4)
         return by_token.reshape(-1, heads, dim)

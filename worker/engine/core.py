@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from worker.protocol import (
+    AbortCause,
+    CacheReport,
+    Code,
+    FinishReason,
+    OnDeadline,
+    Sampling,
+    TokenLogprob,
+)
 
 Clock = Callable[[], float]
 """Monotonic seconds. Passed in, so that the engine runs under a simulated clock too."""
@@ -18,8 +26,9 @@ Clock = Callable[[], float]
 class Job:
     """One generation asked of the engine.
 
-    ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``abort`` is the plain
-    flag that the engine looks at in every step (DL-4); set it with ``Engine.cancel``.
+    ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
+    ``session`` are those of ``Submit``. ``abort`` is the plain flag that the engine looks at in
+    every step (DL-4); set it with ``Engine.cancel``.
     """
 
     token_ids: Sequence[int]
@@ -27,6 +36,8 @@ class Job:
     deadline: float
     on_deadline: OnDeadline = OnDeadline.ERROR
     correlation_id: str = ""
+    cache_salt: str = ""
+    session: str = ""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
 
@@ -67,6 +78,7 @@ class JobFinished:
     decode_ms: float
     left_ms: float
     abort_ms: float | None
+    cached_tokens: int = 0
 
 
 Event = JobStarted | JobTokens | JobFinished
@@ -88,6 +100,20 @@ class EngineStats:
     late_tokens_total: int
     jobs_total: int
     check_us: float
+    steps_total: int = 0
+    busy_ms_total: float = 0.0
+    prefill_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    kv_blocks_cached: int = 0
+    evicted_blocks_total: int = 0
+    hit_blocks_total: int = 0
+    missed_blocks_total: int = 0
+    disk_saved_blocks_total: int = 0
+    disk_loaded_blocks_total: int = 0
+    disk_save_ms_total: float = 0.0
+    disk_load_ms_total: float = 0.0
+    disk_failures_total: int = 0
+    disk_skipped_blocks_total: int = 0
 
 
 class EngineService(Protocol):
@@ -103,6 +129,9 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def stats(self) -> EngineStats: ...
+
+    def cache_reports(self) -> list[CacheReport]:
+        """What entered and left the prefix cache since the last call. For one reader."""
 
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""

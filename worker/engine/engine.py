@@ -7,14 +7,22 @@
     engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
                     │ look → take commands → schedule → execute → look, apply          │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
+
+With overlap a step is launched before the one before it is read, so that the device never waits
+for the engine; what a request that has ended meanwhile holds is freed when its last step is read::
+
+    engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
+    device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from secrets import randbits
 
+from worker.engine.cache_journal import CacheJournal
 from worker.engine.core import (
     Clock,
     EngineStats,
@@ -25,8 +33,9 @@ from worker.engine.core import (
     JobStarted,
     JobTokens,
 )
+from worker.engine.flight import Flight
 from worker.engine.lookout import Lookout
-from worker.engine.pace import Pace
+from worker.engine.records import finished
 from worker.engine.request import (
     ABORTED,
     DRAINED,
@@ -37,17 +46,25 @@ from worker.engine.request import (
     Request,
     make_request,
 )
-from worker.engine.runner import Plan, Runner, StepResult
+from worker.engine.runner import OverlappingRunner, Plan, Row, Runner, StepResult
 from worker.engine.scheduler import Scheduler
+from worker.engine.totals import Totals, snapshot
+from worker.kv.tier import NoTier, Tier
 from worker.log import engine_log
-from worker.protocol import AbortCause, Code, FinishReason, TokenLogprob
+from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLogprob, prefix_salt
+
+IDLE_CHECK_S = 1.0
+"""Once idle for so long, the books are checked: nobody waits for it then."""
+STALLED_S = 0.005
+"""Cancels and deadlines are looked at so often while nothing can be computed."""
 
 
 class Engine:
     """An ``EngineService`` over a scheduler and a runner.
 
     ``start`` runs it on a thread of its own; tests and simulators call ``step`` instead.
-    ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits for a job without a seed.
+    ``hash_salt`` is the card's. ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits
+    for a job without a seed.
     """
 
     def __init__(
@@ -56,26 +73,42 @@ class Engine:
         runner: Runner,
         eos_token_ids: Collection[int],
         *,
+        tier: Tier | None = None,
+        hash_salt: bytes = b"",
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
+        overlap: bool = False,
     ) -> None:
+        """``overlap`` takes effect with an ``OverlappingRunner`` only."""
         self.scheduler = scheduler
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         self._draw_seed = draw_seed
-        self._pace = Pace()
-        self._lookout = Lookout(clock, self._pace)
-        self._inbox: deque[tuple[Job, float]] = deque()
+        self._tier: Tier = tier or NoTier()
+        self._hash_salt = hash_salt
+        self._pace = scheduler.pace
+        self._launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
+        self._flight: Flight | None = None
+        """The step that was launched and not read yet."""
+        self._endings: dict[Request, Ending] = {}
+        """How those end that a launched step still has a row of."""
+        self._landed_at = 0.0
+        self._catching_up = False
+        """A launch failed: the next step is done without overlap."""
+        self._lookout = Lookout(clock, self._pace, int(self._launcher is not None))
+        self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._stopped = False
+        self._stalled = False
+        """Requests wait, and nothing can be computed until something comes back from disk."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
-        self._tokens_total = 0
-        self._late_tokens_total = 0
-        self._jobs_total = 0
-        self._stats = self._snapshot()
+        self._journal = CacheJournal(scheduler.pool)
+        self._totals = Totals()
+        self._tier.attach(self._notify)
+        self._stats = snapshot(scheduler, self._lookout, self._totals, self._tier.stats())
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
 
@@ -89,12 +122,15 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
+        request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
+        if request.prompt_tokens < self.scheduler.capacity_tokens:
+            self.scheduler.prefixes.label(request, prefix_salt(self._hash_salt, job.cache_salt))
         with self._wake:
             if not self._stopped:
-                self._inbox.append((job, self._clock()))
+                self._inbox.append(request)
                 self._wake.notify()
                 return
-        self._publish([self._turned_away(job, self._clock())])
+        self._publish([self._record(request, DRAINED)])
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
@@ -108,13 +144,17 @@ class Engine:
         """The state after the latest step."""
         return self._stats
 
+    def cache_reports(self) -> list[CacheReport]:
+        """See ``EngineService``."""
+        return self._journal.take()
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread is None:
-            self._publish(self._shut_down())
+            self._shut_down()
         elif self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -127,27 +167,47 @@ class Engine:
         except Exception:
             engine_log.exception("the engine broke; it ends all of its jobs and takes no more")
         finally:
-            self._publish(self._shut_down())
+            self._shut_down()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
-            while not (self._stopping or self._inbox or self.scheduler.has_work):
-                self._wake.wait()
+            if self._stalled:
+                self._wake.wait_for(self._has_news, STALLED_S)
+            elif not self.scheduler.has_work and not self._wake.wait_for(
+                self._has_news, IDLE_CHECK_S
+            ):
+                self.scheduler.check_integrity()
+                self._wake.wait_for(self._has_news)
             return not self._stopping
+
+    def _has_news(self) -> bool:
+        return self._stopping or bool(self._inbox) or self._tier.has_results
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def step(self) -> list[Event]:
         """Do one step and return what happened, per job in order."""
         events: list[Event] = []
         now = self._clock()
+        self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
         plan = self._schedule(now, events)
-        if plan is not None:
+        is_busy = plan is not None or self._flight is not None
+        if self._launcher is not None and not self._catching_up:
+            self._overlap(self._launcher, plan, events)
+        elif plan is not None:
+            self._catching_up = False
             result = self._execute(plan, events)
             if result is not None:
-                self._apply(plan, result, events)
-        self._stats = self._snapshot()
+                self._apply(plan, result, events, self.scheduler.advance)
+        self._stalled = not is_busy and self.scheduler.has_work
+        self._tier.spill()
+        self._journal.publish()
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())
         return events
 
     def _look(self, now: float, events: list[Event]) -> None:
@@ -161,13 +221,14 @@ class Engine:
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:
-            job, submitted_at = self._inbox.popleft()
-            self._jobs_total += 1
-            request = make_request(job, submitted_at=submitted_at, own_seed=self._draw_seed())
-            if job.abort is not None:
-                events.append(self._record(request, ABORTED[job.abort]))
+            request = self._inbox.popleft()
+            self._totals.jobs += 1
+            if (cause := request.job.abort) is not None:
+                events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
+            else:
+                self._tier.restore(request, now)
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule()
@@ -184,51 +245,107 @@ class Engine:
             if len(result.ids) != len(plan.rows):
                 raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
         except Exception as error:
-            engine_log.exception("a step of %d rows failed", len(plan.rows))
-            failed = Ending(
-                FinishReason.ERROR,
-                Code.ENGINE_ERROR,
-                f"the engine failed in a step ({type(error).__name__}); its log has the details",
-            )
-            for row in plan.rows:
-                self._finish(row.request, failed, events)
+            self._fail(plan.rows, error, events)
             return None
-        duration = self._clock() - started
-        most = max(map(len, result.ids))
-        if most:
-            self._pace.decoded(duration, most)
-        if plan.tokens > plan.decodes:
-            self._pace.prefilled(duration, plan.tokens - plan.decodes)
+        self._measure(plan, result, self._clock() - started)
         return result
 
-    def _apply(self, plan: Plan, result: StepResult, events: list[Event]) -> None:
-        """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
+    def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
+        """Launch the plan, then read the step before it."""
+        before, self._flight = self._flight, None
+        if plan is not None:
+            try:
+                self._flight = Flight(plan, runner.launch(plan), self._clock())
+            except Exception:
+                engine_log.exception("a launch of %d rows failed; done over", len(plan.rows))
+                self._catching_up = True
+            else:
+                for row in plan.rows:
+                    self.scheduler.launch(row)
+        if before is not None:
+            self._land(before, events)
+
+    def _land(self, flight: Flight, events: list[Event]) -> None:
+        """Read a launched step and apply its result."""
+        try:
+            result = flight.collect()
+        except Exception as error:
+            # The step launched after it had its tokens as inputs.
+            after, self._flight = self._flight, None
+            rows = flight.plan.rows + (after.plan.rows if after is not None else [])
+            for row in rows:
+                self.scheduler.discard(row)
+            self._fail(rows, error, events)
+            return
+        now = self._clock()
+        duration_s = now - max(flight.launched_at, self._landed_at)
+        self._landed_at = now
+        self._measure(flight.plan, result, duration_s)
+        self._apply(flight.plan, result, events, self.scheduler.confirm)
+
+    def _fail(self, rows: Sequence[Row], error: Exception, events: list[Event]) -> None:
+        engine_log.error("a step of %d rows failed", len(rows), exc_info=error)
+        failed = Ending(
+            FinishReason.ERROR,
+            Code.ENGINE_ERROR,
+            f"the engine failed in a step ({type(error).__name__}); its log has the details",
+        )
+        for request in dict.fromkeys(row.request for row in rows):
+            self._finish(request, self._endings.pop(request, failed), events)
+
+    def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
+        prompt_tokens = plan.tokens - plan.decodes
+        most = max(map(len, result.ids))
+        if most:
+            self._pace.decoded(duration_s, most)
+        self._pace.prefilled(duration_s, prompt_tokens)
+        self._totals.steps += 1
+        self._totals.busy_s += duration_s
+        self._totals.prompt_tokens += prompt_tokens
+
+    def _apply(
+        self,
+        plan: Plan,
+        result: StepResult,
+        events: list[Event],
+        book: Callable[[Row, list[int]], None],
+    ) -> None:
+        """Count and publish the new tokens, except those of jobs that were to stop meanwhile.
+
+        ``book`` is how the scheduler learns of a row's tokens.
+        """
         now = self._clock()
         logprobs = result.logprobs or [None] * len(plan.rows)
         for row, ids, row_logprobs in zip(plan.rows, result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
-            if job.abort is not None or now >= job.deadline:
-                if job.abort is not AbortCause.STOP_STRING:
-                    request.late_tokens = len(ids)
-                    self._late_tokens_total += len(ids)
-                self._finish(request, self._lookout.verdict(request, now), events)
+            decided = self._endings.pop(request, None)
+            if decided is not None or job.abort is not None or now >= job.deadline:
+                why = decided or self._lookout.verdict(request, now)
+                if why.reason is not FinishReason.STOP:
+                    request.late_tokens += len(ids)
+                    self._totals.late_tokens += len(ids)
+                if self._launcher is not None:
+                    self.scheduler.discard(row)
+                self._finish(request, why, events)
                 continue
             if not ids:
-                self.scheduler.advance(row, ids)
+                book(row, ids)
                 continue
             ending = None
             if not self._eos.isdisjoint(ids) and not job.sampling.ignore_eos:
                 ids, row_logprobs = self._cut_after_eos(ids, row_logprobs)
                 ending = STOPPED
-            self.scheduler.advance(row, ids)
+            book(row, ids)
             if request.first_token_at is None:
                 request.first_token_at = now
-            self._tokens_total += len(ids)
+            self._totals.tokens += len(ids)
             events.append(JobTokens(job, ids, row_logprobs))
-            if ending is None and len(request.tokens) >= request.limit_tokens:
+            text_tokens = row.start + row.count + len(ids)
+            if ending is None and text_tokens >= request.limit_tokens:
                 ending = LENGTH
             if ending is not None:
+                self._pace.answered(text_tokens - request.prompt_tokens)
                 self._finish(request, ending, events)
 
     def _cut_after_eos(
@@ -247,66 +364,35 @@ class Engine:
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, request: Request, ending: Ending, events: list[Event]) -> None:
+        """End a request: at once, or when the step that still has a row of it has been read."""
+        if self._flight is not None and request in self._flight.requests:
+            self._endings.setdefault(request, ending)
+            request.leaving = True
+            return
+        if request.slot >= 0:
+            self._tier.keep(request)
         self.scheduler.release(request)
         events.append(self._record(request, ending))
 
     def _record(self, request: Request, ending: Ending) -> JobFinished:
-        """The job's last event, written when its slot and blocks are free."""
-        job, freed_at = request.job, self._clock()
-        started = freed_at if request.started_at is None else request.started_at
-        first = freed_at if request.first_token_at is None else request.first_token_at
-        return JobFinished(
-            job=job,
-            reason=ending.reason,
-            code=ending.code,
-            message=ending.message,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=request.generated,
-            late_tokens=request.late_tokens,
-            wait_ms=(started - request.submitted_at) * 1e3,
-            prefill_ms=(first - started) * 1e3,
-            decode_ms=(freed_at - first) * 1e3,
-            left_ms=(job.deadline - freed_at) * 1e3,
-            abort_ms=_abort_ms(job, ending, freed_at),
-        )
+        return finished(request, ending, self._clock())
 
-    def _turned_away(self, job: Job, now: float) -> JobFinished:
-        return self._record(make_request(job, submitted_at=now, own_seed=0), DRAINED)
-
-    def _shut_down(self) -> list[Event]:
+    def _shut_down(self) -> None:
         """End every job that is left and release the runner. Idempotent."""
         with self._wake:
             self._stopped = True
             inbox = list(self._inbox)
             self._inbox.clear()
-        events: list[Event] = [self._turned_away(job, submitted) for job, submitted in inbox]
+        events: list[Event] = [self._record(request, DRAINED) for request in inbox]
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            with suppress(Exception):  # whatever it was, all jobs end here
+                flight.collect()
+            for row in flight.plan.rows:
+                self.scheduler.discard(row)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._finish(request, DRAINED, events)
+            self._finish(request, self._endings.pop(request, DRAINED), events)
+        self._publish(events)
+        self._tier.close()
         self._runner.close()
-        self._stats = self._snapshot()
-        return events
-
-    def _snapshot(self) -> EngineStats:
-        pool = self.scheduler.pool
-        return EngineStats(
-            kv_blocks_total=pool.total,
-            kv_blocks_used=pool.used_count,
-            kv_blocks_free=pool.free_count,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            step_ms=self._pace.step_s * 1e3,
-            prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
-            tokens_total=self._tokens_total,
-            late_tokens_total=self._late_tokens_total,
-            jobs_total=self._jobs_total,
-            check_us=self._lookout.check_us,
-        )
-
-
-def _abort_ms(job: Job, ending: Ending, freed_at: float) -> float | None:
-    """From the abort, or from the deadline once that has passed, to slot and blocks free (WP-5)."""
-    if ending.reason is FinishReason.CANCELLED:
-        return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
-    if ending.reason is FinishReason.DEADLINE:
-        return max(0.0, freed_at - job.deadline) * 1e3
-    return None
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())

@@ -12,7 +12,10 @@ from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
-from worker.engine.synthetic import FreeRunner, PacedRunner
+from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
+from worker.kv.build import open_disk_tier
+from worker.kv.memory import KVMemory
+from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -35,12 +38,19 @@ class EngineBundle:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on and in."""
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
+
+    ``arithmetic`` is what else decides how its sums are rounded.
+    """
 
     runner: Runner
     blocks: int
     device: str
     dtype: str
+    attention: str = "none"
+    arithmetic: str = ""
+    memory: KVMemory | None = None
+    """How to copy KV blocks; None where there is no KV."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -71,11 +81,23 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,
             min_start_budget_s=settings.min_start_budget_ms / 1e3,
+            max_stall_s=settings.max_stall_ms / 1e3,
+            prefix_cache=settings.prefix_cache,
         ),
         BlockPool(built.blocks),
     )
-    engine = Engine(scheduler, built.runner, eos, clock=clock)
     digest = model_digest(path)
+    hash_salt = bytes.fromhex(digest)
+    engine_digest = _engine_digest(settings, built)
+    engine = Engine(
+        scheduler,
+        built.runner,
+        eos,
+        tier=_open_tier(settings, built, scheduler, digest, engine_digest),
+        hash_salt=hash_salt,
+        clock=clock,
+        overlap=settings.overlap,
+    )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
         context_tokens=scheduler.capacity_tokens,
@@ -88,15 +110,16 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         else tokenizer.bos_token_id,
         eos_token_ids=eos,
         block_tokens=settings.block_tokens,
-        hash_salt=bytes.fromhex(digest),
+        hash_salt=hash_salt,
         engine=settings.engine,
         engine_version=_worker_version(),
-        engine_digest=_engine_digest(settings, built),
+        engine_digest=engine_digest,
         model_digest=digest,
         device=built.device,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         min_start_budget_ms=settings.min_start_budget_ms,
+        max_step_tokens=settings.max_step_tokens,
     )
     model_log.info(
         "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d",
@@ -111,6 +134,25 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     return EngineBundle(engine, tokenizer, card)
 
 
+def _open_tier(
+    settings: WorkerSettings,
+    built: BuiltRunner,
+    scheduler: Scheduler,
+    model_digest: str,
+    engine_digest: str,
+) -> Tier | None:
+    if settings.kv_disk_path is None or built.memory is None:
+        return None
+    return open_disk_tier(
+        scheduler,
+        built.memory,
+        settings.kv_disk_path,
+        settings.kv_disk_bytes,
+        # What another engine computed is as good, but not the same to the last bit (WK-3).
+        model_digest + (engine_digest if settings.deterministic else ""),
+    )
+
+
 def _build_synthetic(
     settings: WorkerSettings, config: ModelConfig, tokenizer: Tokenizer, clock: Clock
 ) -> BuiltRunner:
@@ -123,7 +165,12 @@ def _build_synthetic(
     if settings.engine == "synthetic-free":
         runner = FreeRunner(words)
     else:
-        runner = PacedRunner(words, settings.synthetic_step_ms / 1e3, clock=clock)
+        pace = StepPace(
+            settings.synthetic_step_ms / 1e3,
+            settings.synthetic_row_ms / 1e3,
+            settings.synthetic_prompt_token_ms / 1e3,
+        )
+        runner = PacedRunner(words, pace, slow_file=settings.synthetic_slow_file, clock=clock)
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     blocks = settings.kv_blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")
@@ -141,7 +188,10 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
+        "attention": built.attention,
+        "arithmetic": built.arithmetic,
         "block_tokens": settings.block_tokens,
+        "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
     }

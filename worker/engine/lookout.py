@@ -20,7 +20,9 @@ _SMOOTHING = 1 / 8
 class Lookout:
     """Finds requests that must stop. The look is a flag and a float compare, no call."""
 
-    def __init__(self, clock: Clock, pace: Pace) -> None:
+    def __init__(self, clock: Clock, pace: Pace, steps_in_flight: int = 0) -> None:
+        """``steps_in_flight`` have been launched, and not read, whenever it looks."""
+        self._steps_in_flight = steps_in_flight
         self._clock = clock
         self._pace = pace
         self._looks = 0
@@ -40,11 +42,16 @@ class Lookout:
 
     def _due(self, running: Sequence[Request], now: float) -> list[Request]:
         token_s = self._pace.fastest_token_s
-        last_call = now + self._pace.slow_step_s
+        # A step in flight has to be read before anything can end; its tokens count already.
+        last_call = now + self._pace.slow_step_s * (1 + self._steps_in_flight)
+        done_s = self._steps_in_flight * token_s
         due = []
         for request in running:
             job = request.job
-            ready_by = last_call if request.ends_cleanly else now + request.least_tokens * token_s
+            if request.ends_cleanly:
+                ready_by = last_call
+            else:
+                ready_by = now + max(0.0, request.least_tokens * token_s - done_s)
             if ready_by >= job.deadline or job.abort is not None:
                 due.append(request)
         return due

@@ -1,10 +1,13 @@
 """A job inside the engine: what the scheduler, the runner and the loop know about it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from worker.engine.core import Job
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline
+
+PENDING: Final = -1
+"""Stands in ``Request.tokens`` for a token that a launched step will give."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +34,30 @@ class Request:
     ends_cleanly: bool
     """The client takes what there is when time runs out (DL-6 ``partial``)."""
 
+    names: list[bytes] = field(default_factory=list)
+    """Names of its full blocks: the prompt's from the start, then each as it fills."""
+    root: bytes = b""
+    """What the first name is chained to."""
+
     computed: int = 0
     slot: int = -1
     """Row of the runner's tables while running, else -1."""
     blocks: list[int] = field(default_factory=list)
+    """Those at the head may be shared and are then never written; fixed once it has ``begun``."""
+    named: int = 0
+    """How many of ``blocks`` are full, and so have a name or share their content."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found computed."""
+    begun: bool = False
+    """A step has been planned for it."""
+    loading: bool = False
+    """Blocks of its head are on their way from disk: it is not admitted yet."""
+    leaving: bool = False
+    """No further step is to be planned for it; it stays until those launched have been read."""
+    latest_start: float = 0.0
+    """Deadline less expected service: the order of the queue (least slack first)."""
+    overtaken: int = 0
+    """How often a smaller request went first while this one lacked blocks."""
     started_at: float | None = None
     first_token_at: float | None = None
     late_tokens: int = 0

@@ -4,7 +4,7 @@ Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from worker.engine.request import Request
 from worker.protocol import TokenLogprob
@@ -56,3 +56,29 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
+
+
+class LaunchedStep(Protocol):
+    """A step that the device has been given and may still be at."""
+
+    def collect(self) -> StepResult:
+        """Wait for the step and return its result; to be called once, in the order of launching.
+
+        When this returns, the device no longer touches the blocks of the step's rows, unless a
+        later step has them too. When it raises, no launched step runs any more.
+        """
+
+
+@runtime_checkable
+class OverlappingRunner(Runner, Protocol):
+    """A runner that can be given a step before the one before it has been read.
+
+    A sampling row yields exactly one token, which stays on the device too: in the plan that
+    follows, a row may start at a token that is ``PENDING`` in ``request.tokens``.
+    """
+
+    def launch(self, plan: Plan) -> LaunchedStep:
+        """Give the device a step. When this raises, no launched step runs any more.
+
+        Those launched before can be collected all the same.
+        """

@@ -1,18 +1,30 @@
 """From logits to tokens: one vectorised pass over the rows of a step.
 
+::
+
+    logits ─▶ log-probabilities ─▶ barred, bias, penalties ─▶ argmax
+               (the model's own)                           └▶ temperature, filters, draw
+
+Rows that ask for nothing are done at the argmax. Nothing here waits for the device: positions,
+slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
+
 A draw is the inverse of the cumulative distribution at one uniform number per token, and that
 number is a hash of (seed, position): what else is in the batch, and how the text was cut into
 steps, has no part in it (WK-3).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.engine.filters import leave_out_
+from worker.engine.penalties import Biases, Penalties
+from worker.engine.request import Request
+from worker.engine.sampling_table import BIASED, DRAWS, PENALISED, WANTS_LOGPROBS, SamplingTable
 from worker.protocol import TokenLogprob
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -21,52 +33,165 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """Parameters of the rows that sample, one entry each; see ``Sampling`` for their meaning.
+class Sampled:
+    """A step's tokens, on the device. ``ids`` [rows] int64."""
 
-    ``seed`` is uint64. ``position`` is the index in its text of the token to come.
-    ``logprobs`` is -1 where none are wanted. ``bars_eos``: end-of-sequence must not come yet.
-    """
+    ids: Tensor
+    logprobs: "_Logprobs | None" = None
 
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    position: NDArray[np.int64]
-    logprobs: NDArray[np.int64]
-    bars_eos: NDArray[np.bool_]
+    def read(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
+        """Ids per row; log-probabilities per row, None where not asked for. Waits for them."""
+        ids: list[int] = self.ids.tolist()
+        return ids, None if self.logprobs is None else self.logprobs.read(len(ids))
 
-
-class Sampled(NamedTuple):
-    """``ids`` per row; ``logprobs`` per row, None where not asked for."""
-
-    ids: list[int]
-    logprobs: list[TokenLogprob | None] | None
+    def on_its_way(self) -> "Sampled":
+        """A copy that the device is going to write to host memory; to be read after an event."""
+        if self.logprobs is None:
+            return Sampled(_send(self.ids))
+        return Sampled(_send(self.ids), self.logprobs.on_its_way())
 
 
 class Sampler:
-    """Knows the model's end-of-sequence tokens."""
+    """Knows the parameters of the request in each slot, and what its text has held so far."""
 
-    def __init__(self, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+        *,
+        slots: int,
+        vocab_size: int,
+        max_tokens: int,
+    ) -> None:
+        """``max_tokens`` is the longest text that one slot can hold."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
+        self._device = device
+        self._table = SamplingTable.empty(slots)
+        self._penalties = Penalties(slots, vocab_size, max_tokens, device)
+        self._biases = Biases(slots, device)
 
-    def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled:
-        """One token per row of ``logits`` [rows, vocabulary] float32, which may be overwritten."""
-        wants_logprobs = rows.logprobs.max() >= 0
-        # Log-probabilities are the model's own: before masks and temperature.
-        logprobs = logits.log_softmax(dim=-1) if wants_logprobs else None
-        if rows.bars_eos.any():
-            barred = torch.from_numpy(np.flatnonzero(rows.bars_eos)).to(logits.device)
-            logits[barred[:, None], self._eos] = -torch.inf
-        chosen = logits.argmax(dim=-1)
-        drawing = np.flatnonzero(rows.temperature)
-        if len(drawing):
-            where = torch.from_numpy(drawing).to(logits.device)
-            chosen[where] = _draw(logits[where], rows, drawing)
-        ids: list[int] = chosen.tolist()
+    def begin(self, slot: int, request: Request) -> None:
+        """``request`` has ``slot`` from now on."""
+        needs = self._table.fill(slot, request)
+        if needs & PENALISED:
+            self._penalties.begin(slot, request)
+        if needs & BIASED:
+            self._biases.begin(slot, request.job.sampling.logit_bias)
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        last_ids: Tensor,
+    ) -> Sampled:
+        """One token per row of ``logits`` [rows, vocabulary] float32, which may be overwritten.
+
+        The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
+        its text, after ``last_ids`` [rows] (on the device).
+        """
+        table = self._table
+        needs = table.needs[slots]
+        barred = positions < table.first_free_position[slots]
+        some: int = np.bitwise_or.reduce(needs)
+        if not some and not barred.any():
+            return Sampled(logits.argmax(dim=-1))
+        logprobs = None
+        if some & WANTS_LOGPROBS:
+            wanting = np.flatnonzero(needs & WANTS_LOGPROBS)
+            logprobs = (wanting, self._rows_of(logits, wanting).log_softmax(dim=-1))
+        if some & BIASED:
+            rows = np.flatnonzero(needs & BIASED)
+            self._biases.add_(logits, rows, slots[rows])
+        if some & PENALISED:
+            rows = np.flatnonzero(needs & PENALISED)
+            self._penalties.apply_(logits, rows, slots[rows], positions[rows], last_ids, table)
+        if barred.any():
+            rows = np.flatnonzero(barred)
+            logits[self._upload(rows)[:, None], self._eos] = -torch.inf
+        if not some & DRAWS:
+            chosen = logits.argmax(dim=-1)
+        else:
+            drawing = np.flatnonzero(needs & DRAWS)
+            drawn = self._draw(self._rows_of(logits, drawing), slots[drawing], positions[drawing])
+            if len(drawing) == len(slots):
+                chosen = drawn
+            else:
+                chosen = logits.argmax(dim=-1)
+                chosen[self._upload(drawing)] = drawn
         if logprobs is None:
-            return Sampled(ids, None)
-        return Sampled(ids, _pick_logprobs(logprobs, chosen, rows.logprobs))
+            return Sampled(chosen)
+        wanting, values = logprobs
+        return Sampled(chosen, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
+
+    def _draw(
+        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Tensor:
+        """Tokens [rows] drawn from ``logits`` [rows, vocabulary]."""
+        table = self._table
+        draws = uniforms(table.seed[slots], positions)
+        uploaded = self._upload(np.stack((table.temperature[slots], draws)))
+        scaled = logits / uploaded[0, :, None]
+        leave_out_(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
+        cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        # Strictly less than the total, whatever rounding does: the first sum beyond the target
+        # then belongs to a token of positive probability.
+        below = total.nextafter(torch.zeros_like(total))
+        target = torch.minimum(uploaded[1, :, None] * total, below)
+        drawn = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+        # A broken model's NaNs must not become an id that does not exist.
+        return drawn.clamp_(max=logits.shape[-1] - 1)
+
+    def _pick(
+        self,
+        logprobs: Tensor,
+        chosen: Tensor,
+        wanting: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> "_Logprobs":
+        own = logprobs.gather(1, self._rows_of(chosen, wanting)[:, None]).squeeze(1)
+        top = logprobs.topk(min(int(counts.max()), logprobs.shape[-1]), dim=-1)
+        return _Logprobs(wanting, counts, own, top.values, top.indices)
+
+    def _rows_of(self, tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
+        return tensor if len(rows) == len(tensor) else tensor[self._upload(rows)]
+
+    def _upload(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Of the rows ``wanting`` them, ``counts`` most likely ones each; tensors are theirs."""
+
+    wanting: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    own: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+
+    def on_its_way(self) -> "_Logprobs":
+        """See ``Sampled.on_its_way``."""
+        own, values, ids = map(_send, (self.own, self.top_values, self.top_ids))
+        return _Logprobs(self.wanting, self.counts, own, values, ids)
+
+    def read(self, rows: int) -> list[TokenLogprob | None]:
+        found: list[TokenLogprob | None] = [None] * rows
+        lists = (x.tolist() for x in (self.counts, self.own, self.top_ids, self.top_values))
+        for row, count, own, ids, values in zip(self.wanting.tolist(), *lists, strict=True):
+            top = list(zip(ids[:count], values[:count], strict=True))
+            found[row] = TokenLogprob(own, top)
+        return found
+
+
+def _send(tensor: Tensor) -> Tensor:
+    """Into pinned memory, where torch lets a copy run on without waiting for it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
 
 
 def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -83,63 +208,3 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
-
-
-def _draw(logits: Tensor, rows: SamplingRows, drawing: NDArray[np.int64]) -> Tensor:
-    """Tokens [drawing] for the rows that are not greedy; ``logits`` are theirs."""
-    device = logits.device
-    logits = logits / torch.from_numpy(rows.temperature[drawing]).to(device)[:, None]
-    top_k, top_p = rows.top_k[drawing], rows.top_p[drawing]
-    if (top_k > 0).any() or (top_p < 1).any():
-        logits = logits.masked_fill(_filtered(logits, top_k, top_p), -torch.inf)
-    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    draw = torch.from_numpy(uniforms(rows.seed[drawing], rows.position[drawing])).to(device)
-    # Strictly less than the total, whatever rounding does: the first sum beyond the target then
-    # belongs to a token of positive probability.
-    target = torch.minimum(draw[:, None] * total, total.nextafter(torch.zeros_like(total)))
-    drawn = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    # A broken model's NaNs must not become an id that does not exist.
-    return drawn.clamp_(max=logits.shape[-1] - 1)
-
-
-def _filtered(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]) -> Tensor:
-    """Mask [rows, vocabulary] of the tokens that ``top_k`` or then ``top_p`` leave out.
-
-    Of equally likely tokens at the edge, those with the lower ids stay. A row without a filter
-    keeps every token exactly, so its draw is the same in any company.
-    """
-    device, vocabulary = logits.device, logits.shape[-1]
-    unlimited = (top_k <= 0) | (top_k > vocabulary)
-    limit = torch.from_numpy(np.where(unlimited, vocabulary, top_k)).to(device)[:, None]
-    share = torch.from_numpy(np.where(top_p < 1, top_p, np.inf).astype(np.float32)).to(device)
-    ordered = _descending(logits)
-    beyond = torch.arange(vocabulary, device=device) >= limit
-    probabilities = ordered.masked_fill(beyond, -torch.inf).softmax(dim=-1)
-    # A token stays while what came before it is less than the share; the first always stays.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    kept = (~beyond & (before < share[:, None])).sum(dim=-1, keepdim=True).clamp_(min=1)
-    edge = ordered.gather(1, kept - 1)
-    at_edge = logits == edge
-    places_at_edge = kept - (logits > edge).sum(dim=-1, keepdim=True)
-    return (logits < edge) | (at_edge & (at_edge.cumsum(dim=-1) > places_at_edge))
-
-
-def _descending(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":  # numpy's sort is ten times faster than torch's there
-        return torch.from_numpy(-np.sort(-logits.numpy(), axis=-1))
-    return logits.sort(dim=-1, descending=True).values
-
-
-def _pick_logprobs(
-    logprobs: Tensor, chosen: Tensor, wanted: NDArray[np.int64]
-) -> list[TokenLogprob | None]:
-    own = logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
-    top_values, top_ids = logprobs.topk(min(int(wanted.max()), logprobs.shape[-1]), dim=-1)
-    tops = zip(top_ids.tolist(), top_values.tolist(), strict=True)
-    return [
-        None
-        if count < 0
-        else TokenLogprob(value, list(zip(ids[:count], values[:count], strict=True)))
-        for count, value, (ids, values) in zip(wanted.tolist(), own, tops, strict=True)
-    ]

@@ -1,17 +1,26 @@
 """Who computes what in the next step. No tensors, no devices, no clock.
 
 Each step spends a token budget: running requests first (one token each for those that decode,
-then chunks of prompts), then the waiting ones with the least slack. A request is admitted only
-when its blocks can be reserved to completion, so nothing that runs is ever preempted.
+then chunks of prompts, least slack first), then the waiting ones. A request is admitted only when
+its blocks can be reserved to completion, so nothing that runs is ever preempted. Only blocks
+beyond the cached prefix need reserving.
 """
 
+import math
 from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engine.block_pool import BlockPool
-from worker.engine.request import STARVED, Ending, Request
+from worker.engine.pace import Pace
+from worker.engine.prefix import Prefixes
+from worker.engine.request import PENDING, STARVED, Ending, Request
 from worker.engine.runner import Plan, Row
 from worker.protocol import Code, FinishReason
+
+_PATIENCE_S = 300.0
+"""A request without a deadline is ordered as if it had one this far off: it must not starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class SchedulerConfig:
     max_waiting: int
     max_step_tokens: int
     min_start_budget_s: float
+    max_stall_s: float = 0.05
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
@@ -33,6 +44,11 @@ class SchedulerConfig:
                 f" ({self.max_running}): every running job needs one token per step;"
                 " raise the former or lower the latter"
             )
+
+    @property
+    def most_overtakes(self) -> int:
+        """How often smaller requests may go before one that lacks blocks."""
+        return 2 * self.max_running
 
 
 @dataclass(slots=True)
@@ -46,12 +62,18 @@ class Schedule:
 class Scheduler:
     """Owns the pool, the running set and the queue. Used by one thread."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, pace: Pace | None = None) -> None:
         self.config = config
         self.pool = pool
+        self.pace = pace or Pace()
+        self.prefixes = Prefixes(pool, config.block_tokens, enabled=config.prefix_cache)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self._free_slots = list(range(config.max_running - 1, -1, -1))
+        self._lent: Counter[int] = Counter()
+        """Blocks that are being copied, and how often."""
+        self._blocked = False
+        """Nobody can be admitted until something ends or arrives."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -70,42 +92,49 @@ class Scheduler:
             request.limit_tokens = min(wanted, self.capacity_tokens)
             room = request.limit_tokens - request.prompt_tokens
             request.least_tokens = min(request.least_tokens, room)
-            insort(self.waiting, request, key=_slack_order)
+            request.latest_start = self._latest_start(request)
+            insort(self.waiting, request, key=_queue_order)
+            self._blocked = False
         return refusal
 
     def starved(self, now: float) -> list[Request]:
         """Waiting requests that have too little time left to start (DL-3), still in the queue."""
-        late = 0
-        while late < len(self.waiting) and self._is_too_late(self.waiting[late], now):
-            late += 1
-        return self.waiting[:late]
+        floor = now + self.config.min_start_budget_s
+        return [request for request in self.waiting if request.job.deadline <= floor]
 
     def schedule(self) -> Schedule:
         """Plan the next step and admit into it whom the budget, slots and blocks allow."""
-        decodes: list[Row] = []
+        rows: list[Row] = []
         prefilling: list[Request] = []
         for request in self.running:
+            if request.leaving:
+                continue
             computed = request.computed
             if len(request.tokens) - computed == 1:
-                decodes.append(Row(request, computed, 1, True))
+                rows.append(Row(request, computed, 1, True))
             else:
                 prefilling.append(request)
-        rows, budget = decodes, self.config.max_step_tokens - len(decodes)
-        decode_count = len(decodes)
-
-        for request in sorted(prefilling, key=_slack_order):
+        decodes = len(rows)
+        budget = self._prompt_budget(decodes)
+        if len(prefilling) > 1:
+            prefilling.sort(key=self._slack_order)
+        # Those whose launched blocks have no names yet, as their step has not been read.
+        size = self.config.block_tokens
+        ahead = [
+            request for request in self.running if (request.named + 1) * size <= request.computed
+        ]
+        for request in prefilling:
             if not budget:
                 break
-            budget -= _add_chunk(rows, request, budget)
-        started = []
-        while budget and (admitted := self._admit_next()):
+            budget -= self._add_chunk(rows, request, budget, ahead)
+        started: list[Request] = []
+        while budget and not self._blocked and (admitted := self._admit_next()):
             started.append(admitted)
-            budget -= _add_chunk(rows, admitted, budget)
-
+            budget -= self._add_chunk(rows, admitted, budget, ahead)
         if not rows:
             return Schedule(None, started)
-        tokens = self.config.max_step_tokens - budget
-        return Schedule(Plan(rows, decode_count, tokens), started)
+        tokens = decodes + sum(row.count for row in rows[decodes:])
+        return Schedule(Plan(rows, decodes, tokens), started)
 
     def advance(self, row: Row, new_ids: list[int]) -> None:
         """Book what a step computed. All but the last new token are in the pool already."""
@@ -116,9 +145,36 @@ class Scheduler:
             request.computed += len(new_ids) - 1
             if request.least_tokens:
                 request.least_tokens = max(0, request.least_tokens - len(new_ids))
+        if request.computed >= (request.named + 1) * self.config.block_tokens:
+            self.prefixes.name_full_blocks(request, request.computed)
+
+    def launch(self, row: Row) -> None:
+        """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
+        request = row.request
+        request.computed = row.start + row.count
+        if row.samples:
+            request.tokens.append(PENDING)
+            request.leaving = len(request.tokens) >= request.limit_tokens
+
+    def confirm(self, row: Row, new_ids: list[int]) -> None:
+        """Book the result of a launched row, at most one token."""
+        request = row.request
+        end = row.start + row.count
+        if new_ids:
+            (request.tokens[end],) = new_ids
+            request.least_tokens = max(0, request.least_tokens - 1)
+        if end >= (request.named + 1) * self.config.block_tokens:
+            self.prefixes.name_full_blocks(request, end)
+
+    def discard(self, row: Row) -> None:
+        """Forget what a launched row was to give, and all after it; nothing is planned any more."""
+        request = row.request
+        request.leaving = True
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
         """Forget a running or waiting request; its slot and blocks are free when this returns."""
+        self._blocked = False
         if request.slot < 0:
             self.waiting.remove(request)
             return
@@ -128,20 +184,48 @@ class Scheduler:
         request.slot = -1
         request.blocks = []
 
+    def lend(self, blocks: Sequence[int]) -> None:
+        """Keep named blocks as they are until ``take_back``."""
+        self.pool.share(blocks)
+        self._lent.update(blocks)
+
+    def set_aside(self, count: int) -> list[int]:
+        """Blocks for somebody else to fill, until ``take_back``. So many must be free."""
+        blocks = self.pool.allocate(count)
+        self._lent.update(blocks)
+        return blocks
+
+    def take_back(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
+        """What was lent or set aside may be used and evicted again (see ``BlockPool.free``)."""
+        self._lent.subtract(blocks)
+        self._lent = +self._lent
+        self.pool.free(blocks, as_oldest=as_oldest)
+        self.unblock()
+
+    def unblock(self) -> None:
+        """Somebody who could not be admitted perhaps can now."""
+        self._blocked = False
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
         self.pool.check_integrity()
-        held = [block for request in self.running for block in request.blocks]
-        assert len(held) == len(set(held)), "two requests share a block"
-        assert len(held) == self.pool.used_count, "blocks are used that no request holds"
+        own = [block for request in self.running for block in request.blocks[request.named :]]
+        full = {block for request in self.running for block in request.blocks[: request.named]}
+        assert len(own) == len(set(own)), "two requests write the same block"
+        assert not full & set(own), "a shared block is written"
+        assert not self._lent.keys() & set(own), "a block that is lent is written"
+        held = len(full | self._lent.keys()) + len(own)
+        assert held == self.pool.used_count, "blocks are used that nobody holds"
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
         for request in self.running:
             assert len(request.blocks) == self._blocks_for(request.limit_tokens)
-            assert request.computed < len(request.tokens) <= request.limit_tokens
+            assert request.leaving or request.computed < len(request.tokens)
+            assert len(request.tokens) <= request.limit_tokens
+            assert request.named * self.config.block_tokens <= request.computed
         for request in self.waiting:
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
-        assert self.waiting == sorted(self.waiting, key=_slack_order), "the queue lost its order"
+        assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
 
     def _refusal(self, request: Request, now: float) -> Ending | None:
         if not request.tokens:
@@ -158,7 +242,7 @@ class Scheduler:
                 f"the prompt has {request.prompt_tokens} tokens; at most"
                 f" {self.capacity_tokens - 1} leave room for a token of the answer",
             )
-        if self._is_too_late(request, now):
+        if request.job.deadline - now <= self.config.min_start_budget_s:
             return STARVED
         held = len(self.running) + len(self.waiting)
         if held >= self.config.max_running + self.config.max_waiting:
@@ -168,39 +252,111 @@ class Scheduler:
             )
         return None
 
-    def _admit_next(self) -> Request | None:
-        """The head of the queue with a slot and its blocks, unless one of them is lacking.
+    # ── the order ────────────────────────────────────────────────────────────────────────────
 
-        Nobody overtakes a head that does not fit: small requests would starve a large one.
+    def _latest_start(self, request: Request) -> float:
+        """Deadline less expected service: least slack first, whatever the time is."""
+        room = request.limit_tokens - len(request.tokens)
+        expected = max(request.least_tokens, min(self.pace.typical_tokens, room))
+        left = len(request.tokens) - request.computed
+        deadline = request.job.deadline
+        if deadline == math.inf:
+            deadline = request.submitted_at + _PATIENCE_S
+        return deadline - self.pace.service_s(left, expected)
+
+    def _slack_order(self, request: Request) -> tuple[float, float]:
+        return self._latest_start(request), request.submitted_at
+
+    def _has_unnamed_blocks(self, request: Request) -> bool:
+        """A step that was launched fills them, and has not been read yet."""
+        return request.computed >= (request.named + 1) * self.config.block_tokens
+
+    def _prompt_budget(self, decodes: int) -> int:
+        """Prompt tokens of the next step: with decodes in it, no more than delay them little."""
+        budget = self.config.max_step_tokens - decodes
+        if not decodes:
+            return budget
+        # One block at least, so that prompts get on whatever the pace.
+        allowed = self.pace.prompt_tokens_within(self.config.max_stall_s, budget)
+        return min(budget, max(allowed, self.config.block_tokens))
+
+    def _add_chunk(
+        self, rows: list[Row], request: Request, budget: int, ahead: list[Request]
+    ) -> int:
+        """Give ``request`` a row, unless what it needs is computed by one of those ``ahead``."""
+        if not request.begun:
+            self.prefixes.adopt(request)
+            if self.prefixes.is_computed_by(ahead, request):
+                return 0
+            request.begun = True
+        ahead.append(request)
+        left = len(request.tokens) - request.computed
+        count = min(left, budget)
+        rows.append(Row(request, request.computed, count, count == left))
+        return count
+
+    # ── admission ────────────────────────────────────────────────────────────────────────────
+
+    def _admit_next(self) -> Request | None:
+        """The head of the queue if its blocks are there, else one that does not delay it.
+
+        None when nobody can be admitted, which then holds until something ends or arrives.
         """
-        if not self.waiting or not self._free_slots:
-            return None
-        request = self.waiting[0]
-        needed = self._blocks_for(request.limit_tokens)
-        if needed > self.pool.free_count:
-            return None
-        del self.waiting[0]
-        request.blocks = self.pool.allocate(needed)
+        ready = [request for request in self.waiting if not request.loading]
+        if ready and self._free_slots:
+            head, *others = ready
+            if self._reserve(head):
+                return head
+            if head.overtaken < self.config.most_overtakes:
+                for request in self._not_delaying(head, others):
+                    if self._reserve(request):
+                        head.overtaken += 1
+                        return request
+        self._blocked = True
+        return None
+
+    def _not_delaying(self, head: Request, others: Sequence[Request]) -> list[Request]:
+        """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
+
+        EASY backfilling (Lifka 1995), in steps instead of hours: running requests end at the
+        latest with their last token, so the step is known in which enough of them have.
+        """
+        missing = self._blocks_for(head.limit_tokens) - self.pool.free_count
+        fits_after = 0
+        for request in sorted(self.running, key=self._steps_left):
+            if missing <= 0:
+                break
+            missing -= len(request.blocks)
+            fits_after = self._steps_left(request)
+        spare = -missing
+        return [
+            request
+            for request in others
+            if self._steps_left(request) <= fits_after
+            or self._blocks_for(request.limit_tokens) <= spare
+        ]
+
+    def _steps_left(self, request: Request) -> int:
+        """Steps until its last possible token, if it computes in every one."""
+        left = len(request.tokens) - request.computed
+        chunks = -(-left // self.config.max_step_tokens)
+        return chunks + request.limit_tokens - len(request.tokens) - 1
+
+    def _reserve(self, request: Request) -> bool:
+        """Move a waiting request to the running ones if all its blocks can be had now."""
+        if not self.prefixes.reserve(request, self._blocks_for(request.limit_tokens)):
+            return False
+        self.waiting.remove(request)
         request.slot = self._free_slots.pop()
         self.running.append(request)
-        return request
-
-    def _is_too_late(self, request: Request, now: float) -> bool:
-        return request.job.deadline - now <= self.config.min_start_budget_s
+        return True
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens)
 
 
-def _slack_order(request: Request) -> tuple[float, float]:
-    return request.job.deadline, request.submitted_at
-
-
-def _add_chunk(rows: list[Row], request: Request, budget: int) -> int:
-    left = len(request.tokens) - request.computed
-    count = min(left, budget)
-    rows.append(Row(request, request.computed, count, count == left))
-    return count
+def _queue_order(request: Request) -> tuple[float, float]:
+    return request.latest_start, request.submitted_at
 
 
 def _refused(code: Code, message: str) -> Ending:

@@ -4,8 +4,11 @@ They go through the same scheduler and pool as a model does, so that leaks show.
 fixed cycle of plain words: token n of any answer is the same in every run.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from worker.engine.core import Clock
 from worker.engine.runner import Plan, StepResult
@@ -13,6 +16,8 @@ from worker.protocol import TokenLogprob
 
 _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
+
+_SLOW_FILE_EVERY_S = 0.1
 
 
 class _Cycle:
@@ -61,32 +66,60 @@ class FreeRunner:
         """Nothing to release."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """What a step takes: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
+
+    The form that a real engine's steps have: weights are read once whatever the batch, each row
+    adds its attention and sampling, each prompt token its arithmetic. ``perf.fit_pace`` fits the
+    three to an engine.
+    """
+
+    step_s: float
+    row_s: float = 0.0
+    prompt_token_s: float = 0.0
+
+    def of(self, plan: Plan) -> float:
+        """Seconds for ``plan``."""
+        prompt_tokens = plan.tokens - plan.decodes
+        return self.step_s + self.row_s * len(plan.rows) + self.prompt_token_s * prompt_tokens
+
+
 class PacedRunner:
-    """One token per row and step, steps ``step_s`` apart on an absolute schedule.
+    """One token per row and step, each step as long as its pace says, on an absolute schedule.
 
     A step that starts late because the engine had nothing to do begins a new schedule; one that
     starts late because the engine was busy catches up, as long as it is less than a step behind.
+    ``slow_file`` may hold a factor for all steps, which tests write to make an engine sick.
     """
 
     def __init__(
         self,
         cycle: Sequence[int],
-        step_s: float,
+        pace: StepPace,
         *,
+        slow_file: Path | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._free = FreeRunner(cycle, tokens_per_step=1)
-        self._step_s = step_s
+        self._pace = pace
+        self._slow_file = slow_file
+        self._factor = 1.0
+        self._look_at = -math.inf
         self._clock = clock
         self._sleep = sleep
-        self._last_due = -step_s
+        self._last_due = -math.inf
 
     def execute(self, plan: Plan) -> StepResult:
         result = self._free.execute(plan)
         now = self._clock()
-        in_step = now < self._last_due + self._step_s
-        due = (self._last_due if in_step else now) + self._step_s
+        if self._slow_file is not None and now >= self._look_at:
+            self._look_at = now + _SLOW_FILE_EVERY_S
+            self._factor = _read_factor(self._slow_file)
+        step_s = self._factor * self._pace.of(plan)
+        in_step = now < self._last_due + step_s
+        due = (self._last_due if in_step else now) + step_s
         self._last_due = due
         while (left := due - self._clock()) > 0:
             self._sleep(left)
@@ -94,6 +127,14 @@ class PacedRunner:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _read_factor(file: Path) -> float:
+    """The number in ``file``; 1 while there is none."""
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):
+        return 1.0
 
 
 def _certain(token: int, top: int) -> TokenLogprob:

@@ -6,14 +6,17 @@ from typing import Final
 import torch
 
 from worker.attention import KVPool
-from worker.attention.reference import ReferenceAttention
+from worker.attention.choice import choose_attention
 from worker.device import open_device
+from worker.engine.compute import Compute, Tiled, Whole
+from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
+from worker.kv.torch_memory import memory_of
 from worker.log import model_log
 from worker.models.config import ModelConfig
-from worker.models.registry import load_model
+from worker.models.registry import Model, load_model
 from worker.settings import WorkerSettings
 
 _CPU_POOL_BYTES: Final = 256 * 2**20
@@ -34,8 +37,8 @@ def build_torch_runner(
 ) -> BuiltRunner:
     """Load the checkpoint and allocate the KV pool.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, or ``MemoryError`` for a pool that does not
-    fit.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not
+    fit, ``NotDeterministic``, or ``ValueError`` for an attention backend that cannot run here.
     """
     device = open_device(settings.device)
     dtype = _dtype(settings, config, device)
@@ -63,18 +66,67 @@ def build_torch_runner(
             blocks * settings.block_tokens,
             config.context_tokens,
         )
-    pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
-    runner = TorchRunner(
-        model,
-        ReferenceAttention(pool, config.num_heads),
-        Sampler(eos_token_ids, device),
-        device=device,
-        block_tokens=settings.block_tokens,
-        max_running=settings.max_running,
-        max_blocks=min(blocks, blocks_per_job),
+    on_cuda = device.type == "cuda"
+    # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
+    pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
+    max_blocks = min(blocks, blocks_per_job)
+    max_tokens = max_blocks * settings.block_tokens
+    compute, attention = _compute(settings, config, model, pool, max_tokens)
+    sampler = Sampler(
+        eos_token_ids,
+        device,
+        slots=settings.max_running,
+        vocab_size=config.vocab_size,
+        max_tokens=max_tokens,
     )
+    if on_cuda:
+        runner: TorchRunner = build_cuda_runner(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_blocks=max_blocks,
+            dummy_block=blocks,
+        )
+    else:
+        runner = TorchRunner(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_blocks=max_blocks,
+        )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return BuiltRunner(runner, blocks, name, str(dtype).removeprefix("torch."))
+    arithmetic = ""
+    if device.type == "cpu":
+        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    kind = str(dtype).removeprefix("torch.")
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory_of(pool.data))
+
+
+def _compute(
+    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
+) -> tuple[Compute, str]:
+    """And the name of its attention."""
+    attention = choose_attention(
+        settings.attention,
+        pool,
+        config.num_heads,
+        windows=config.windows,
+        deterministic=settings.deterministic,
+    )
+    if not settings.deterministic:
+        return Whole(model, attention.backend), attention.name
+    tiled = Tiled(model, attention.backend)
+    tiled.check(
+        vocab_size=config.vocab_size,
+        block_tokens=settings.block_tokens,
+        max_tokens=min(config.context_tokens, max_tokens),
+        device=pool.device,
+    )
+    return tiled, attention.name
 
 
 def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -1,35 +1,30 @@
 """Steps on a real model: plan → packed batch → hidden states → logits → tokens."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.attention import AttentionBackend, PackedBatch
+from worker.attention import PackedBatch
+from worker.attention.staging import to_device
+from worker.engine.compute import Compute
 from worker.engine.request import Request
 from worker.engine.runner import Plan, Row, StepResult
-from worker.engine.sampling import Sampler, SamplingRows
-from worker.models.registry import Model
+from worker.engine.sampling import Sampler
 from worker.protocol import TokenLogprob
-
-_COLDEST: Final = 1e-5
-"""A lower temperature would overflow the logits, and is greedy to the eye already."""
 
 
 class TorchRunner:
-    """A ``Runner`` over a model and an attention backend.
+    """A ``Runner`` over a model.
 
-    What is fixed while a request runs (block table, sampling parameters) is written once to a
-    table with a row per slot; a step then gathers its rows from it without a Python loop.
+    What is fixed while a request runs (block table, sampling parameters) is written once to
+    tables with a row per slot; a step then gathers its rows from them without a Python loop.
     """
 
     def __init__(
         self,
-        model: Model,
-        attention: AttentionBackend,
+        compute: Compute,
         sampler: Sampler,
         *,
         device: torch.device,
@@ -38,41 +33,44 @@ class TorchRunner:
         max_blocks: int,
     ) -> None:
         """``max_blocks`` is the most that one request can hold."""
-        self._model: Model | None = model
-        self._attention: AttentionBackend | None = attention
+        self._compute: Compute | None = compute
         self._sampler = sampler
         self._device = device
         self._block_tokens = block_tokens
-        self._table = _SlotTable.empty(max_running, max_blocks)
+        self._table = _SlotTable(max_running, max_blocks)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
         """See ``Runner``."""
-        if self._model is None or self._attention is None:
+        if self._compute is None:
             raise RuntimeError("the runner is closed")
         try:
-            slots = self._table.slots_of(plan.rows)
+            slots = self._table.slots_of(plan.rows, self._begin)
             batch, token_ids, positions = self._pack(plan, slots)
-            hidden = self._model.forward(token_ids, positions, self._attention.prepare(batch))
+            hidden = self._compute.hidden(batch, token_ids, positions)
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
                 return StepResult([[] for _ in plan.rows])
-            last_tokens = batch.query_tokens.cumsum()[sampling] - 1
-            logits = self._model.logits(hidden[self._to_device(last_tokens)])
-            rows = self._table.sampling_rows(slots[sampling], batch.context_tokens[sampling])
-            sampled = self._sampler.sample(logits, rows)
+            last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
+            logits = self._compute.logits(hidden[last_tokens])
+            ids, logprobs = self._sampler.sample(
+                logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+            ).read()
         finally:
             if self._device.type == "cuda":
                 # The caller may free the rows' blocks at once, also after a failure (WP-4).
                 torch.cuda.synchronize(self._device)
-        return _spread(len(plan.rows), sampling, sampled.ids, sampled.logprobs)
+        return spread(len(plan.rows), sampling, ids, logprobs)
 
     def close(self) -> None:
         """Drop model and pool."""
-        self._model = None
-        self._attention = None
+        self._compute = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _begin(self, slot: int, request: Request) -> None:
+        """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
+        self._sampler.begin(slot, request)
 
     def _pack(
         self, plan: Plan, slots: NDArray[np.int64]
@@ -99,77 +97,36 @@ class TorchRunner:
             block_table=block_table,
             slots=blocks * self._block_tokens + positions % self._block_tokens,
         )
-        ids = torch.tensor(token_ids, dtype=torch.int64).to(self._device)
-        return batch, ids, self._to_device(positions)
+        return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
-@dataclass(slots=True)
 class _SlotTable:
-    """Per slot: the running request that has it, and what is fixed about that request."""
+    """Per slot: the running request that has it, and the blocks that it holds."""
 
-    owners: list[Request | None]
-    blocks: NDArray[np.int64]
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    logprobs: NDArray[np.int64]
-    first_free_position: NDArray[np.int64]
-    """Position from which on end-of-sequence may come (``min_tokens``)."""
+    def __init__(self, slots: int, max_blocks: int) -> None:
+        self._owners: list[Request | None] = [None] * slots
+        self.blocks = np.zeros((slots, max_blocks), np.int64)
 
-    @classmethod
-    def empty(cls, slots: int, max_blocks: int) -> "_SlotTable":
-        return cls(
-            owners=[None] * slots,
-            blocks=np.zeros((slots, max_blocks), np.int64),
-            temperature=np.zeros(slots, np.float32),
-            top_k=np.zeros(slots, np.int64),
-            top_p=np.ones(slots, np.float32),
-            seed=np.zeros(slots, np.uint64),
-            logprobs=np.full(slots, -1, np.int64),
-            first_free_position=np.zeros(slots, np.int64),
-        )
-
-    def slots_of(self, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """Slots [rows], filled in for requests that are new."""
+    def slots_of(
+        self, rows: Sequence[Row], begin: Callable[[int, Request], None]
+    ) -> NDArray[np.int64]:
+        """Slots [rows]; ``begin`` is called for requests that are new in theirs."""
         slots = np.empty(len(rows), np.int64)
         for i, row in enumerate(rows):
             request = row.request
             slots[i] = slot = request.slot
-            if self.owners[slot] is not request:
-                self._fill(slot, request)
+            if self._owners[slot] is not request:
+                self.blocks[slot] = 0
+                self.blocks[slot, : len(request.blocks)] = request.blocks
+                begin(slot, request)
+                self._owners[slot] = request
         return slots
 
-    def sampling_rows(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingRows:
-        """Parameters of the requests in ``slots``, whose next tokens come at ``positions``."""
-        return SamplingRows(
-            temperature=self.temperature[slots],
-            top_k=self.top_k[slots],
-            top_p=self.top_p[slots],
-            seed=self.seed[slots],
-            position=positions,
-            logprobs=self.logprobs[slots],
-            bars_eos=positions < self.first_free_position[slots],
-        )
 
-    def _fill(self, slot: int, request: Request) -> None:
-        sampling = request.job.sampling
-        self.owners[slot] = request
-        self.blocks[slot] = 0
-        self.blocks[slot, : len(request.blocks)] = request.blocks
-        cold = sampling.temperature < _COLDEST
-        self.temperature[slot] = 0.0 if cold else sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.seed[slot] = request.seed
-        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self.first_free_position[slot] = request.prompt_tokens + sampling.min_tokens
-
-
-def _spread(
+def spread(
     rows: int,
     sampling: Sequence[int],
     ids: Sequence[int],

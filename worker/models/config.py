@@ -1,13 +1,46 @@
 """What a checkpoint's ``config.json`` and ``generation_config.json`` say. No torch."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel
+from worker.models.families import FAMILIES, WindowRule
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by ``factor`` (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware stretch that begins beyond ``max_position_embeddings``.
+
+    Its rotation depends on the length of the text, so keys that are in the cache already would be
+    wrong beyond that point: contexts end there, and up to there it is no stretch at all.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023); names as in ``config.json``."""
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it."""
+    truncate: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +53,12 @@ class Llama3Scaling:
     original_max_position_embeddings: int
 
 
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama family. Names follow ``config.json``."""
+    """A dense decoder as ``families`` lists them. Names follow ``config.json``."""
 
     architecture: str
     vocab_size: int
@@ -35,7 +71,12 @@ class ModelConfig:
     context_tokens: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3Scaling | None
+    rope_scaling: RopeScaling | None
+    qkv_bias: bool
+    qk_norm: bool
+    """Queries and keys are normalised per head before they are rotated."""
+    windows: tuple[int, ...]
+    """Per layer: keys that a query sees, its own included; 0 is all before it."""
     tie_word_embeddings: bool
     dtype: DTypeName
     """Type that the weights were saved in."""
@@ -49,6 +90,13 @@ def read_config(path: Path) -> ModelConfig:
     generation_file = path / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else {}
 
+    architecture = fields.architecture()
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise UnsupportedModel(
+            f"{path}: architecture {architecture!r} is not supported;"
+            f" this worker runs {', '.join(sorted(FAMILIES))}"
+        )
     for name in ("attention_bias", "mlp_bias"):
         fields.refuse(name, allowed=(False, None))
     fields.refuse("hidden_act", allowed=("silu", None))
@@ -57,7 +105,9 @@ def read_config(path: Path) -> ModelConfig:
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     kv_heads = fields.integer("num_key_value_heads", heads)
-    head_dim = fields.integer("head_dim", hidden // heads)
+    head_dim = fields.integer("head_dim", family.head_dim or hidden // heads)
+    if head_dim % 2:
+        raise UnsupportedModel(f"{fields.file}: head_dim={head_dim} is odd; halves are rotated")
     if heads % kv_heads:
         raise BrokenCheckpoint(
             f"{fields.file}: num_attention_heads ({heads}) must be a multiple of"
@@ -69,20 +119,29 @@ def read_config(path: Path) -> ModelConfig:
         raise BrokenCheckpoint(
             f"{path}: eos_token_id {list(eos)} is outside the vocabulary of {vocab_size} tokens"
         )
+    layers = fields.integer("num_hidden_layers")
+    positions = fields.integer("max_position_embeddings")
     rope = fields.rope()
+    scaling = rope.scaling(positions)
+    if isinstance(scaling, YarnScaling):  # some count the stretch in already, some do not
+        stretched = scaling.original_max_position_embeddings * scaling.factor
+        positions = max(positions, int(stretched))
     return ModelConfig(
-        architecture=fields.architecture(),
+        architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        context_tokens=fields.integer("max_position_embeddings"),
+        context_tokens=positions,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=rope.number("rope_theta", 10000.0),
-        rope_scaling=rope.scaling(),
+        rope_scaling=scaling,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        windows=fields.windows(family.window, layers),
         tie_word_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
         dtype=fields.dtype(),
         bos_token_id=_first_id(generation.get("bos_token_id", fields.values.get("bos_token_id"))),
@@ -149,20 +208,91 @@ class _Fields:
             raise BrokenCheckpoint(f"{self.file}: the rope settings must be an object")
         return _Fields(self.file, {"rope_theta": self.values.get("rope_theta"), **nested})
 
-    def scaling(self) -> Llama3Scaling | None:
-        kind = self.values.get("rope_type") or self.values.get("type") or "default"
-        if kind == "default":
-            return None
-        if kind != "llama3":
-            raise UnsupportedModel(
-                f"{self.file}: rope type {kind!r} is not supported; 'default' and 'llama3' are"
+    def scaling(self, max_positions: int) -> RopeScaling | None:
+        """Of rotary settings; ``max_positions`` is the model's ``max_position_embeddings``."""
+        match self.values.get("rope_type") or self.values.get("type") or "default":
+            case "default":
+                return None
+            case "linear":
+                return LinearScaling(self.number("factor"))
+            case "dynamic":
+                return DynamicScaling(self.number("factor"))
+            case "yarn":
+                return self._yarn(max_positions)
+            case "llama3":
+                return Llama3Scaling(
+                    factor=self.number("factor"),
+                    low_freq_factor=self.number("low_freq_factor"),
+                    high_freq_factor=self.number("high_freq_factor"),
+                    original_max_position_embeddings=self.integer(
+                        "original_max_position_embeddings"
+                    ),
+                )
+            case kind:
+                raise UnsupportedModel(
+                    f"{self.file}: rope type {kind!r} is not supported;"
+                    " 'default', 'linear', 'dynamic', 'yarn' and 'llama3' are"
+                )
+
+    def _yarn(self, max_positions: int) -> YarnScaling:
+        original = self.integer("original_max_position_embeddings", max_positions)
+        factor = self.number("factor", max_positions / original)
+        if self.values.get("attention_factor") is not None:
+            attention_factor = self.number("attention_factor")
+        elif self.values.get("mscale") and self.values.get("mscale_all_dim"):
+            attention_factor = _yarn_mscale(factor, self.number("mscale")) / _yarn_mscale(
+                factor, self.number("mscale_all_dim")
             )
-        return Llama3Scaling(
-            factor=self.number("factor"),
-            low_freq_factor=self.number("low_freq_factor"),
-            high_freq_factor=self.number("high_freq_factor"),
-            original_max_position_embeddings=self.integer("original_max_position_embeddings"),
+        else:
+            attention_factor = _yarn_mscale(factor, 1.0)
+        return YarnScaling(
+            factor=factor,
+            beta_fast=self.number("beta_fast", 32.0),
+            beta_slow=self.number("beta_slow", 1.0),
+            original_max_position_embeddings=original,
+            attention_factor=attention_factor,
+            truncate=bool(self.values.get("truncate", True)),
         )
+
+    def windows(self, rule: WindowRule, layers: int) -> tuple[int, ...]:
+        """The window of each layer, with the defaults of transformers for what is not said."""
+        types = self.values.get("layer_types")
+        if types is not None and rule != "by-layer":
+            self.refuse("layer_types", allowed=(["full_attention"] * layers, None))
+        if rule == "none":
+            self.refuse("sliding_window", allowed=(None,))
+            return (0,) * layers
+        if rule == "every-layer":
+            return (self._window(),) * layers
+        window = self._window() if self.values.get("use_sliding_window", False) else 0
+        if types is None:
+            first = self.values.get("max_window_layers", 28)
+            return tuple(0 if i < first else window for i in range(layers))
+        if not isinstance(types, list) or len(types) != layers:
+            raise BrokenCheckpoint(
+                f"{self.file}: layer_types must name the attention of each of the {layers} layers"
+            )
+        known = {"full_attention": 0, "sliding_attention": window}
+        for kind in types:
+            if kind not in known:
+                raise UnsupportedModel(
+                    f"{self.file}: layer type {kind!r} is not supported; {', '.join(known)} are"
+                )
+        if not window and "sliding_attention" in types:
+            raise BrokenCheckpoint(
+                f"{self.file}: layer_types has sliding_attention, but use_sliding_window and"
+                " sliding_window give it no window"
+            )
+        return tuple(known[kind] for kind in types)
+
+    def _window(self) -> int:
+        if "sliding_window" in self.values and self.values["sliding_window"] is None:
+            return 0
+        return self.integer("sliding_window", 4096)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _read_json(file: Path) -> dict[str, Any]:

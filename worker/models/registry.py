@@ -1,4 +1,4 @@
-"""From the ``architectures`` of a checkpoint to a model."""
+"""From a checkpoint to a model."""
 
 from pathlib import Path
 from typing import Protocol
@@ -7,8 +7,7 @@ import torch
 
 from worker.attention import AttentionStep
 from worker.models.config import ModelConfig
-from worker.models.errors import UnsupportedModel
-from worker.models.llama import Llama
+from worker.models.decoder import Decoder
 from worker.models.loader import load_parameters
 
 
@@ -27,17 +26,9 @@ class Model(Protocol):
     def parameter_bytes(self) -> int: ...
 
 
-_MODELS = {"LlamaForCausalLM": Llama}
-
-
 def load_model(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
     """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
-    model = _MODELS.get(config.architecture)
-    if model is None:
-        raise UnsupportedModel(
-            f"{path}: architecture {config.architecture!r} is not supported;"
-            f" this worker runs {', '.join(sorted(_MODELS))}"
-        )
-    parameters = model.parameters(config)
-    weights = load_parameters(path, parameters, dtype, device, unused=model.unused(config))
-    return model(config, weights)
+    weights = load_parameters(
+        path, Decoder.parameters(config), dtype, device, unused=Decoder.unused(config)
+    )
+    return Decoder(config, weights)

@@ -8,7 +8,7 @@
 - ``blocks``    the chained hashes that name KV blocks
 """
 
-from worker.protocol.blocks import block_hashes
+from worker.protocol.blocks import block_hashes, block_name, prefix_salt, root_name
 from worker.protocol.card import ModelCard
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -31,7 +31,7 @@ from worker.protocol.messages import (
     encode,
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
-from worker.protocol.sampling import InvalidSampling, Sampling
+from worker.protocol.sampling import InvalidSampling, Sampling, read_logit_bias
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -58,7 +58,11 @@ __all__ = [
     "TokenLogprob",
     "WorkerStats",
     "block_hashes",
+    "block_name",
     "decode_frame",
     "decode_message",
     "encode",
+    "prefix_salt",
+    "read_logit_bias",
+    "root_name",
 ]

@@ -8,22 +8,45 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+_IDS = "I"
+if array(_IDS).itemsize != 4:  # pragma: no cover - no platform that Triton runs on
+    raise RuntimeError("this platform's unsigned int is not 32 bits wide")
+
+
+def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
+    """The salt of one job's names: the card's ``hash_salt`` and the job's ``cache_salt``.
+
+    Jobs without a ``cache_salt`` share with each other; those with one only among its equals.
+    """
+    if not cache_salt:
+        return hash_salt
+    return hashlib.sha256(hash_salt + b"\0" + cache_salt.encode()).digest()
+
+
+def root_name(salt: bytes) -> bytes:
+    """What the first block's name is chained to."""
+    return hashlib.sha256(salt).digest()
+
+
+def block_name(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Name of the full block ``token_ids`` that follows the block (or root) named ``parent``."""
+    return hashlib.sha256(parent + array(_IDS, token_ids).tobytes()).digest()
+
 
 def block_hashes(token_ids: Sequence[int], block_tokens: int, salt: bytes) -> list[bytes]:
     """Names of the full blocks at the head of ``token_ids``, in order; 32 bytes each.
 
     ``h[-1] = sha256(salt)``, ``h[i] = sha256(h[i-1] + little-endian uint32 ids of block i)``.
-    ``salt`` separates tenants and incompatible models: equal tokens under different salts never
-    share a name.
+    ``salt`` (see ``prefix_salt``) separates tenants and incompatible models: equal tokens under
+    different salts never share a name. Raises ``OverflowError`` for an id outside 0 … 2**32-1.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
-    ids = array("I", token_ids)
-    if ids.itemsize != 4:  # pragma: no cover - no platform that Triton runs on
-        raise RuntimeError("this platform's unsigned int is not 32 bits wide")
-    parent = hashlib.sha256(salt).digest()
+    ids = array(_IDS, token_ids).tobytes()
+    parent = root_name(salt)
     names = []
-    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
-        parent = hashlib.sha256(parent + ids[start : start + block_tokens].tobytes()).digest()
+    block_bytes = 4 * block_tokens
+    for start in range(0, len(ids) - block_bytes + 1, block_bytes):
+        parent = hashlib.sha256(parent + ids[start : start + block_bytes]).digest()
         names.append(parent)
     return names

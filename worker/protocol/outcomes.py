@@ -45,6 +45,8 @@ class OnDeadline(StrEnum):
 
     ERROR = "error"
     PARTIAL = "partial"
+    FIT = "fit"
+    """Admission shrinks ``max_tokens`` to what the deadline allows; to a worker it is ``ERROR``."""
 
 
 class Code(StrEnum):
@@ -52,6 +54,7 @@ class Code(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -61,6 +64,7 @@ class Code(StrEnum):
     DEADLINE_INFEASIBLE = "deadline_infeasible"
     CANCELLED = "cancelled"
     CLIENT_DISCONNECTED = "client_disconnected"
+    RATE_LIMITED = "rate_limited"
     QUEUE_FULL = "queue_full"
     NO_CAPACITY = "no_capacity"
     NOT_READY = "not_ready"

@@ -1,12 +1,21 @@
 """Sampling parameters: one type for every dialect, checked in one place."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 512
+MAX_LOGIT_BIAS = 100.0
+"""OpenAI's range, either side of 0: enough to ban a token or to force it."""
+MAX_PENALTY = 2.0
+"""OpenAI's range, either side of 0."""
+MAX_REPETITION_PENALTY = 10.0
 MAX_INT = 2**31 - 1
 """Far beyond any context or vocabulary; a larger number would not fit the engine's arrays."""
+_MAX_DIGITS = 10
 
 
 class InvalidSampling(ValueError):
@@ -23,6 +32,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     ``temperature`` 0 is greedy. ``top_k`` 0 (or -1) considers every token. ``logprobs`` None
     returns none, n the chosen token's and the n most likely ones'. Two jobs with the same prompt,
     parameters and ``seed`` draw the same random numbers whatever else is in the batch (WK-3).
+
+    ``min_p`` leaves out what is less than that share as likely as the most likely token (Nguyen et
+    al. 2024). ``repetition_penalty`` divides the positive logits of tokens that are in prompt or
+    answer, and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
+    their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
+    OpenAI documents them. ``logit_bias`` is ``(token id, what to add to its logit)`` for each.
     """
 
     max_tokens: int
@@ -34,9 +49,17 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
-    def check(self) -> None:
-        """Raise ``InvalidSampling`` on the first value that is out of range."""
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raise ``InvalidSampling`` on the first value that is out of range.
+
+        Token ids are held against the vocabulary where its size is known.
+        """
         if not 1 <= self.max_tokens <= MAX_INT:
             raise InvalidSampling("max_tokens", f"must be 1 to {MAX_INT}, got {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -60,3 +83,54 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             raise InvalidSampling("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidSampling("logprobs", f"must be 0 to {MAX_LOGPROBS}, got {self.logprobs}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InvalidSampling("min_p", f"must be from 0 to 1, got {self.min_p}")
+        if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise InvalidSampling(
+                "repetition_penalty",
+                f"must be above 0 (1 changes nothing) and at most {MAX_REPETITION_PENALTY:g},"
+                f" got {self.repetition_penalty}",
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value: float = getattr(self, name)
+            if not -MAX_PENALTY <= value <= MAX_PENALTY:
+                raise InvalidSampling(
+                    name, f"must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
+                )
+        if self.logit_bias:
+            self._check_biases(vocab_size)
+
+    def _check_biases(self, vocab_size: int | None) -> None:
+        biases = dict(self.logit_bias)
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidSampling(
+                "logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(self.logit_bias)}"
+            )
+        if len(biases) < len(self.logit_bias):
+            raise InvalidSampling("logit_bias", "names a token more than once")
+        end = MAX_INT if vocab_size is None else vocab_size
+        for token_id, bias in self.logit_bias:
+            if not 0 <= token_id < end:
+                raise InvalidSampling(
+                    "logit_bias",
+                    f"token id {token_id} is outside the model's vocabulary, 0 to {end - 1}",
+                )
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise InvalidSampling(
+                    "logit_bias",
+                    f"must be from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g},"
+                    f" got {bias} for token {token_id}",
+                )
+
+
+def read_logit_bias(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """From JSON's form, whose keys are token ids as strings. Raises ``InvalidSampling``."""
+    biases = []
+    for key, bias in (stated or {}).items():
+        # int() would also take "+1", "1_0" and digits of other scripts.
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
+            raise InvalidSampling(
+                "logit_bias", f'keys must be token ids such as "42", got {key[:32]!r}'
+            )
+        biases.append((int(key), bias))
+    return tuple(biases)

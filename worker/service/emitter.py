@@ -25,7 +25,8 @@ from worker.engine.core import (
     JobTokens,
 )
 from worker.log import service_log
-from worker.protocol import AbortCause, WorkerStats
+from worker.protocol import AbortCause, ModelCard, WorkerStats
+from worker.service.cache_news import CacheNews, CacheView
 from worker.service.call import ResponderLost
 from worker.service.lanes import Lane
 from worker.service.outlet import Outlet, Route
@@ -63,6 +64,7 @@ class Emitter:
             LANE_CHECK_S: deque(),
             PLAIN_CHECK_S: deque(),
         }
+        self._cache = CacheView()
         self._every_cycle: list[Action] = []
         self.draining = False
 
@@ -97,6 +99,16 @@ class Emitter:
     def open_lane(self, lane: Lane) -> None:
         self._lanes.append(lane)
         self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, lane))
+        self._describe_cache(lane)
+
+    def describe(self, lane: Lane, card: ModelCard) -> None:
+        """Send the card and the whole state again."""
+        lane.describe(card)
+        self._describe_cache(lane)
+
+    def _describe_cache(self, lane: Lane) -> None:
+        self._read_cache_reports()
+        lane.cache = CacheNews(self._cache.names)
         lane.report(self._stats(), draining=self.draining)
         lane.last_sent = self._clock()
         self.flush(lane)
@@ -129,6 +141,7 @@ class Emitter:
                 self._guarded(action)
             for outlet in self._apply(batches):
                 self.flush(outlet)
+            self._guarded(self._read_cache_reports)
             self._guarded(self._look_for_lost_clients)
             self._guarded(self._heartbeat)
             for action in self._every_cycle:
@@ -229,6 +242,12 @@ class Emitter:
         self._lose(outlet)
         self._guarded(outlet.close)
 
+    def _read_cache_reports(self) -> None:
+        for report in self._engine.cache_reports():
+            self._cache.apply(report)
+            for lane in self._lanes:
+                lane.cache.add(report)
+
     def _heartbeat(self) -> None:
         now = self._clock()
         if any(lane.ended for lane in self._lanes):
@@ -252,4 +271,18 @@ class Emitter:
             jobs_total=stats.jobs_total,
             check_us=stats.check_us,
             lanes=len(self._lanes),
+            steps_total=stats.steps_total,
+            busy_ms_total=stats.busy_ms_total,
+            prefill_tokens_total=stats.prefill_tokens_total,
+            cached_tokens_total=stats.cached_tokens_total,
+            kv_blocks_cached=stats.kv_blocks_cached,
+            evicted_blocks_total=stats.evicted_blocks_total,
+            hit_blocks_total=stats.hit_blocks_total,
+            missed_blocks_total=stats.missed_blocks_total,
+            disk_saved_blocks_total=stats.disk_saved_blocks_total,
+            disk_loaded_blocks_total=stats.disk_loaded_blocks_total,
+            disk_save_ms_total=stats.disk_save_ms_total,
+            disk_load_ms_total=stats.disk_load_ms_total,
+            disk_failures_total=stats.disk_failures_total,
+            disk_skipped_blocks_total=stats.disk_skipped_blocks_total,
         )

@@ -2,7 +2,6 @@
 
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
 from worker.protocol import (
-    CacheReport,
     Code,
     Delta,
     End,
@@ -14,6 +13,7 @@ from worker.protocol import (
     encode,
 )
 from worker.protocol.names import FRAME
+from worker.service.cache_news import CacheNews
 from worker.service.call import Responder, strings
 from worker.text.stream import TextStream
 
@@ -26,6 +26,8 @@ class Lane:
         self.responder = responder
         self.routes: dict[int, LaneRoute] = {}
         self.last_sent = 0.0
+        self.cache = CacheNews()
+        """What of the prefix cache is yet to be reported."""
         self._ended = False
         self._seq = 0
         self._deltas: dict[int, Delta] = {}
@@ -40,15 +42,16 @@ class Lane:
         return [route.job for route in list(self.routes.values())]
 
     def describe(self, card: ModelCard) -> None:
-        """Put the card and a full cache report into the next frame."""
+        """Put the card into the next frame."""
         self._frame.card = card
-        self._frame.cache = CacheReport(added=[], evicted=[], full=True)
         self._pending = True
 
     def report(self, stats: WorkerStats, *, draining: bool) -> None:
-        """Put statistics into the next frame."""
+        """Put statistics and news of the prefix cache into the next frame."""
         self._frame.stats = stats
         self._frame.draining = draining
+        if self._frame.cache is None:
+            self._frame.cache = self.cache.take()
         self._pending = True
 
     def started(self, handle: int, wait_ms: float) -> None:
@@ -162,4 +165,5 @@ class LaneRoute:
             late_tokens=event.late_tokens,
             abort_ms=event.abort_ms,
             tail="" if self._stopped else self._text.flush(),
+            cached_tokens=event.cached_tokens,
         )

@@ -4,7 +4,8 @@ Read from its documentation and sample client: ``sampling_parameters`` is a JSON
 numbers may be strings; without it the request's own parameters count. Prompt text is prepended
 to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
 counts and log-probabilities are deltas when streaming. The last data response carries FINAL.
-``max_tokens`` beyond the context means up to its end, as it does there.
+Unlike there, a stated ``max_tokens`` that the context cannot hold is an error, not a shorter
+answer (WK-8); vLLM's default of 16 means up to the context's end.
 """
 
 import json
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
-from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names
+from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names, read_logit_bias
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
 from worker.text.stream import TextStream
 from worker.text.tokenizer import Tokenizer
@@ -25,13 +26,14 @@ from worker.text.tokenizer import Tokenizer
 DEFAULT_MAX_TOKENS = 16
 """vLLM's own default."""
 
+
+class CannotFit(ValueError):
+    """Prompt and answer do not fit into the model's context; the message says what would."""
+
+
 NEUTRAL: Mapping[str, object] = {
     "n": 1,
     "best_of": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "min_p": 0,
     "length_penalty": 1,
     "use_beam_search": False,
     "early_stopping": False,
@@ -53,6 +55,7 @@ class PlainRequest:
     stream: bool
     prepend_prompt: bool
     sampling: Sampling
+    states_max_tokens: bool
     budget_ms: float
     on_deadline: OnDeadline
     finish_reason: bool
@@ -61,11 +64,28 @@ class PlainRequest:
     num_input_tokens: bool
     num_output_tokens: bool
 
+    def sampling_for(self, prompt_tokens: int, context_tokens: int) -> Sampling:
+        """What to ask of the engine after a prompt of that many tokens. Raises ``CannotFit``."""
+        asked, room = self.sampling, context_tokens - prompt_tokens
+        if room < 1:
+            raise CannotFit(
+                f"the prompt has {prompt_tokens} tokens; at most {context_tokens - 1} leave room"
+                " for a token of the answer"
+            )
+        if asked.max_tokens <= room:
+            return asked
+        if self.states_max_tokens or asked.min_tokens > room:
+            raise CannotFit(
+                f"max_tokens is {asked.max_tokens}, but the context of {context_tokens} tokens"
+                f" leaves {room} after a prompt of {prompt_tokens}: ask for at most {room}"
+            )
+        return msgspec.structs.replace(asked, max_tokens=room)
+
 
 class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     """What ``sampling_parameters`` may say. Lax types: numbers may come as strings."""
 
-    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -74,12 +94,19 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     stop: list[str] | str | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None
     deadline_ms: float | None = None
     deadline_unix_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
 
 
-def parse_plain(call: Call, *, default_deadline_ms: float, unix_ms: float) -> PlainRequest:
+def parse_plain(
+    call: Call, *, default_deadline_ms: float, unix_ms: float, vocab_size: int
+) -> PlainRequest:
     """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``."""
     prompt = call.text(names.TEXT_INPUT)
     if prompt is None:
@@ -94,11 +121,13 @@ def parse_plain(call: Call, *, default_deadline_ms: float, unix_ms: float) -> Pl
     want_logprobs = bool(call.flag(names.RETURN_LOGPROBS))
     want_cumulative = bool(call.flag(names.RETURN_CUMULATIVE_LOGPROB))
     stated = _read_stated(call)
+    if stated.on_deadline is OnDeadline.FIT:
+        raise InvalidCall("on_deadline fit needs the orchestrator's forecast; here: error, partial")
     logprobs = stated.logprobs
     if logprobs is None and (want_logprobs or want_cumulative):
         logprobs = 0
     sampling = Sampling(
-        max_tokens=stated.max_tokens,
+        max_tokens=DEFAULT_MAX_TOKENS if stated.max_tokens is None else stated.max_tokens,
         min_tokens=stated.min_tokens,
         temperature=stated.temperature,
         top_p=stated.top_p,
@@ -107,13 +136,19 @@ def parse_plain(call: Call, *, default_deadline_ms: float, unix_ms: float) -> Pl
         stop=(stated.stop,) if isinstance(stated.stop, str) else tuple(stated.stop or ()),
         ignore_eos=stated.ignore_eos,
         logprobs=logprobs,
+        min_p=stated.min_p,
+        repetition_penalty=stated.repetition_penalty,
+        presence_penalty=stated.presence_penalty,
+        frequency_penalty=stated.frequency_penalty,
+        logit_bias=read_logit_bias(stated.logit_bias),
     )
-    sampling.check()
+    sampling.check(vocab_size)
     return PlainRequest(
         prompt=prompt,
         stream=stream,
         prepend_prompt=not (stream if exclude is None else exclude),
         sampling=sampling,
+        states_max_tokens=stated.max_tokens is not None,
         budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),
         on_deadline=stated.on_deadline,
         finish_reason=bool(call.flag(names.RETURN_FINISH_REASON)),

@@ -34,7 +34,7 @@ from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Ten
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.lanes import Lane, LaneRoute
-from worker.service.plain import PlainReply, parse_plain
+from worker.service.plain import CannotFit, PlainReply, parse_plain
 from worker.settings import WorkerSettings
 
 STOP_GRACE_S = 2.0
@@ -102,7 +102,7 @@ class WorkerService:
                 self._emitter.post(call.responder.close)
             case Describe():
                 lane = self._lane(message.lane)
-                self._emitter.post(lambda: self._describe(lane))
+                self._emitter.post(lambda: self._emitter.describe(lane, self._card))
                 self._emitter.post(call.responder.close)
             case Drain():
                 grace_s = message.grace_ms / 1000
@@ -149,6 +149,8 @@ class WorkerService:
             deadline=self._clock() + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
             correlation_id=message.correlation_id,
+            cache_salt=message.cache_salt,
+            session=message.session,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
@@ -162,7 +164,7 @@ class WorkerService:
         if self._emitter.draining:
             return Code.DRAINING, "the worker is draining; retry elsewhere"
         try:
-            message.sampling.check()
+            message.sampling.check(self._card.vocab_size)
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
         return None
@@ -172,10 +174,6 @@ class WorkerService:
         if lane is None or lane.ended:
             raise InvalidCall(f"lane {name} is not open; send Open on the same stream first")
         return lane
-
-    def _describe(self, lane: Lane) -> None:
-        lane.describe(self._card)
-        self._emitter.flush(lane)
 
     def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
         lane.refuse(handle, prompt_tokens, code, text)
@@ -192,11 +190,16 @@ class WorkerService:
                 call,
                 default_deadline_ms=self._settings.default_deadline_ms,
                 unix_ms=time.time() * 1000,
+                vocab_size=self._card.vocab_size,
             )
             if self._cannot_fit(request.prompt):
                 self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))
                 return
             token_ids = self._tokenizer.encode(request.prompt)
+            sampling = request.sampling_for(len(token_ids), self._card.context_tokens)
+        except CannotFit as error:
+            self._fail(call, Code.CONTEXT_OVERFLOW, error)
+            return
         except (InvalidCall, InvalidSampling) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
             return
@@ -206,12 +209,12 @@ class WorkerService:
             return
         job = Job(
             token_ids=token_ids,
-            sampling=request.sampling,
+            sampling=sampling,
             deadline=received + request.budget_ms / 1000,
             on_deadline=request.on_deadline,
             correlation_id=call.request_id,
         )
-        text = self._tokenizer.stream(request.sampling.stop, request.sampling.min_tokens)
+        text = self._tokenizer.stream(sampling.stop, sampling.min_tokens)
         reply = PlainReply(request, job, text, call.responder, self._tokenizer)
         self._emitter.routes[job] = reply
         self._emitter.post(lambda: self._emitter.watch(reply))

@@ -345,3 +345,30 @@ def test_jobs_without_a_deadline() -> None:
 def _room(plan: Plan) -> int:
     request = plan.rows[0].request
     return request.limit_tokens - len(request.tokens)
+
+
+def test_cached_tokens_are_counted_and_reported() -> None:
+    """WK-5: a prompt that was computed before is not computed again."""
+    bench = Bench()
+    first = bench.submit(prompt=13, max_tokens=2)
+    bench.finish()
+    again = bench.submit(prompt=13, max_tokens=2)
+    assert end_of(again, bench.finish()).cached_tokens == 12
+    assert first.session == ""
+    stats = bench.engine.stats()
+    assert (stats.prefill_tokens_total, stats.cached_tokens_total) == (14, 12)
+    assert (stats.hit_blocks_total, stats.missed_blocks_total) == (3, 3)
+    assert (stats.kv_blocks_used, stats.kv_blocks_cached) == (0, 3)
+    assert stats.steps_total == 4
+    assert bench.is_clean
+
+
+def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
+    bench = Bench()
+    job = bench.submit(prompt=60, max_tokens=4)
+    bench.step(2)
+    bench.engine.cancel(job, AbortCause.CANCEL)
+    bench.step()
+    assert bench.engine.stats().kv_blocks_used == 0
+    again = bench.submit(prompt=60, max_tokens=2)
+    assert end_of(again, bench.finish()).cached_tokens == 32

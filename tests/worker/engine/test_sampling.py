@@ -1,50 +1,62 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.sampling import Sampler, SamplingRows, uniforms
+from worker.engine.core import Job
+from worker.engine.request import make_request
+from worker.engine.sampling import Sampler, uniforms
+from worker.protocol import Sampling, TokenLogprob
 
 CPU = torch.device("cpu")
 EOS = 2
 
 
-def rows(
-    count: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 1,
-    position: int | None = None,
-    logprobs: int = -1,
-    bars_eos: bool = False,
-) -> SamplingRows:
-    """Rows that differ in nothing but their position, which counts up from 0 unless given."""
-    return SamplingRows(
-        temperature=np.full(count, temperature, np.float32),
-        top_k=np.full(count, top_k),
-        top_p=np.full(count, top_p, np.float32),
-        seed=np.full(count, seed, np.uint64),
-        position=np.arange(count) if position is None else np.full(count, position),
-        logprobs=np.full(count, logprobs),
-        bars_eos=np.full(count, bars_eos),
-    )
+@dataclass(frozen=True)
+class Row:
+    """One row of a step: its parameters, and where in its text the new token comes."""
+
+    sampling: Sampling
+    seed: int = 1
+    position: int = 0
+    bars_eos: bool = False
 
 
-def join(parts: list[SamplingRows]) -> SamplingRows:
-    return SamplingRows(
-        *(np.concatenate([getattr(p, f) for p in parts]) for f in SamplingRows.__slots__)
-    )
+def row(
+    *, position: int = 0, seed: int = 1, bars_eos: bool = False, logprobs: int = -1, **params: float
+) -> Row:
+    asked = Sampling(1, logprobs=None if logprobs < 0 else logprobs, **params)  # type: ignore[arg-type]
+    return Row(asked, seed, position, bars_eos)
 
 
-def sample(logits: torch.Tensor, params: SamplingRows) -> list[int]:
-    return Sampler((EOS,), CPU).sample(logits.clone(), params).ids
+def rows(count: int, **params: float) -> list[Row]:
+    """Rows that differ in nothing but their position."""
+    return [row(position=i, **params) for i in range(count)]  # type: ignore[arg-type]
+
+
+def sampled(logits: torch.Tensor, batch: list[Row]) -> tuple[list[int], list[TokenLogprob | None]]:
+    sampler = Sampler((EOS,), CPU, slots=len(batch), vocab_size=logits.shape[-1], max_tokens=8)
+    for slot, each in enumerate(batch):
+        request = make_request(Job([], each.sampling, 0.0), submitted_at=0.0, own_seed=each.seed)
+        sampler.begin(slot, request)
+        if each.bars_eos:
+            sampler._table.first_free_position[slot] = each.position + 1
+    positions = np.array([each.position for each in batch])
+    nothing = torch.zeros(len(batch), dtype=torch.int64)
+    step = sampler.sample(logits.clone(), np.arange(len(batch)), positions, nothing)
+    ids, logprobs = step.read()
+    return ids, logprobs or [None] * len(batch)
+
+
+def sample(logits: torch.Tensor, batch: list[Row]) -> list[int]:
+    return sampled(logits, batch)[0]
 
 
 def frequencies(logits: torch.Tensor, count: int, **params: float) -> np.ndarray:
-    ids = sample(logits.expand(count, -1), rows(count, **params))  # type: ignore[arg-type]
+    ids = sample(logits.expand(count, -1), rows(count, **params))
     return np.bincount(ids, minlength=logits.shape[-1])
 
 
@@ -93,10 +105,12 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
         ({"top_p": 0.31}, [10, 11]),
         ({"top_p": 1e-6}, [11]),
         ({"top_k": 3, "top_p": 0.5}, [10, 11]),  # the share is of the three, as renormalised
+        ({"min_p": 0.4}, [9, 10, 11]),  # each is 0.695 times as likely as the next
+        ({"min_p": 1.0}, [11]),
     ],
 )
 def test_filters_keep_the_likely_tokens(params: dict[str, float], kept: range | list[int]) -> None:
-    """WK-8: top_k, then top_p."""
+    """WK-8: top_k, then top_p; min_p."""
     logits = torch.linspace(-2, 2, 12)
     probabilities = logits.softmax(0).numpy()
     expected = np.zeros(12)
@@ -119,8 +133,10 @@ def test_temperature_zero_is_greedy() -> None:
 parameters = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 4.0]),
-        "top_k": st.sampled_from([0, 1, 5, 40]),
+        "top_k": st.sampled_from([0, 1, 5, 40, 65, 80]),
         "top_p": st.sampled_from([1.0, 0.9, 0.4]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "logit_bias": st.sampled_from([(), ((3, 2.0),), ((5, -9.0), (0, 4.0))]),
         "seed": st.integers(0, 2**64 - 1),
         "position": st.integers(0, 5000),
         "bars_eos": st.booleans(),
@@ -135,46 +151,41 @@ def test_a_draw_does_not_depend_on_the_batch(
 ) -> None:
     """WK-3."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    logits = torch.randn(len(batch), 60, generator=generator) * 3
-    parts = [rows(1, **params) for params in batch]  # type: ignore[arg-type]
-    together = sample(logits, join(parts))
-    assert together == [sample(logits[i : i + 1], part)[0] for i, part in enumerate(parts)]
+    logits = torch.randn(len(batch), 90, generator=generator) * 3
+    parts = [row(**params) for params in batch]  # type: ignore[arg-type]
+    together = sample(logits, parts)
+    assert together == [sample(logits[i : i + 1], [part])[0] for i, part in enumerate(parts)]
 
 
 def test_end_of_sequence_is_barred_before_min_tokens() -> None:
     logits = torch.zeros(2, 5)
     logits[:, EOS] = 50.0
     logits[:, 4] = 1.0
-    params = join(
-        [rows(1, temperature=0.0, bars_eos=True), rows(1, temperature=0.0, bars_eos=False)]
-    )
+    params = [row(temperature=0.0, bars_eos=True), row(temperature=0.0)]
     assert sample(logits, params) == [4, EOS]
-    assert EOS not in sample(logits.expand(2, -1), rows(2, bars_eos=True))
+    assert EOS not in sample(logits, rows(2, bars_eos=True))
 
 
 def test_logprobs_are_the_model_s_own() -> None:
     """Of the chosen token and the most likely ones, before temperature and masks."""
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(1))
     expected = logits.log_softmax(-1)
-    params = join(
-        [
-            rows(1, logprobs=2, temperature=3.0, top_k=1),
-            rows(1, logprobs=-1),
-            rows(1, logprobs=0, temperature=0.0),
-        ]
-    )
-    sampled = Sampler((EOS,), CPU).sample(logits.clone(), params)
-    assert sampled.logprobs is not None
-    first, second, third = sampled.logprobs
+    params = [
+        row(logprobs=2, temperature=3.0, top_k=1, logit_bias=((4, 50.0),)),
+        row(),
+        row(logprobs=0, temperature=0.0),
+    ]
+    ids, (first, second, third) = sampled(logits, params)
+    assert ids[0] == 4
     assert second is None
     assert first is not None
     assert third is not None
-    assert first.logprob == pytest.approx(float(expected[0].max()))
+    assert first.logprob == pytest.approx(float(expected[0, 4]))
     top = expected[0].topk(2)
     assert first.top == [
         (int(i), pytest.approx(float(v))) for i, v in zip(top.indices, top.values, strict=True)
     ]
-    assert third.logprob == pytest.approx(float(expected[2, sampled.ids[2]]))
+    assert third.logprob == pytest.approx(float(expected[2, ids[2]]))
     assert third.top == []
 
 

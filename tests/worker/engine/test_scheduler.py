@@ -1,72 +1,107 @@
 import math
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.worker.engine.harness import config
+from tests.worker.engine.memory import FakeMemory
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Job
 from worker.engine.request import STARVED, Request, make_request
+from worker.engine.runner import Row
 from worker.engine.scheduler import Scheduler
-from worker.protocol import Code, Sampling
+from worker.protocol import Code, Sampling, prefix_salt
 
 
-def request(prompt: int = 3, max_tokens: int = 8, deadline: float = math.inf) -> Request:
-    job = Job([9] * prompt, Sampling(max_tokens=max_tokens), deadline)
+def request(
+    prompt: int | list[int] = 3, max_tokens: int = 8, deadline: float = math.inf, salt: str = ""
+) -> Request:
+    ids = [9] * prompt if isinstance(prompt, int) else prompt
+    job = Job(ids, Sampling(max_tokens=max_tokens), deadline, cache_salt=salt)
     return make_request(job, submitted_at=0.0, own_seed=0)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Submit, step, cancel, expire and finish in any order: nothing leaks, no limit is passed."""
+    """Submit, fork, step, cancel, expire, evict and finish in any order.
+
+    Nothing leaks, no limit is passed, and what a request reads is what it would have computed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.config = config(max_running=3, max_waiting=3, max_step_tokens=7)
         self.scheduler = Scheduler(self.config, BlockPool(18))
+        self.memory = FakeMemory(self.scheduler.pool, self.config.block_tokens)
         self.now = 0.0
         self.alive: list[Request] = []
+        self.texts: list[tuple[str, list[int]]] = []
 
     @rule(
-        prompt=st.integers(0, 70),
+        prompt=st.integers(0, 70) | st.lists(st.integers(9, 10), max_size=40),
         max_tokens=st.integers(1, 40),
         left_s=st.floats(0, 30) | st.just(math.inf),
+        salt=st.sampled_from(["", "", "tenant"]),
     )
-    def submit(self, prompt: int, max_tokens: int, left_s: float) -> None:
-        new = request(prompt, max_tokens, self.now + left_s)
+    def submit(self, prompt: int | list[int], max_tokens: int, left_s: float, salt: str) -> None:
+        new = request(prompt, max_tokens, self.now + left_s, salt)
         new.submitted_at = self.now
+        self.scheduler.prefixes.label(new, prefix_salt(b"model", salt))
         held = len(self.alive)
         refusal = self.scheduler.enqueue(new, self.now)
         if refusal is None:
             self.alive.append(new)
             assert held < self.config.max_running + self.config.max_waiting
-            assert 0 < prompt < new.limit_tokens <= self.config.context_tokens
+            assert 0 < new.prompt_tokens < new.limit_tokens <= self.config.context_tokens
         elif refusal.code is Code.NO_CAPACITY:
             assert held == self.config.max_running + self.config.max_waiting
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), more=st.lists(st.integers(9, 11), max_size=6), kept=st.integers(0, 40))
+    def fork(self, data: st.DataObject, more: list[int], kept: int) -> None:
+        """Go on from where another one was, or from somewhere before that."""
+        salt, text = data.draw(st.sampled_from(self.texts))
+        self.submit([*text[: len(text) - kept], *more], 5, 30.0, salt)
 
     @rule(new_tokens=st.integers(1, 3))
     def step(self, new_tokens: int) -> None:
         queue = list(self.scheduler.waiting)
         schedule = self.scheduler.schedule()
-        assert schedule.started == queue[: len(schedule.started)], "somebody overtook"
+        if queue and queue[0] not in schedule.started:
+            assert queue[0].overtaken <= self.config.most_overtakes
         plan = schedule.plan
         if plan is None:
             assert not self.scheduler.running
+            assert not self.scheduler.waiting, "the pool idles"
             return
+        self.memory.compute(plan)
         assert 0 < plan.tokens <= self.config.max_step_tokens
         assert plan.tokens == sum(row.count for row in plan.rows)
         assert len({row.request.slot for row in plan.rows}) == len(plan.rows)
         decoding = [r for r in self.scheduler.running if len(r.tokens) - r.computed == 1]
-        assert {row.request for row in plan.rows} >= set(decoding), "a decode was left out"
+        computing = {row.request for row in plan.rows}
+        assert computing >= {one for one in decoding if one.begun}, "a decode was left out"
         for i, row in enumerate(plan.rows):
             one = row.request
             assert row.start == one.computed
             assert row.samples == (row.start + row.count == len(one.tokens))
             assert i >= plan.decodes or row.count == 1
             room = one.limit_tokens - len(one.tokens)
-            self.scheduler.advance(row, [7] * min(new_tokens, room) if row.samples else [])
+            new_ids = [7] * min(new_tokens, room) if row.samples else []
+            self.scheduler.advance(row, new_ids)
+            self.fill_in(row, new_ids)
             if len(one.tokens) == one.limit_tokens:
                 self.end(one)
+
+    def fill_in(self, row: Row, new_ids: list[int]) -> None:
+        """A runner that makes several tokens has the KV of all but the last of them."""
+        if len(new_ids) > 1:
+            start = row.start + row.count
+            for position in range(start, start + len(new_ids) - 1):
+                block = row.request.blocks[position // self.memory.block_tokens]
+                offset = position % self.memory.block_tokens
+                self.memory.cells[block][offset] = self.memory.content(row, position)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -82,7 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         floor = self.now + self.config.min_start_budget_s
         assert all(one.deadline > floor - 1e-9 for one in self.scheduler.waiting)
 
+    @rule()
+    def evict(self) -> None:
+        self.scheduler.pool.forget()
+
     def end(self, one: Request) -> None:
+        if one.slot >= 0:
+            self.texts = [*self.texts[-5:], (one.job.cache_salt, list(one.tokens))]
         self.scheduler.release(one)
         self.alive.remove(one)
 
@@ -102,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_least_slack_starts_first() -> None:
@@ -155,14 +197,199 @@ def test_decodes_come_before_chunks_and_chunks_share_what_is_left() -> None:
     ]
 
 
-def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
-    scheduler = Scheduler(config(), BlockPool(16))
-    first, large, small = request(40, 8, 1.0), request(40, 8, 2.0), request(1, 1, 3.0)
-    for one in (first, large, small):
+def run_steps(scheduler: Scheduler, steps: int = 1) -> list[list[tuple[Request, int, int]]]:
+    """What each step computed: request, first position, count. Every sampled token is a 7."""
+    done = []
+    for _ in range(steps):
+        plan = scheduler.schedule().plan
+        done.append([(row.request, row.start, row.count) for row in plan.rows] if plan else [])
+        for row in plan.rows if plan else []:
+            scheduler.advance(row, [7] if row.samples else [])
+            if len(row.request.tokens) == row.request.limit_tokens:
+                scheduler.release(row.request)
+        scheduler.check_integrity()
+    return done
+
+
+def labelled(scheduler: Scheduler, *requests: Request) -> None:
+    for one in requests:
+        scheduler.prefixes.label(one, b"")
+        assert scheduler.enqueue(one, 0.0) is None
+
+
+def test_a_large_request_is_not_delayed_by_small_ones() -> None:
+    """What would still hold blocks when the large one could have them waits its turn."""
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
+    first, large, long = request(40, 8, 1.0), request(44, 12, 2.0), request(1, 12, 3.0)
+    for one in (first, large, long):
         assert scheduler.enqueue(one, 0.0) is None
     assert scheduler.schedule().started == [first]
+    assert scheduler.schedule().started == []
     scheduler.release(first)
     assert scheduler.schedule().started == [large]
+
+
+def test_what_does_not_delay_the_head_need_not_wait() -> None:
+    """The pool is not left idle: 4 blocks are free, and the short one is gone in time."""
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
+    first, large, short = request(40, 8, 1.0), request(40, 8, 2.0), request(1, 5, 3.0)
+    for one in (first, large, short):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.schedule().started == [first, short]
+    steps = 0
+    while large.slot < 0:
+        run_steps(scheduler)
+        steps += 1
+    assert steps == 9  # the first one's 8, and then it starts
+
+
+def test_a_large_request_does_not_starve() -> None:
+    """However many small ones come, only so many go first."""
+    scheduler = Scheduler(config(max_step_tokens=64, max_waiting=10**6), BlockPool(16))
+    holder, large = request(20, 40, 1.0), request(40, 20, 2.0)
+    for one in (holder, large):
+        assert scheduler.enqueue(one, 0.0) is None
+    scheduler.schedule()
+    overtook = 0
+    for _ in range(100):
+        assert scheduler.enqueue(request(1, 1, 3.0), 0.0) is None
+        started = scheduler.schedule().started
+        overtook += len(started)
+        for one in started:
+            scheduler.release(one)
+    assert overtook == large.overtaken == scheduler.config.most_overtakes
+    scheduler.release(holder)
+    assert scheduler.schedule().started[0] is large
+
+
+def test_least_slack_counts_the_work_that_is_left() -> None:
+    """DL-8 inside the worker: a later deadline with more to do comes first."""
+    scheduler = Scheduler(config(max_running=1), BlockPool(64))
+    scheduler.pace.prefilled(1.0, 10)
+    short, long = request(10, 1, deadline=20.0), request(60, 1, deadline=22.0)
+    for one in (short, long):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.schedule().started == [long]
+
+
+def test_prompts_do_not_stall_decodes() -> None:
+    """A long prompt takes what is left of ``max_stall_s`` per step, and all of a step alone."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.01, 0)
+    for _ in range(200):
+        pace.prefilled(0.01 + 0.005 * 20, 20)
+    assert pace.prompt_token_s == pytest.approx(0.005)
+    alone = request(50, 4)
+    assert scheduler.enqueue(alone, 0.0) is None
+    assert run_steps(scheduler, 2) == [[(alone, 0, 40)], [(alone, 40, 10)]]
+    other = request(30, 4)
+    assert scheduler.enqueue(other, 0.0) is None
+    assert run_steps(scheduler) == [[(alone, 50, 1), (other, 0, 10)]]
+
+
+def test_prompts_get_on_however_slow_they_are() -> None:
+    scheduler = Scheduler(config(max_stall_s=0.001), BlockPool(64))
+    for _ in range(9):
+        scheduler.pace.prefilled(1.0, 1)
+    decoding, prompt = request(1, 9), request(20, 4, deadline=1e9)
+    assert scheduler.enqueue(decoding, 0.0) is None
+    run_steps(scheduler)
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(decoding, 1, 1), (prompt, 0, 4)]]
+
+
+def test_a_prefix_is_computed_once() -> None:
+    """WK-5: also by one that was admitted while it was being computed."""
+    scheduler = Scheduler(config(max_step_tokens=12), BlockPool(64))
+    head = list(range(10, 30))
+    first, second = request([*head, 1, 1]), request([*head, 2, 2, 2], deadline=1e9)
+    labelled(scheduler, first, second)
+    assert run_steps(scheduler, 4) == [
+        [(first, 0, 12)],
+        [(first, 12, 10)],
+        [(first, 22, 1), (second, 20, 3)],
+        [(first, 23, 1), (second, 23, 1)],
+    ]
+    assert first.blocks[:5] == second.blocks[:5]
+    assert not set(first.blocks[5:]) & set(second.blocks[5:])
+    assert (first.cached_tokens, second.cached_tokens) == (0, 20)
+    assert scheduler.prefixes.cached_tokens_total == 20
+    assert (scheduler.prefixes.hit_blocks_total, scheduler.prefixes.missed_blocks_total) == (5, 5)
+
+
+def test_little_in_common_is_not_waited_for() -> None:
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(64))
+    first, second = request([1] * 4 + [2] * 20), request([1] * 4 + [3] * 20)
+    labelled(scheduler, first, second)
+    assert run_steps(scheduler) == [[(first, 0, 24), (second, 0, 24)]]
+
+
+def test_a_leader_that_is_gone_is_not_waited_for() -> None:
+    scheduler = Scheduler(config(max_step_tokens=12), BlockPool(64))
+    first, second = request([5] * 40), request([5] * 40, deadline=1e9)
+    labelled(scheduler, first, second)
+    run_steps(scheduler)
+    scheduler.release(first)
+    assert run_steps(scheduler) == [[(second, 12, 12)]]
+
+
+def test_a_whole_cached_prompt_leaves_a_block_to_compute() -> None:
+    """Its last token's logits are needed, and what is shared is never written."""
+    scheduler = Scheduler(config(), BlockPool(64))
+    for expected in (0, 12, 12):
+        one = request([5] * 16, max_tokens=1)
+        labelled(scheduler, one)
+        run_steps(scheduler)
+        assert one.cached_tokens == expected
+    one = request([5] * 17, max_tokens=1)
+    labelled(scheduler, one)
+    assert run_steps(scheduler) == [[(one, 16, 1)]]
+
+
+def test_a_conversation_goes_on_from_its_answer() -> None:
+    scheduler = Scheduler(config(), BlockPool(64))
+    one = request([5] * 6, max_tokens=8)
+    labelled(scheduler, one)
+    run_steps(scheduler, 8)
+    assert one.slot < 0
+    again = request([*one.tokens, 5, 5])
+    labelled(scheduler, again)
+    run_steps(scheduler)
+    assert again.cached_tokens == 12
+
+
+def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
+    scheduler = Scheduler(config(), BlockPool(64))
+    for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
+        one = request([5] * 10, max_tokens=1, salt=salt)
+        scheduler.prefixes.label(one, prefix_salt(b"model", salt))
+        assert scheduler.enqueue(one, 0.0) is None
+        run_steps(scheduler)
+        assert one.cached_tokens == expected
+
+
+def test_without_a_cache_everything_is_computed() -> None:
+    scheduler = Scheduler(config(prefix_cache=False), BlockPool(64))
+    for _ in range(2):
+        one = request([5] * 12, max_tokens=1)
+        labelled(scheduler, one)
+        run_steps(scheduler)
+        assert one.cached_tokens == 0
+    assert scheduler.pool.cached_count == 0
+
+
+def test_only_what_is_not_shared_is_reserved() -> None:
+    """Two long prompts with one head fit into a pool that could not hold them apart."""
+    scheduler = Scheduler(config(), BlockPool(16))
+    first = request([5] * 40 + [1], max_tokens=4)
+    labelled(scheduler, first)
+    run_steps(scheduler, 3)
+    second = request([5] * 40 + [2], max_tokens=4)
+    labelled(scheduler, second)
+    run_steps(scheduler)
+    assert {first, second} == set(scheduler.running)
+    assert scheduler.pool.used_count == 14
 
 
 @pytest.mark.parametrize(

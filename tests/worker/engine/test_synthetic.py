@@ -1,12 +1,13 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.worker.engine.harness import EOS, Bench, FakeClock, end_of, ids_of
 from worker.engine.core import JobTokens
 from worker.engine.engine import Engine
-from worker.engine.synthetic import FreeRunner, PacedRunner
+from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.protocol import AbortCause, FinishReason
 
 CYCLE = [10, 11, 12]
@@ -51,7 +52,7 @@ def test_paced_keeps_an_absolute_schedule() -> None:
 
     bench = Bench()
     bench.clock = clock
-    with_runner(bench, PacedRunner(CYCLE, 0.02, clock=clock, sleep=sleep))
+    with_runner(bench, PacedRunner(CYCLE, StepPace(0.02), clock=clock, sleep=sleep))
     job = bench.submit(max_tokens=5)
     ends = []
     events = []
@@ -64,6 +65,56 @@ def test_paced_keeps_an_absolute_schedule() -> None:
     events += bench.step()
     assert clock.now == pytest.approx(60.1032)
     assert ids_of(job, events) == [10, 11, 12, 10, 11]
+
+
+def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
+    """The batch behaviour of a real engine: a part that is shared, one per row, one per token."""
+    clock = FakeClock(10.0)
+
+    def sleep(duration_s: float) -> None:
+        clock.now += duration_s
+
+    slow = tmp_path / "slow"
+    pace = StepPace(0.02, row_s=0.001, prompt_token_s=0.0001)
+    bench = Bench(prefix_cache=False)
+    bench.clock = clock
+    with_runner(bench, PacedRunner(CYCLE, pace, slow_file=slow, clock=clock, sleep=sleep))
+
+    def step_ms() -> float:
+        before = clock.now
+        bench.step()
+        return 1000 * (clock.now - before)
+
+    bench.submit(prompt=10, max_tokens=50)
+    assert step_ms() == pytest.approx(20 + 1 + 10 * 0.1)
+    assert step_ms() == pytest.approx(20 + 1)
+    bench.submit(prompt=5, max_tokens=50)
+    assert step_ms() == pytest.approx(20 + 2 + 5 * 0.1)
+    slow.write_text("10")
+    clock.now += 0.3
+    assert step_ms() == pytest.approx(220)
+    slow.unlink()
+    assert step_ms() == pytest.approx(22)
+
+
+def test_a_paced_step_is_no_reason_to_miss_a_cancel() -> None:
+    """A job that is cancelled while a step lasts gets nothing of that step (WP-2)."""
+    bench = Bench()
+    jobs = []
+
+    def sleep(duration_s: float) -> None:
+        bench.clock.now += duration_s
+        if bench.clock.now > 0.05:
+            bench.engine.cancel(jobs[0], AbortCause.CANCEL)
+
+    with_runner(bench, PacedRunner(CYCLE, StepPace(0.02), clock=bench.clock, sleep=sleep))
+    jobs.append(bench.submit(max_tokens=50))
+    jobs.append(bench.submit(max_tokens=50, left_s=0.11))
+    events = bench.finish()
+    cancelled, missed = (end_of(job, events) for job in jobs)
+    assert (cancelled.completion_tokens, cancelled.late_tokens) == (2, 1)
+    assert (missed.reason, missed.completion_tokens) == (FinishReason.DEADLINE, 5)
+    assert bench.is_clean
 
 
 def test_a_synthetic_engine_needs_tokens() -> None:

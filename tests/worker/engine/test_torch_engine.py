@@ -78,6 +78,28 @@ def test_tokens_do_not_depend_on_company_or_chunks(tiny: Path, max_step_tokens: 
     assert [ids_of(job, events) for job in batch] == alone
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_tokens_do_not_depend_on_what_is_cached(tiny: Path, prefix_cache: bool) -> None:
+    """WK-3, WK-5: the same conversations on a fresh engine and on one that has seen them."""
+    ids = prompt(50)
+    texts = [ids, ids[:30] + prompt(25, seed=9), ids[:49], ids + prompt(9, seed=4)]
+
+    def jobs() -> list[Job]:
+        drawn = {"temperature": 0.8, "seed": 11}
+        return [greedy(text, 9, **(drawn if i % 2 else {})) for i, text in enumerate(texts)]
+
+    alone = [ids_of(job, run(build(tiny, prefix_cache=False), [job])) for job in jobs()]
+    engine = build(tiny, prefix_cache=prefix_cache)
+    for _ in range(2):
+        for job, expected in zip(jobs(), alone, strict=True):
+            events = run(engine, [job])
+            assert ids_of(job, events) == expected
+        assert bool(end_of(job, events).cached_tokens) == prefix_cache
+    together = jobs()
+    events = run(engine, together)
+    assert [ids_of(job, events) for job in together] == alone
+
+
 def test_a_seed_repeats_and_its_absence_does_not(tiny: Path) -> None:
     """WK-3."""
 
@@ -158,8 +180,7 @@ def test_a_failing_step_leaves_a_sound_engine(tiny: Path, monkeypatch: pytest.Mo
 def test_a_closed_engine_holds_no_pool(tiny: Path) -> None:
     engine = build(tiny)
     engine.stop()
-    assert engine._runner._model is None  # type: ignore[attr-defined]
-    assert engine._runner._attention is None  # type: ignore[attr-defined]
+    assert engine._runner._compute is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.cuda

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 DEMO = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
 
@@ -22,9 +22,10 @@ TINY = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-LLAMA3_ROPE = {
+ROPE = {"rope_theta": 500.0}
+YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3_ROPE = ROPE | {
     "rope_type": "llama3",
-    "rope_theta": 500.0,
     "factor": 4.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -32,11 +33,11 @@ LLAMA3_ROPE = {
 }
 
 
-def make_checkpoint(path: Path, **changes: object) -> Path:
-    """A Llama with random weights and a byte tokenizer. ``changes`` go into its configuration."""
+def make_checkpoint(path: Path, model_type: str = "llama", **changes: object) -> Path:
+    """A model with random weights and a byte tokenizer. ``changes`` go into its configuration."""
     torch.manual_seed(0)
-    config = LlamaConfig(**(TINY | changes))
-    model = LlamaForCausalLM(config)
+    config = AutoConfig.for_model(model_type, **(TINY | changes))
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:  # ones would hide a norm that is left out

@@ -25,20 +25,27 @@ class Text:
 
 
 class Rig:
-    def __init__(self, path: Path, device: torch.device = CPU, blocks: int = 128) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device = CPU,
+        *,
+        dtype: torch.dtype = torch.float32,
+        blocks: int = 128,
+    ) -> None:
         config = read_config(path)
         self.device = device
-        self.model = load_model(path, config, torch.float32, device)
+        self.model = load_model(path, config, dtype, device)
         self.pool = KVPool(
             layers=config.num_layers,
             blocks=blocks,
             block_tokens=BLOCK_TOKENS,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=torch.float32,
+            dtype=dtype,
             device=device,
         )
-        self.attention = ReferenceAttention(self.pool, config.num_heads)
+        self.attention = ReferenceAttention(self.pool, config.num_heads, windows=config.windows)
         self._free = list(np.random.default_rng(1).permutation(blocks))
 
     def text(self, ids: list[int]) -> Text:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.worker.models.checkpoints import LLAMA3_ROPE, edit_config, make_checkpoint
+from tests.worker.models.checkpoints import LLAMA3_ROPE, YARN, edit_config, make_checkpoint
 from tests.worker.models.rig import CPU, Rig
 from worker.models.config import Llama3Scaling, read_config
 from worker.models.digest import model_digest
@@ -38,12 +38,23 @@ def weights_file(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'.*runs LlamaForCausalLM"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel'.*runs Llama.*, Mistral",
+        ),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.*'llama3'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'.*'llama3'"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, "attention_bias=True"),
+        ({"sliding_window": 64}, "sliding_window=64"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types="),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 3},
+            "'chunked_attention'.*sliding_attention",
+        ),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn.*bfloat16"),
     ],
 )
@@ -65,6 +76,12 @@ def test_what_we_do_not_run_is_named(
         ({"eos_token_id": [2, 300]}, r"eos_token_id \[2, 300\] is outside the vocabulary of 300"),
         ({"architectures": None}, "architectures must name one model class"),
         ({"vocab_size": 301}, r"embed_tokens.weight is \[300, 48\], expected \[301, 48\]"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 3},
+            "give it no window",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "lack 9 tensors .model.layers.0.*q_proj.bias"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "lack 6 tensors .model.layers.0.*q_norm.weight"),
         ({"num_hidden_layers": 4}, "lack 9 tensors .model.layers.3"),
         ({"num_hidden_layers": 2}, "have unknown 9 tensors .model.layers.2"),
     ],
@@ -190,3 +207,37 @@ def test_the_digest_follows_the_contents(original: Path, checkpoint: Path) -> No
     data[-1] ^= 1
     file.write_bytes(data)
     assert model_digest(checkpoint) != digest
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, (4096,) * 3),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, (64,) * 3),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}, (0,) * 3),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+            (0,) * 3,  # max_window_layers is 28 when nothing is said
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+            },
+            (0, 0, 4096),
+        ),
+    ],
+)
+def test_windows_have_the_defaults_of_transformers(
+    checkpoint: Path, change: dict[str, object], windows: tuple[int, ...]
+) -> None:
+    edit_config(checkpoint, **change)
+    assert read_config(checkpoint).windows == windows
+
+
+def test_yarn_stretches_the_context_once(checkpoint: Path) -> None:
+    edit_config(checkpoint, rope_parameters=YARN)
+    assert read_config(checkpoint).context_tokens == 128
+    edit_config(checkpoint, max_position_embeddings=32)
+    assert read_config(checkpoint).context_tokens == 128

@@ -1,13 +1,23 @@
 """Stand-ins for Triton's side and for the engine, so that tests decide what happens when."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from worker.engine.core import EngineStats, Event, EventSink, Job
-from worker.protocol import AbortCause, Code, Frame, LaneMessage, decode_frame, encode, names
+from worker.protocol import (
+    AbortCause,
+    CacheReport,
+    Code,
+    Frame,
+    LaneMessage,
+    decode_frame,
+    encode,
+    names,
+)
 from worker.service.call import Call, ResponderLost, Tensors, strings
 
 
@@ -68,6 +78,7 @@ class FakeEngine:
         self.cancelled: list[tuple[Job, AbortCause]] = []
         self.sink: EventSink | None = None
         self.on_cancel: Callable[[Job, AbortCause], None] = lambda job, cause: None
+        self.reports: deque[CacheReport] = deque()
         self._changed = threading.Condition()
 
     def start(self, sink: EventSink) -> None:
@@ -101,6 +112,12 @@ class FakeEngine:
             jobs_total=0,
             check_us=0.1,
         )
+
+    def cache_reports(self) -> list[CacheReport]:
+        reports = []
+        while self.reports:
+            reports.append(self.reports.popleft())
+        return reports
 
     def stop(self) -> None:
         pass

@@ -8,7 +8,15 @@ import pytest
 from tests.worker.service.conftest import Harness
 from tests.worker.service.fakes import FakeResponder, plain_call
 from worker.engine.core import Job, JobTokens
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, TokenLogprob, names
+from worker.protocol import (
+    AbortCause,
+    Code,
+    FinishReason,
+    InvalidSampling,
+    OnDeadline,
+    TokenLogprob,
+    names,
+)
 from worker.service.call import Call, InvalidCall, strings
 from worker.service.plain import parse_plain
 
@@ -128,7 +136,7 @@ def test_bad_requests_never_reach_the_engine(harness: Harness) -> None:
 
 def parse(parameters: dict[str, object] | None = None, **inputs: object):  # type: ignore[no-untyped-def]
     call = plain_call("ab", FakeResponder(), parameters=parameters or {}, **inputs)
-    return parse_plain(call, default_deadline_ms=1000.0, unix_ms=5_000.0)
+    return parse_plain(call, default_deadline_ms=1000.0, unix_ms=5_000.0, vocab_size=256)
 
 
 def test_numbers_may_come_as_strings_and_defaults_are_vllms() -> None:
@@ -149,9 +157,46 @@ def test_parameters_of_the_request_count_when_there_is_no_json() -> None:
 
 
 def test_neutral_vllm_parameters_are_accepted() -> None:
-    parse(sampling_parameters='{"n": 1, "best_of": "1", "presence_penalty": 0.0, "min_p": null}')
-    with pytest.raises(InvalidCall, match="presence_penalty"):
-        parse(sampling_parameters='{"presence_penalty": 0.5}')
+    parse(sampling_parameters='{"n": 1, "best_of": "1", "length_penalty": 1.0, "min_p": null}')
+    with pytest.raises(InvalidCall, match="length_penalty"):
+        parse(sampling_parameters='{"length_penalty": 0.5}')
+
+
+def test_penalties_and_biases_are_vllms() -> None:
+    """WK-8."""
+    stated = {
+        "repetition_penalty": "1.5",
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "min_p": 0.1,
+        "logit_bias": {"97": "-100", "3": 2},
+    }
+    sampling = parse(sampling_parameters=json.dumps(stated)).sampling
+    assert (sampling.repetition_penalty, sampling.min_p) == (1.5, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert sampling.logit_bias == ((97, -100.0), (3, 2.0))
+    with pytest.raises(InvalidSampling, match="outside the model's vocabulary, 0 to 255"):
+        parse(sampling_parameters='{"logit_bias": {"256": 1}}')
+
+
+def test_what_the_context_cannot_hold_is_refused(harness: Harness) -> None:
+    """WK-8: never cut short in silence, whichever of prompt and answer is too long."""
+    for text, max_tokens, words in (
+        ("ab", 127, ["max_tokens is 127", "at most 126"]),
+        ("a" * 128, 1, ["128 tokens", "at most 127"]),
+    ):
+        parameters = json.dumps({"max_tokens": max_tokens})
+        responder = FakeResponder()
+        harness.service.accept(plain_call(text, responder, sampling_parameters=parameters))
+        responder.wait_final()
+        assert responder.error is not None
+        code, message = responder.error
+        assert code == Code.CONTEXT_OVERFLOW
+        assert all(word in message for word in words), message
+    assert harness.engine.submitted == []
+    ask(harness, "ab", sampling_parameters='{"max_tokens": 126}')
+    ask(harness, "a" * 124)
+    assert harness.engine.submitted[1].sampling.max_tokens == 4
 
 
 def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
@@ -163,3 +208,5 @@ def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
     assert parse({"deadline_unix_ms": "5300", "deadline_ms": "200"}).budget_ms == 200.0
     assert parse({"deadline_ms": 5000}).budget_ms == 1000.0
     assert parse({"on_deadline": "partial"}).on_deadline == OnDeadline.PARTIAL
+    with pytest.raises(InvalidCall, match="orchestrator"):
+        parse({"on_deadline": "fit"})

@@ -1,25 +1,25 @@
-"""Llama (Touvron et al. 2023; grouped queries and rotary scaling as of Llama 3.1).
+"""The decoder of Llama (Touvron et al. 2023) and of what followed it.
 
-Every linear layer acts on the packed tokens of a step, whatever rows they belong to; only
-attention knows about rows.
+Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
+queries and keys; ``families`` says who has what. Every linear layer acts on the packed tokens of a
+step, whatever rows they belong to; only attention knows about rows.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from worker.attention import AttentionStep
-from worker.models.config import Llama3Scaling, ModelConfig
+from worker.models.config import ModelConfig
 from worker.models.loader import Parameter, Part
+from worker.models.rope import AngleTable, Rotation
 
 
-class Llama:
-    """The decoder. Weights are plain tensors, fused where one matrix product does for several."""
+class Decoder:
+    """Weights are plain tensors, fused where one matrix product does for several."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self._config = config
@@ -54,12 +54,16 @@ class Llama:
         self,
         layer: "Layer",
         x: Tensor,
-        rotation: "AngleTable",
+        rotation: AngleTable,
         attention: AttentionStep,
         index: int,
     ) -> Tensor:
         c = self._config
-        heads = linear(x, layer.qkv).view(len(x), -1, c.head_dim)
+        heads = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, c.head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
+            queries.copy_(self._normed(queries, layer.query_norm))
+            keys.copy_(self._normed(keys, layer.key_norm))
         rotation.apply_(heads[:, : c.num_heads + c.num_kv_heads])
         queries, keys_values = heads.tensor_split((c.num_heads,), dim=1)
         mixed = attention.attend(index, queries, keys_values)
@@ -103,6 +107,17 @@ class Llama:
                 ),
                 ours + "down": one(mlp + "down_proj.weight", hidden, inner),
             }
+            if c.qkv_bias:
+                found[ours + "qkv_bias"] = Parameter(
+                    (
+                        Part(attention + "q_proj.bias", (q,)),
+                        Part(attention + "k_proj.bias", (kv,)),
+                        Part(attention + "v_proj.bias", (kv,)),
+                    )
+                )
+            if c.qk_norm:
+                found[ours + "query_norm"] = one(attention + "q_norm.weight", c.head_dim)
+                found[ours + "key_norm"] = one(attention + "k_norm.weight", c.head_dim)
         return found
 
     @staticmethod
@@ -113,7 +128,7 @@ class Llama:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one decoder layer, each [out, in]."""
+    """Weights of one decoder layer, each [out, in]; None where the family has none."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -121,57 +136,26 @@ class Layer:
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor], prefix: str) -> Self:
-        return cls(**{name: weights[prefix + name] for name in cls.__slots__})
+        """Of the weights whose names begin with ``prefix``."""
+        return cls(
+            attention_norm=weights[prefix + "attention_norm"],
+            qkv=weights[prefix + "qkv"],
+            output=weights[prefix + "output"],
+            mlp_norm=weights[prefix + "mlp_norm"],
+            gate_up=weights[prefix + "gate_up"],
+            down=weights[prefix + "down"],
+            qkv_bias=weights.get(prefix + "qkv_bias"),
+            query_norm=weights.get(prefix + "query_norm"),
+            key_norm=weights.get(prefix + "key_norm"),
+        )
 
 
 def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
     gate, up = linear(x, layer.gate_up).chunk(2, dim=-1)
     return linear(silu(gate) * up, layer.down)
-
-
-class Rotation:
-    """Rotary position embedding (Su et al. 2021), halves rotated as in Hugging Face's layout."""
-
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        frequencies = config.rope_theta**-exponents
-        if config.rope_scaling is not None:
-            frequencies = _stretched(frequencies, config.rope_scaling)
-        angles = torch.outer(torch.arange(config.context_tokens).float(), frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        # Signs and halves are folded into the tables: one product and one sum are left.
-        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
-        self._half = config.head_dim // 2
-
-    def at(self, positions: Tensor) -> "AngleTable":
-        """Tables for ``positions`` [tokens], gathered once for all layers of a step."""
-        return AngleTable(
-            self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1), self._half
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class AngleTable:
-    """Cosines and signed sines [tokens, 1, head_dim] of one step's positions."""
-
-    cos: Tensor
-    sin: Tensor
-    half: int
-
-    def apply_(self, x: Tensor) -> None:
-        """Rotate heads [tokens, heads, head_dim] in place."""
-        swapped = x.roll(self.half, dims=-1)
-        x.mul_(self.cos).addcmul_(swapped, self.sin)
-
-
-def _stretched(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long wavelengths divided by ``factor``, short ones kept, a smooth ramp between."""
-    context = scaling.original_max_position_embeddings
-    turns = context * frequencies / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)

@@ -1,0 +1,169 @@
+"""One policy at one load: what became of its requests, as figures and as a row of a table."""
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from perf.bundle import Figure
+from perf.goodput_policies import Policy
+from perf.metrics import Scrape
+from perf.openloop import Result
+from perf.stats import bootstrap, percentile
+from perf.workload import Arrival
+
+_SEED = 11
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are requests that were due within the window; shares are 0 to 1.
+
+    ``false_refusals`` is the service's own estimate, from the would-be refusals that it admits to
+    learn from: the share of these that were met after all; None where it has none.
+    """
+
+    policy: str
+    label: str
+    load: float
+    offered: int
+    met: int
+    refused: int
+    goodput: float
+    goodput_low: float
+    goodput_high: float
+    tokens: int
+    wasted: int
+    ttft_ms: list[float]
+    false_refusals: float | None
+    late_send_ms: float
+
+    @property
+    def attainment(self) -> float:
+        return self.met / self.offered if self.offered else 0.0
+
+    @property
+    def waste(self) -> float:
+        return self.wasted / self.tokens if self.tokens else 0.0
+
+    def ttft(self, q: float) -> float:
+        """The ``q``-th percentile in ms, of requests that had a first token; NaN without any."""
+        return percentile(self.ttft_ms, q) if self.ttft_ms else float("nan")
+
+    def line(self) -> str:
+        """For people who wait."""
+        return (
+            f"{self.load:g} × {self.label}: {self.goodput:.1f} met/s, "
+            f"{100 * self.attainment:.0f} % of {self.offered}"
+        )
+
+    def figures(self) -> list[Figure]:
+        prefix, what = f"{self.policy}.{self.load:g}x", f"{self.label} at {self.load:g} ×"
+
+        def plain(key: str, label: str, unit: str, value: float, n: int) -> Figure:
+            return Figure(
+                key=f"{prefix}.{key}",
+                label=f"{what}: {label}",
+                unit=unit,
+                median=value,
+                low=value,
+                high=value,
+                spread="min–max",
+                n=n,
+                better="neither",
+            )
+
+        figures = [
+            Figure(
+                key=f"{prefix}.goodput_per_s",
+                label=f"{what}: goodput",
+                unit="requests/s",
+                median=self.goodput,
+                low=self.goodput_low,
+                high=self.goodput_high,
+                spread="bootstrap 95 %",
+                n=self.offered,
+                better="higher",
+            ),
+            plain("attainment", "attainment", "", self.attainment, self.offered),
+            plain("refused", "refused", "", self.refused / max(1, self.offered), self.offered),
+            plain("waste", "waste", "", self.waste, self.tokens),
+            plain(
+                "late_send_ms", "generator late by at most", "ms", self.late_send_ms, self.offered
+            ),
+        ]
+        for q in (50, 99):
+            if self.ttft_ms:
+                n = len(self.ttft_ms)
+                figures.append(plain(f"ttft_p{q}_ms", f"first token, p{q}", "ms", self.ttft(q), n))
+        if self.false_refusals is not None:
+            figures.append(
+                plain("false_refusals", "false refusals", "", self.false_refusals, self.offered)
+            )
+        return figures
+
+
+def is_met(arrival: Arrival, result: Result) -> bool:
+    """The whole answer came by the request's own deadline."""
+    return result.complete and 1000 * result.end_s <= arrival.deadline_ms
+
+
+def cell_of(
+    policy: Policy,
+    load: float,
+    window_s: float,
+    measured: Sequence[tuple[Arrival, Result]],
+    told: Scrape,
+) -> Cell:
+    """Judge the requests of one window; ``told`` is what the service counted meanwhile."""
+    met = [is_met(arrival, result) for arrival, result in measured]
+    per_s = len(measured) / window_s
+    low, high = bootstrap(
+        [float(each) for each in met], lambda drawn: sum(drawn) / len(drawn), random.Random(_SEED)
+    )
+    return Cell(
+        policy=policy.name,
+        label=policy.label,
+        load=load,
+        offered=len(measured),
+        met=sum(met),
+        refused=sum(result.status not in (0, 200) and not result.tokens for _, result in measured),
+        goodput=sum(met) / window_s,
+        goodput_low=per_s * low,
+        goodput_high=per_s * high,
+        tokens=sum(result.tokens for _, result in measured),
+        wasted=sum(
+            result.tokens for (_, result), each in zip(measured, met, strict=True) if not each
+        ),
+        ttft_ms=[1000 * result.first_s for _, result in measured if result.first_s],
+        false_refusals=told.false_refusals,
+        late_send_ms=1000 * max(result.late_s for _, result in measured),
+    )
+
+
+def show_cells(cells: Sequence[Cell], console: Console) -> None:
+    """The table for people."""
+    table = Table("load", "policy", "goodput/s", "attained", "refused", "waste")
+    for title in ("first token p50", "p99", "false refusals", "sent late"):
+        table.add_column(title)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    load = None
+    for cell in cells:
+        if cell.load != load:
+            table.add_section()
+        table.add_row(
+            f"{cell.load:g} ×" if cell.load != load else "",
+            cell.label,
+            f"{cell.goodput:.1f}",
+            f"{100 * cell.attainment:.1f} %",
+            f"{100 * cell.refused / max(1, cell.offered):.1f} %",
+            f"{100 * cell.waste:.2f} %",
+            f"{cell.ttft(50):.0f} ms",
+            f"{cell.ttft(99):.0f} ms",
+            "-" if cell.false_refusals is None else f"{100 * cell.false_refusals:.2f} %",
+            f"{cell.late_send_ms:.0f} ms",
+        )
+        load = cell.load
+    console.print(table)

@@ -1,0 +1,242 @@
+"""An open-loop load generator: requests leave when they are due, whatever became of the others.
+
+    python -m perf.openloop PLAN.json        prints the results as JSON
+
+A process of its own on one loop. Each request has a connection to itself (they are kept and used
+again), its stream is counted as bytes, and every time counts from when the request was *due*, so
+that a slow service cannot make itself look fast (coordinated omission). At the end, whoever still
+waits hangs up.
+"""
+
+import asyncio
+import gc
+import re
+import resource
+import sys
+from pathlib import Path
+
+import msgspec
+
+from perf.loadgen import EVENT, LAST_BYTES, TAIL
+from perf.workload import Arrival
+
+PATH = "/v1/completions"
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_CODE = re.compile(rb'"code": ?"([a-z_]+)"')
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_EVENT = EVENT[1:]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to send where. ``with_deadline`` states each deadline to the service; it is judged by
+    its deadline either way. ``linger_s`` after the last request is due, everybody hangs up."""
+
+    host: str
+    port: int
+    model: str
+    arrivals: list[Arrival]
+    with_deadline: bool
+    linger_s: float
+
+
+class Result(msgspec.Struct):
+    """What became of one request. Seconds since it was due; ``end_s`` 0 if it never ended.
+
+    ``late_s`` is how late it was sent. ``status`` 0: no answer. ``code`` is the error's, also of
+    one in the stream; ``complete`` says that the whole answer came.
+    """
+
+    late_s: float = 0.0
+    status: int = 0
+    code: str = ""
+    first_s: float = 0.0
+    end_s: float = 0.0
+    tokens: int = 0
+    complete: bool = False
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: a request at a time, its response told as a ``Result``."""
+
+    def __init__(self, pool: "_Pool") -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport | None = None
+        self._result: Result | None = None
+        self._due = 0.0
+        self._head = b""
+        self._tail = b""
+        self._events = 0
+        self._left: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def ask(self, request: bytes, result: Result, due: float) -> None:
+        """Send a request; what comes back is written to ``result``."""
+        assert self.transport is not None
+        self._result, self._due = result, due
+        self._head, self._tail, self._events, self._left = b"", b"", 0, None
+        result.late_s = self._pool.now() - due
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        result = self._result
+        if result is None:
+            return
+        if not result.status:
+            self._head += data
+            head, separator, data = self._head.partition(b"\r\n\r\n")
+            if not separator:
+                return
+            result.status = int(head[9:12])
+            length = _LENGTH.search(head + b"\r\n")
+            self._left = int(length[1]) if length is not None else None
+        self._body(data, result)
+
+    def _body(self, data: bytes, result: Result) -> None:
+        now = self._pool.now() - self._due
+        joined = self._tail + data
+        events = data.count(_EVENT)
+        if events and not result.first_s and result.status == 200:
+            result.first_s = now
+        self._events += events
+        self._tail = joined[-TAIL:]
+        if self._left is not None:
+            self._left -= len(data)
+            ended = self._left <= 0
+        else:
+            ended = self._tail.endswith(LAST_BYTES)
+        result.tokens = self._events
+        if ended:
+            self._finish(result, now)
+
+    def _finish(self, result: Result, now: float) -> None:
+        result.end_s = now
+        usage = _USAGE.findall(self._tail)
+        result.complete = result.status == 200 and b"[DONE]" in self._tail
+        if result.complete:
+            result.tokens = int(usage[-1])
+        else:
+            result.tokens = max(0, self._events - 1)  # the last one is the error
+            code = _CODE.search(self._tail)
+            result.code = code[1].decode() if code else "unknown"
+        self._result = None
+        self._pool.free(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._result is not None and not self._pool.closing:
+            self._result.code = "connection_lost"
+            self._result.end_s = self._pool.now() - self._due
+        self._pool.drop(self)
+
+
+class _Pool:
+    """Connections that wait for their next request."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._ended = asyncio.Event()
+        self.closing = False
+        self.now = self._loop.time
+
+    async def take(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection in self._all:
+                return connection
+        _, connection = await self._loop.create_connection(
+            lambda: _Connection(self), self._host, self._port
+        )
+        self._all.add(connection)
+        return connection
+
+    def free(self, connection: _Connection) -> None:
+        self._idle.append(connection)
+        self._ended.set()
+
+    def drop(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        self._ended.set()
+
+    async def wait_idle(self, limit_s: float) -> None:
+        """Until every connection is idle, or the time is up."""
+        end = self.now() + limit_s
+        while len(self._idle) < len(self._all) and (left := end - self.now()) > 0:
+            self._ended.clear()
+            try:
+                await asyncio.wait_for(self._ended.wait(), left)
+            except TimeoutError:
+                return
+
+    def hang_up(self) -> None:
+        self.closing = True
+        for connection in list(self._all):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+async def run(plan: Plan) -> list[Result]:
+    """The whole load; results in the order of the arrivals."""
+    requests = [_request(plan, arrival) for arrival in plan.arrivals]
+    results = [Result() for _ in plan.arrivals]
+    pool = _Pool(plan.host, plan.port)
+    sending: set[asyncio.Task[None]] = set()
+    began = pool.now() + 0.05
+    for arrival, request, result in zip(plan.arrivals, requests, results, strict=True):
+        due = began + arrival.at_s
+        if (left := due - pool.now()) > 0:
+            await asyncio.sleep(left)
+        task = asyncio.create_task(_send(pool, request, result, due))
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+    await asyncio.gather(*sending)
+    await pool.wait_idle(plan.linger_s)
+    pool.hang_up()
+    await asyncio.sleep(0)
+    return results
+
+
+async def _send(pool: _Pool, request: bytes, result: Result, due: float) -> None:
+    try:
+        connection = await pool.take()
+    except OSError as error:
+        result.code, result.end_s = f"connect: {error}", pool.now() - due
+        return
+    connection.ask(request, result, due)
+
+
+def _request(plan: Plan, arrival: Arrival) -> bytes:
+    body = msgspec.json.encode(
+        {
+            "model": plan.model,
+            "prompt": arrival.prompt,
+            "max_tokens": arrival.max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    deadline = f"X-Timeout-Ms: {arrival.deadline_ms}\r\n" if plan.with_deadline else ""
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{deadline}"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def main() -> int:
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.disable()  # a pause would look like the service's
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run(plan))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

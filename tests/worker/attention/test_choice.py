@@ -1,0 +1,125 @@
+"""Choice by measurement: what is wrong or cannot run is out, the fastest of the rest is in."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.worker.attention.cases import random_case
+from worker.attention import AttentionStep, KVPool, PackedBatch, choice
+from worker.attention.choice import AttentionName, choose_attention
+from worker.attention.reference import ReferenceAttention
+
+
+@pytest.fixture
+def pool() -> KVPool:
+    pool = random_case(1, torch.float32, torch.device("cpu")).pool
+    pool.data.zero_()
+    return pool
+
+
+class Wrong:
+    """Right but for the last token."""
+
+    def __init__(self, pool: KVPool, heads: int) -> None:
+        self._sound = ReferenceAttention(pool, heads)
+
+    def prepare(self, batch: PackedBatch) -> AttentionStep:
+        step = self._sound.prepare(batch)
+
+        class WrongStep:
+            def attend(self, *args: object) -> torch.Tensor:
+                out = step.attend(*args)  # type: ignore[arg-type]
+                out[-1] = 0
+                return out
+
+        return WrongStep()
+
+
+def choose_among(
+    monkeypatch: pytest.MonkeyPatch,
+    pool: KVPool,
+    kinds: dict[AttentionName, Callable[[KVPool, int], object]],
+    times_us: dict[str, float],
+) -> choice.Choice:
+    """As on CUDA, with other builders and a timer that knows the backend by its step."""
+    order: list[AttentionName] = []
+
+    def build(self: object, name: AttentionName) -> object:
+        order.append(name)
+        return kinds[name](pool, heads)
+
+    heads = pool.kv_heads * 2
+    monkeypatch.setattr(choice._Builder, "__call__", build)
+    monkeypatch.setattr(choice, "_fixed", lambda *args: None)
+    return choose_attention("auto", pool, heads, timer=lambda call, device: times_us[order[-1]])
+
+
+def no_compiler(pool: KVPool, heads: int) -> object:
+    raise RuntimeError("no compiler\nmore")
+
+
+def test_the_fastest_sound_backend_is_chosen(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"triton": ReferenceAttention, "varlen": Wrong, "reference": ReferenceAttention}
+    chosen = choose_among(
+        monkeypatch,
+        pool,
+        kinds,  # type: ignore[arg-type]
+        {"triton": 5.0, "varlen": 1.0, "reference": 9.0},
+    )
+    assert chosen.name == "triton"
+    tried = {one.name: one for one in chosen.tried}
+    assert "off by" in (tried["varlen"].problem or "")
+    assert tried["triton"].problem is None and tried["triton"].step_us == 5.0
+    assert tried["triton"].error < 1e-5
+    assert not pool.data.any(), "a trial left something in the pool"
+
+
+def test_a_backend_that_cannot_run_is_out(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"triton": no_compiler, "varlen": no_compiler, "reference": ReferenceAttention}
+    chosen = choose_among(monkeypatch, pool, kinds, {"reference": 9.0})  # type: ignore[arg-type]
+    assert chosen.name == "reference"
+    assert chosen.tried[0].problem == "RuntimeError: no compiler"
+
+
+def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = dict.fromkeys(("triton", "varlen", "reference"), Wrong)
+    with pytest.raises(ValueError, match=r"'triton' cannot be used: its results are off.*varlen"):
+        choose_among(monkeypatch, pool, kinds, {})  # type: ignore[arg-type]
+
+
+def test_auto_on_the_cpu_is_the_reference(pool: KVPool) -> None:
+    for deterministic, name in ((False, "reference"), (True, "fixed")):
+        chosen = choose_attention("auto", pool, pool.kv_heads, deterministic=deterministic)
+        assert chosen.name == name and not chosen.tried
+
+
+def test_deterministic_mode_measures_nothing(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WK-3: one fixed backend."""
+    monkeypatch.setattr(choice, "_try", lambda *args: pytest.fail("measured"))
+    assert choose_attention("auto", pool, 4, deterministic=True).name == "fixed"
+    with pytest.raises(ValueError, match="depend on the batch"):
+        choose_attention("reference", pool, 4, deterministic=True)
+    assert choice._fixed("auto", "cuda", True) == "triton"
+    assert choice._fixed("auto", "cuda", False) is None
+    assert choice._fixed("varlen", "cuda", True) == "varlen"
+
+
+def test_a_named_backend_that_cannot_run_is_refused(
+    pool: KVPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "worker.attention.varlen.varlen_problem", lambda: "torch 2.11 has no block_table"
+    )
+    with pytest.raises(
+        ValueError, match=r"'varlen' cannot be used: .*no block_table; set TIDEGATE_WORKER_ATT"
+    ):
+        choose_attention("varlen", pool, pool.kv_heads)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_measured_on_cuda() -> None:
+    pool = random_case(1, torch.bfloat16, torch.device("cuda"), longest=2000).pool
+    chosen = choose_attention("auto", pool, pool.kv_heads * 2)
+    assert {one.name for one in chosen.tried} == {"triton", "varlen", "reference"}

@@ -1,0 +1,70 @@
+"""WK-3: attention that is right, and the same to the bit in any company."""
+
+import numpy as np
+import pytest
+import torch
+
+from worker.attention import KVPool, PackedBatch
+from worker.attention.fixed import FixedAttention
+from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WINDOWS = (0, 37, 300)
+
+
+def random_case(seed: int, dtype: torch.dtype) -> tuple[KVPool, int, Trial]:
+    """Up to seven single tokens at positions to beyond three spans, over anything in the pool."""
+    rng = np.random.default_rng(seed)
+    kv_heads, shared = int(rng.integers(1, 4)), int(rng.choice([1, 2, 7]))
+    page, dim = int(rng.choice([1, 4, 16, 32])), int(rng.choice([16, 64, 80, 128]))
+    rows = int(rng.integers(1, 8))
+    pool = KVPool(
+        layers=len(WINDOWS),
+        blocks=rows * -(-500 // page) + 3,
+        block_tokens=page,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
+    contexts = rng.integers(1, 500, rows).tolist()
+    return pool, kv_heads * shared, make_trial(pool, kv_heads * shared, contexts, [], rng)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
+    pool, heads, trial = random_case(seed, dtype)
+    backend = FixedAttention(pool, heads, windows=WINDOWS)
+    for layer, window in enumerate(WINDOWS):
+        expected = exact(pool, layer, trial, window)
+        assert error_of(backend, layer, trial, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(6, 10))
+def test_a_token_is_the_same_alone(dtype: torch.dtype, seed: int) -> None:
+    """Alone, and wherever it stands among others."""
+    pool, heads, trial = random_case(seed, dtype)
+    backend = FixedAttention(pool, heads, windows=WINDOWS)
+    batch, rows = trial.batch, len(trial.batch.query_tokens)
+
+    def attended(order: np.ndarray, layer: int) -> torch.Tensor:
+        part = PackedBatch(
+            len(order),
+            batch.query_tokens[order],
+            batch.context_tokens[order],
+            batch.block_table[order],
+            batch.slots[order],
+        )
+        where = torch.from_numpy(order)
+        step = backend.prepare(part)
+        return step.attend(layer, trial.queries[where], trial.keys_values[where])
+
+    for layer in range(len(WINDOWS)):
+        together = attended(np.arange(rows), layer)
+        shuffled = np.random.default_rng(seed).permutation(rows)
+        assert torch.equal(attended(shuffled, layer), together[torch.from_numpy(shuffled)])
+        for row in range(rows):
+            assert torch.equal(attended(np.array([row]), layer)[0], together[row])

@@ -1,0 +1,120 @@
+"""The ``triton`` backend against float64: compiled on CUDA, else under triton's interpreter.
+
+triton reads TRITON_INTERPRET when it is imported, so without CUDA these run in a process of their
+own (``test_triton_interpreted.py``).
+"""
+
+import os
+
+import pytest
+import torch
+
+from tests.worker.attention.cases import DTYPES, random_case
+from worker.attention.trial import TOLERANCE, error_of, exact
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(),
+        reason="needs a CUDA device, or triton's interpreter: see test_triton_interpreted.py",
+    ),
+]
+if INTERPRETED or torch.cuda.is_available():
+    pytest.importorskip("triton")
+    from worker.attention.triton_backend import TritonAttention
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter_that_multiplies_bfloat16() -> None:
+    """triton 3.7's interpreter multiplies the bit patterns of bfloat16 as if they were integers."""
+    if not INTERPRETED:
+        return
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle: object) -> object:
+        if handle.dtype.scalar != tl.bfloat16:  # type: ignore[attr-defined]
+            return handle
+        bits = handle.data.astype(np.uint32) << 16  # type: ignore[attr-defined]
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: object, a: object, b: object, *rest: object) -> object:
+        return plain(self, widened(a), widened(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_random_shapes(dtype: torch.dtype, seed: int, invariant: bool) -> None:
+    case = random_case(seed, dtype, DEVICE)
+    backend = TritonAttention(case.pool, case.heads, windows=case.windows, invariant=invariant)
+    for layer, window in enumerate(case.windows):
+        expected = exact(case.pool, layer, case.trial, window)
+        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_split_over_programs(seed: int) -> None:
+    """Long contexts in a small batch: several shares, some of them empty."""
+    case = random_case(seed, torch.float32, DEVICE, longest=700)
+    backend = TritonAttention(case.pool, case.heads, windows=case.windows)
+    for layer, window in enumerate(case.windows):
+        expected = exact(case.pool, layer, case.trial, window)
+        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_invariant_results_depend_on_nothing_but_the_row(dtype: torch.dtype) -> None:
+    """WK-3: a text's last query, computed as a decode, in any chunk, alone or beside others."""
+    from tests.worker.attention.company import company_of
+
+    outs = company_of(
+        lambda pool, heads: TritonAttention(pool, heads, windows=(0, 20), invariant=True),
+        dtype,
+        DEVICE,
+    )
+    assert len(outs) > 6
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_decode_from_fixed_tensors(dtype: torch.dtype) -> None:
+    """What a CUDA graph replays: refilled tensors, and rows of padding on one dummy page."""
+    case = next(
+        case
+        for case in (random_case(seed, dtype, DEVICE) for seed in range(100))
+        if case.trial.batch.decodes == 3 and len(case.trial.batch.query_tokens) == 3
+    )
+    batch, pool = case.trial.batch, case.pool
+    dummy = int(batch.block_table[0, -1] * 0 + pool.data.shape[1] - 1)
+    if dummy in batch.block_table:
+        pytest.skip("the dummy page is taken")
+    padded, width = 5, batch.block_table.shape[1]
+    table = torch.full((padded, width), dummy, dtype=torch.int32, device=DEVICE)
+    contexts = torch.ones(padded, dtype=torch.int32, device=DEVICE)
+    slots = torch.full((padded,), dummy * pool.block_tokens, device=DEVICE)
+    step = TritonAttention(pool, case.heads, windows=case.windows).decode_step(
+        slots, table, contexts, most_keys=300
+    )
+    table[:3] = torch.from_numpy(batch.block_table)
+    contexts[:3] = torch.from_numpy(batch.context_tokens)
+    slots[:3] = torch.from_numpy(batch.slots)
+    queries = case.trial.queries.new_zeros((padded, *case.trial.queries.shape[1:]))
+    keys_values = case.trial.keys_values.new_zeros((padded, *case.trial.keys_values.shape[1:]))
+    queries[:3], keys_values[:3] = case.trial.queries, case.trial.keys_values
+    for layer, window in enumerate(case.windows):
+        expected = exact(pool, layer, case.trial, window)
+        before = pool.data.clone()
+        out = step.attend(layer, queries, keys_values)
+        error = (out[:3].double() - expected).norm() / expected.norm()
+        assert error < TOLERANCE[dtype], str(case)
+        assert out.isfinite().all()
+        before[layer, dummy] = pool.data[layer, dummy]
+        assert torch.equal(pool.data, before), "padding touched a page that is not the dummy"

@@ -1,0 +1,41 @@
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.protocol import block_hashes, block_name, prefix_salt, root_name
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+def test_a_name_is_what_the_protocol_says() -> None:
+    ids = [1, 2, 3, 2**32 - 1, 5]
+    root = hashlib.sha256(b"salt").digest()
+    first = hashlib.sha256(root + bytes([1, 0, 0, 0, 2, 0, 0, 0])).digest()
+    second = hashlib.sha256(first + bytes([3, 0, 0, 0, 255, 255, 255, 255])).digest()
+    assert block_hashes(ids, 2, b"salt") == [first, second]
+
+
+@given(ids=IDS, more=IDS, block_tokens=st.integers(1, 9))
+def test_names_grow_block_by_block(ids: list[int], more: list[int], block_tokens: int) -> None:
+    names = block_hashes(ids + more, block_tokens, b"s")
+    assert names[: len(ids) // block_tokens] == block_hashes(ids, block_tokens, b"s")
+    parent = root_name(b"s")
+    for i, name in enumerate(names):
+        parent = block_name(parent, (ids + more)[i * block_tokens : (i + 1) * block_tokens])
+        assert parent == name
+
+
+def test_salts_keep_names_apart() -> None:
+    salts = [prefix_salt(b"m", ""), prefix_salt(b"m", "a"), prefix_salt(b"m", "b"), b"n"]
+    assert salts[0] == b"m"
+    assert len({tuple(block_hashes([1, 2], 1, salt)) for salt in salts}) == len(salts)
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32]])
+def test_what_is_no_token_id_is_refused(ids: list[int]) -> None:
+    with pytest.raises(OverflowError):
+        block_hashes(ids, 1, b"")
+    with pytest.raises(ValueError, match="at least 1"):
+        block_hashes([1], 0, b"")

@@ -1,0 +1,192 @@
+"""WK-3: the same prompt, parameters and seed give the same tokens in any company."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.engine.harness import ids_of
+from tests.worker.models.checkpoints import DEMO, make_checkpoint
+from worker.attention import PackedBatch
+from worker.engine import sampling
+from worker.engine.compute import NotDeterministic, Tiled
+from worker.engine.core import Event, Job, JobTokens
+from worker.engine.engine import Engine
+from worker.engine.factory import build_engine
+from worker.protocol import Sampling, TokenLogprob
+from worker.settings import WorkerSettings
+
+SEEDS = range(64)
+FAR = 1e12
+
+Answer = tuple[list[int], list[TokenLogprob]]
+
+
+def build(path: Path = DEMO, *, device: str = "cpu", **changes: object) -> Engine:
+    values: dict[str, object] = {"deterministic": True, "max_running": 64} | changes
+    settings = WorkerSettings(model_path=path, device=device, **values)  # type: ignore[arg-type]
+    engine = build_engine(settings).engine
+    assert isinstance(engine, Engine)
+    return engine
+
+
+def job_of(seed: int, vocabulary: int = 2048) -> Job:
+    """Prompts of 1 to 160 tokens, half of them with a long common head; all kinds of sampling."""
+    draw = np.random.default_rng(seed)
+    tail = draw.integers(3, vocabulary, int(draw.integers(1, 60))).tolist()
+    head = np.random.default_rng(99).integers(3, vocabulary, 100).tolist() if seed % 2 else []
+    asked = Sampling(
+        max_tokens=4 + seed % 5,
+        temperature=float(draw.choice([0.0, 0.7, 1.3])),
+        top_p=float(draw.choice([1.0, 0.9])),
+        top_k=int(draw.choice([0, 50])),
+        min_p=float(draw.choice([0.0, 0.01])),
+        repetition_penalty=float(draw.choice([1.0, 1.2])),
+        frequency_penalty=float(draw.choice([0.0, 0.3])),
+        seed=seed,
+        ignore_eos=True,
+        logprobs=2,
+    )
+    return Job(head + tail, asked, FAR)
+
+
+def run(engine: Engine, jobs: list[Job]) -> list[Answer]:
+    """Tokens with their log-probabilities, which differ long before tokens do."""
+    for job in jobs:
+        engine.submit(job)
+    events: list[Event] = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+    return [(ids_of(job, events), _logprobs_of(job, events)) for job in jobs]
+
+
+def _logprobs_of(job: Job, events: list[Event]) -> list[TokenLogprob]:
+    mine = [e for e in events if isinstance(e, JobTokens) and e.job is job]
+    return [logprob for event in mine for logprob in event.logprobs or []]
+
+
+def run_alone(engine: Engine, seed: int) -> Answer:
+    return run(engine, [job_of(seed)])[0]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[list[Answer]]:
+    engine = build(prefix_cache=False)
+    yield [run_alone(engine, seed) for seed in SEEDS]
+    engine.stop()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_running": 9, "max_step_tokens": 21},
+        {"max_running": 3, "max_step_tokens": 7, "block_tokens": 4, "kv_blocks": 200},
+    ],
+    ids=["full batch", "in chunks", "in small chunks, other blocks, smaller pool"],
+)
+def test_64_seeds_give_the_same_to_the_bit(alone: list[Answer], limits: dict[str, object]) -> None:
+    """WK-3: tokens and log-probabilities, with the prefix cache of each other's heads."""
+    engine = build(**limits)
+    jobs = [job_of(seed) for seed in SEEDS]
+    assert run(engine, jobs) == alone
+    assert all(
+        len(ids) == job.sampling.max_tokens for (ids, _), job in zip(alone, jobs, strict=True)
+    )
+    engine.stop()
+
+
+def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> None:
+    """WK-3: prompts whose heads were computed with others, as parts of prompts and as answers."""
+    engine = build(max_running=8, max_step_tokens=40)
+    run(engine, [job_of(seed) for seed in SEEDS])
+    before = engine.stats().cached_tokens_total
+    assert run(engine, [job_of(seed) for seed in reversed(SEEDS)]) == alone[::-1]
+    prompts = sum(len(job_of(seed).token_ids) for seed in SEEDS)
+    assert engine.stats().cached_tokens_total - before > prompts / 2
+    engine.stop()
+
+
+def test_half_precision_is_deterministic_too() -> None:
+    jobs = range(12)
+    engine = build(dtype="bfloat16")
+    together = run(engine, [job_of(seed) for seed in jobs])
+    assert together == [run_alone(engine, seed) for seed in jobs]
+    engine.stop()
+
+
+def test_outside_of_the_mode_the_draws_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WK-3: whatever the logits, the random numbers come from seed and position alone."""
+    drawn: dict[tuple[object, object], float] = {}
+    real = sampling.uniforms
+
+    def spy(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
+        draws = real(seed, position)
+        for key, value in zip(zip(seed, position, strict=True), draws, strict=True):
+            drawn[key] = value
+        return draws
+
+    monkeypatch.setattr(sampling, "uniforms", spy)
+    engine = build(deterministic=False, max_running=8, max_step_tokens=19)
+    jobs = [job_of(seed) for seed in range(16)]
+    run(engine, jobs)
+    together, drawn = drawn, {}
+    for seed in range(16):
+        run(engine, [job_of(seed)])
+    assert together == drawn
+    warm = [job for job in jobs if job.sampling.temperature]
+    assert len(drawn) == sum(job.sampling.max_tokens for job in warm)
+    engine.stop()
+
+
+def test_the_mode_is_part_of_the_engine_s_digest() -> None:
+    digests = {
+        build_engine(
+            WorkerSettings(model_path=DEMO, device="cpu", kv_blocks=64, deterministic=flag)
+        ).card.engine_digest
+        for flag in (True, False)
+    }
+    assert len(digests) == 2
+
+
+def test_blocks_that_do_not_divide_a_span_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="BLOCK_TOKENS"):
+        build(make_checkpoint(tmp_path), block_tokens=24)
+
+
+def test_a_machine_that_cannot_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel whose sums depend on a token's place in the batch."""
+    real = Tiled.hidden
+
+    def sloppy(
+        self: Tiled, batch: PackedBatch, ids: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        hidden = real(self, batch, ids, positions)
+        hidden[::3] *= 1 + 2**-20
+        return hidden
+
+    monkeypatch.setattr(Tiled, "hidden", sloppy)
+    with pytest.raises(NotDeterministic, match="DETERMINISTIC=false"):
+        build(make_checkpoint(tmp_path), kv_blocks=32)
+
+
+def test_greedy_tokens_are_those_of_the_ordinary_mode() -> None:
+    plain, tiled = build(deterministic=False), build()
+    jobs = [Job(job_of(s).token_ids, Sampling(20, temperature=0.0), FAR) for s in range(4)]
+    again = [Job(job.token_ids, job.sampling, FAR) for job in jobs]
+    assert [a[0] for a in run(plain, jobs)] == [a[0] for a in run(tiled, again)]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_64_seeds_on_cuda() -> None:
+    """WK-3."""
+    engine = build(device="cuda")
+    together = run(engine, [job_of(seed) for seed in SEEDS])
+    assert together == [run_alone(engine, seed) for seed in SEEDS]
+    chunked = build(device="cuda", max_running=9, max_step_tokens=21)
+    assert run(chunked, [job_of(seed) for seed in SEEDS]) == together

@@ -1,0 +1,296 @@
+"""Step N+1 launched before step N is read: the same tokens, and no block is free too early."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.worker.engine.fake_device import FakeDevice, continuation
+from tests.worker.engine.harness import EOS, FakeClock, FakeRunner, config, end_of, ids_of
+from worker.engine.block_pool import BlockPool
+from worker.engine.core import Event, Job, JobFinished, JobTokens
+from worker.engine.engine import Engine
+from worker.engine.scheduler import Scheduler
+from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
+
+BLOCK_TOKENS = 4
+
+
+@dataclass
+class Bench:
+    overlap: bool = True
+    blocks: int = 64
+    step_s: float = 0.0
+    limits: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = FakeClock()
+        self.device = FakeDevice(self.clock, BLOCK_TOKENS, self.step_s)
+        self.scheduler = Scheduler(
+            config(block_tokens=BLOCK_TOKENS, **self.limits), BlockPool(self.blocks)
+        )
+        self.engine = Engine(
+            self.scheduler,
+            self.device,
+            [EOS],
+            clock=self.clock,
+            draw_seed=lambda: 5,
+            overlap=self.overlap,
+        )
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        left_s: float = 1e6,
+        on_deadline: OnDeadline = OnDeadline.ERROR,
+        ignore_eos: bool = True,
+    ) -> Job:
+        sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
+        job = Job(prompt, sampling, self.clock.now + left_s, on_deadline)
+        self.engine.submit(job)
+        return job
+
+    def step(self, steps: int = 1) -> list[Event]:
+        events: list[Event] = []
+        for _ in range(steps):
+            events += self.engine.step()
+            self.check()
+        return events
+
+    def finish(self) -> list[Event]:
+        events = self.step()
+        while self.scheduler.has_work or self.device.uncollected:
+            events += self.step()
+        return events
+
+    def check(self) -> None:
+        """WP-4: what a launched step touches belongs to the request that it was launched for."""
+        self.scheduler.check_integrity()
+        assert not self.device.violations, self.device.violations
+        assert len(self.device.uncollected) <= 1
+        for step in self.device.uncollected:
+            for row in step.rows:
+                assert row.request in self.scheduler.running, "freed while a step can touch it"
+                assert row.request.slot == row.slot
+                assert tuple(row.request.blocks) == row.blocks
+
+
+class OverlapMachine(RuleBasedStateMachine):
+    """Submit, cancel, expire, stop, fail and let the device run on, in any order."""
+
+    overlap = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = {"max_running": 3, "max_waiting": 8, "max_step_tokens": 9}
+        self.bench = Bench(self.overlap, blocks=20, step_s=0.01, limits=limits)
+        self.alive: list[Job] = []
+        self.answers: dict[int, list[int]] = {}
+
+    @rule(
+        prompt=st.lists(st.integers(9, 10), min_size=1, max_size=30),
+        max_tokens=st.integers(1, 20),
+        left_s=st.just(1e6) | st.floats(0.05, 0.6),
+        on_deadline=st.sampled_from([OnDeadline.ERROR, OnDeadline.PARTIAL]),
+        ignore_eos=st.booleans(),
+    )
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        left_s: float,
+        on_deadline: OnDeadline,
+        ignore_eos: bool,
+    ) -> None:
+        job = self.bench.submit(
+            prompt, max_tokens, left_s=left_s, on_deadline=on_deadline, ignore_eos=ignore_eos
+        )
+        self.alive.append(job)
+        self.answers[id(job)] = []
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.note(self.bench.step())
+
+    @rule()
+    def the_device_gets_on(self) -> None:
+        if self.bench.device.queue:
+            self.bench.device.run_one()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), cause=st.sampled_from([AbortCause.CANCEL, AbortCause.STOP_STRING]))
+    def cancel(self, data: st.DataObject, cause: AbortCause) -> None:
+        job = self.alive[data.draw(st.integers(0, len(self.alive) - 1))]
+        self.bench.engine.cancel(job, cause)
+
+    @rule(passed_s=st.floats(0, 0.2))
+    def time_passes(self, passed_s: float) -> None:
+        self.bench.clock.now += passed_s
+
+    @rule(launch=st.booleans())
+    def something_will_fail(self, launch: bool) -> None:
+        if launch:
+            self.bench.device.fail_next_launch = True
+        else:
+            self.bench.device.fail_next_collect = True
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            job = event.job
+            assert any(job is one for one in self.alive), "something followed the end"
+            if isinstance(event, JobTokens):
+                self.answers[id(job)] += event.ids
+            if isinstance(event, JobFinished):
+                self.alive = [one for one in self.alive if one is not job]
+                self.judge(job, event)
+
+    def judge(self, job: Job, end: JobFinished) -> None:
+        sampling = job.sampling
+        expected = continuation(job.token_ids, sampling.max_tokens, ignore_eos=sampling.ignore_eos)
+        answer = self.answers[id(job)]
+        assert answer == expected[: len(answer)], "not the tokens that it gets without overlap"
+        assert end.completion_tokens == len(answer)
+        if end.reason is FinishReason.LENGTH or (
+            end.reason is FinishReason.STOP and job.abort is None
+        ):
+            assert answer == expected
+        # The step under way when it was to end, and with overlap the one launched behind it.
+        assert end.late_tokens <= (2 if self.overlap else 1)
+
+    @invariant()
+    def nothing_is_free_too_early(self) -> None:
+        self.bench.check()
+
+    def teardown(self) -> None:
+        self.bench.device.fail_next_launch = self.bench.device.fail_next_collect = False
+        self.note(self.bench.finish())
+        assert not self.alive
+        assert self.bench.scheduler.pool.used_count == 0
+
+
+class PlainMachine(OverlapMachine):
+    overlap = False
+
+
+TestOverlap = OverlapMachine.TestCase
+TestOverlap.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestWithoutOverlap = PlainMachine.TestCase
+TestWithoutOverlap.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read() -> None:
+    bench = Bench()
+    bench.submit([9] * 3)
+    assert bench.step() and bench.device.launches == 1
+    events = bench.step()
+    assert bench.device.launches == 2
+    assert len([e for e in events if isinstance(e, JobTokens)]) == 1
+    assert bench.device.most_uncollected == 2
+
+
+def test_a_switch_turns_it_off() -> None:
+    bench = Bench(overlap=False)
+    bench.submit([9] * 3)
+    bench.finish()
+    assert bench.device.most_uncollected == 1
+
+
+def test_a_runner_that_cannot_is_run_plainly() -> None:
+    clock = FakeClock()
+    runner = FakeRunner(clock)
+    engine = Engine(Scheduler(config(), BlockPool(8)), runner, [EOS], clock=clock, overlap=True)
+    job = Job([9], Sampling(max_tokens=2), 1e6)
+    engine.submit(job)
+    events = engine.step() + engine.step()
+    assert end_of(job, events).reason is FinishReason.LENGTH
+
+
+def test_no_step_is_launched_past_the_limit() -> None:
+    """The engine knows beforehand that the last token is the last."""
+    bench = Bench()
+    job = bench.submit([9] * 3, max_tokens=5)
+    events = bench.finish()
+    assert bench.device.launches == 5
+    assert ids_of(job, events) == continuation([9] * 3, 5, ignore_eos=True)
+    assert end_of(job, events).late_tokens == 0
+
+
+@pytest.mark.parametrize("cause", [AbortCause.CANCEL, AbortCause.DISCONNECT])
+def test_a_cancel_frees_the_blocks_when_the_launched_step_is_read(cause: AbortCause) -> None:
+    """WP-1, WP-4."""
+    bench = Bench()
+    job = bench.submit([9] * 3, max_tokens=30)
+    bench.step(3)
+    bench.engine.cancel(job, cause)
+    launches = bench.device.launches
+    end = end_of(job, bench.step())
+    assert bench.device.launches == launches, "a step was launched for a job that was to stop"
+    assert end.late_tokens == 1
+    assert bench.scheduler.pool.used_count == 0
+
+
+def test_what_follows_an_end_of_sequence_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    prompt = next(
+        [9] * n for n in range(1, 60) if 2 < len(continuation([9] * n, 12, ignore_eos=False)) < 9
+    )
+    job = bench.submit(prompt, 12, ignore_eos=False)
+    events = bench.finish()
+    expected = continuation(prompt, 12, ignore_eos=False)
+    assert ids_of(job, events) == expected
+    end = end_of(job, events)
+    assert end.completion_tokens == len(expected)
+    assert end.reason is FinishReason.STOP and end.late_tokens == 0
+
+
+def test_a_launch_that_fails_is_done_over() -> None:
+    bench = Bench()
+    job = bench.submit([9] * 3, max_tokens=6)
+    events = bench.step(2)
+    bench.device.fail_next_launch = True
+    events += bench.finish()
+    assert ids_of(job, events) == continuation([9] * 3, 6, ignore_eos=True)
+    assert bench.device.most_uncollected == 2, "overlap did not come back"
+
+
+def test_a_step_that_fails_takes_the_one_behind_it_along() -> None:
+    bench = Bench()
+    jobs = [bench.submit([9] * n, max_tokens=6) for n in (1, 2)]
+    bench.step(2)
+    bench.device.fail_next_collect = True
+    events = bench.step()
+    assert {end_of(job, events).code for job in jobs} == {Code.ENGINE_ERROR}
+    assert bench.scheduler.pool.used_count == 0
+    after = bench.submit([9] * 3)
+    assert end_of(after, bench.finish()).reason is FinishReason.LENGTH
+
+
+def test_a_full_block_is_known_to_others_once_it_is_read() -> None:
+    """WK-5: its content is certain then."""
+    bench = Bench()
+    first = bench.submit([9] * 9, max_tokens=10)
+    bench.step()
+    assert not list(bench.scheduler.pool.names)
+    events = bench.finish()
+    text = [9] * 9 + ids_of(first, events)
+    again = bench.submit(text, max_tokens=2)
+    end = end_of(again, bench.finish())
+    # All but the last token were computed; the last block was not full.
+    assert end.cached_tokens == (len(text) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_stopping_reads_what_was_launched() -> None:
+    bench = Bench()
+    job = bench.submit([9] * 3, max_tokens=30)
+    events: list[Event] = []
+    bench.engine._sink = events.extend
+    bench.step(2)
+    bench.engine.stop()
+    assert end_of(job, events).code is Code.DRAINING
+    assert not bench.device.uncollected and bench.device.closed
+    assert bench.scheduler.pool.used_count == 0

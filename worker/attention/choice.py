@@ -1,0 +1,215 @@
+"""Which backend attends: measured when the worker loads, fixed where results must repeat.
+
+A backend that cannot run here, or whose results are wrong, is no candidate; what was tried, with
+errors and times, is logged and kept.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal
+
+import numpy as np
+import torch
+
+from worker.attention.fixed import FixedAttention
+from worker.attention.paged import AttentionBackend, KVPool
+from worker.attention.reference import ReferenceAttention
+from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
+from worker.attention.triton_backend import TritonAttention
+from worker.attention.varlen import VarlenAttention
+from worker.log import model_log
+
+AttentionName = Literal["reference", "triton", "varlen", "fixed"]
+AttentionSetting = Literal["auto", "reference", "triton", "varlen"]
+
+_ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "reference")
+_REPEATS: Final = 20
+_TRIAL_DECODES: Final = 16
+_TRIAL_KEYS: Final = 1024
+_TRIAL_CHUNK: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One backend on the trial batch. ``problem`` says why it is no candidate, else None.
+
+    ``error`` is relative to float64, ``step_us`` one layer's attention of the batch.
+    """
+
+    name: AttentionName
+    problem: str | None
+    error: float = float("nan")
+    step_us: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The backend in use and what led to it; ``tried`` is empty when nothing was measured."""
+
+    name: AttentionName
+    backend: AttentionBackend
+    tried: tuple[Tried, ...] = ()
+
+
+Timer = Callable[[Callable[[], object], torch.device], float]
+"""Microseconds that a call takes."""
+
+
+def choose_attention(
+    setting: AttentionSetting,
+    pool: KVPool,
+    num_heads: int,
+    *,
+    windows: Sequence[int] = (),
+    deterministic: bool = False,
+    timer: Timer | None = None,
+) -> Choice:
+    """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
+
+    On the CPU ``auto`` is the reference. With ``deterministic`` nothing is measured: ``auto`` is
+    ``fixed`` on the CPU and ``triton`` on CUDA, and every backend is built so that a row's result
+    does not depend on its company, which the reference cannot promise. The pool must be unused:
+    trials write to it and zero it. Raises ``ValueError`` when the backend that is asked for cannot
+    run here, or none can.
+    """
+    fixed = _fixed(setting, pool.device.type, deterministic)
+    build = _Builder(pool, num_heads, tuple(windows), deterministic)
+    if fixed is not None and (deterministic or fixed == "reference"):
+        try:
+            return Choice(fixed, build(fixed))
+        except Exception as error:  # whatever a compiler or driver raises
+            raise ValueError(_refusal(fixed, _sentence(error))) from error
+
+    names = _ON_CUDA if fixed is None else (fixed,)
+    trial, expected = _trial(pool, num_heads, windows)
+    tried = tuple(_try(name, build, trial, expected, timer or _time_us) for name in names)
+    pool.data.zero_()
+    for one in tried:
+        model_log.info("%s", _told(one))
+    sound = [one for one in tried if one.problem is None]
+    if not sound:
+        raise ValueError("; ".join(_refusal(one.name, one.problem or "") for one in tried))
+    best = min(sound, key=lambda one: one.step_us)
+    model_log.info("attention runs on %s", best.name)
+    return Choice(best.name, build(best.name), tried)
+
+
+def _fixed(
+    setting: AttentionSetting, device_type: str, deterministic: bool
+) -> AttentionName | None:
+    """The backend that needs no measurement, None where one has to decide."""
+    if setting == "reference" and deterministic:
+        raise ValueError(
+            "deterministic mode cannot use the reference attention, whose results depend on the"
+            " batch; set TIDEGATE_WORKER_ATTENTION=auto"
+        )
+    if setting != "auto":
+        return setting
+    if device_type == "cpu":
+        return "fixed" if deterministic else "reference"
+    return "triton" if deterministic else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    pool: KVPool
+    num_heads: int
+    windows: tuple[int, ...]
+    deterministic: bool
+
+    def __call__(self, name: AttentionName) -> AttentionBackend:
+        match name:
+            case "reference":
+                return ReferenceAttention(self.pool, self.num_heads, windows=self.windows)
+            case "fixed":
+                return FixedAttention(self.pool, self.num_heads, windows=self.windows)
+            case "triton":
+                return TritonAttention(
+                    self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
+                )
+            case "varlen":
+                return VarlenAttention(
+                    self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
+                )
+
+
+def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial, torch.Tensor]:
+    """A batch like those to come, as large as the pool allows, and its exact result."""
+    blocks = pool.data.shape[1]
+    decodes = min(_TRIAL_DECODES, max(1, blocks - 1))
+    keys = min(_TRIAL_KEYS, max(1, blocks // (decodes + 1)) * pool.block_tokens)
+    chunks = [(min(_TRIAL_CHUNK, keys), keys)] if blocks > 1 else []
+    rng = np.random.default_rng(0)
+    pool.data[0].normal_()
+    trial = make_trial(pool, num_heads, [keys] * decodes, chunks, rng)
+    return trial, exact(pool, 0, trial, windows[0] if windows else 0)
+
+
+def _try(
+    name: AttentionName, build: _Builder, trial: Trial, expected: torch.Tensor, timer: Timer
+) -> Tried:
+    try:
+        backend = build(name)
+        error = error_of(backend, 0, trial, expected)
+        limit = TOLERANCE[build.pool.data.dtype]
+        if not error <= limit:
+            return Tried(name, f"its results are off by {error:.1e}, more than {limit:.0e}", error)
+        step = backend.prepare(trial.batch)
+        step_us = timer(lambda: step.attend(0, trial.queries, trial.keys_values), build.pool.device)
+    except Exception as problem:  # whatever a compiler or driver raises
+        return Tried(name, _sentence(problem))
+    return Tried(name, None, error, step_us)
+
+
+def _time_us(call: Callable[[], object], device: torch.device) -> float:
+    """Median of several calls, after a warm-up.
+
+    On CUDA the replays of a graph, timed by the device: what launching costs is the same for all
+    backends there, and no part of a decode.
+    """
+    for _ in range(3):
+        call()
+    if device.type != "cuda":
+        return median(_host_us(call) for _ in range(_REPEATS))
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    return median(_device_us(graph.replay) for _ in range(_REPEATS))
+
+
+def _host_us(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return (time.perf_counter() - started) * 1e6
+
+
+def _device_us(call: Callable[[], object]) -> float:
+    before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    before.record()
+    call()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) * 1e3
+
+
+def _told(one: Tried) -> str:
+    if one.problem is not None:
+        return f"attention backend {one.name} is out: {one.problem}"
+    return f"attention backend {one.name}: {one.step_us:.0f} µs a layer, error {one.error:.1e}"
+
+
+def _refusal(name: AttentionName, problem: str) -> str:
+    return (
+        f"attention backend {name!r} cannot be used: {problem};"
+        " set TIDEGATE_WORKER_ATTENTION=auto or name another one"
+    )
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

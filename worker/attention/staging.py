@@ -1,0 +1,42 @@
+"""Host arrays to the device without waiting for it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_ALIGNED: Final = 4
+"""int32 values in the 16 bytes to which kernels want their pointers aligned."""
+
+
+def pack_int32(
+    parts: Sequence[NDArray[np.int64]], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Flat int32 copies of ``parts`` on ``device``, in one transfer, each aligned to 16 bytes.
+
+    A pointer that is sometimes aligned and sometimes not costs a compilation of the kernel each.
+    """
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + -(-part.size // _ALIGNED) * _ALIGNED)
+    packed = np.zeros(starts[-1], np.int32)
+    for part, start in zip(parts, starts, strict=False):
+        packed[start : start + part.size] = part.reshape(-1)
+    there = to_device(packed, device)
+    return tuple(
+        there[start : start + part.size] for part, start in zip(parts, starts, strict=False)
+    )
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy of ``array`` on ``device``; on CUDA it is queued behind what the stream does.
+
+    From pinned memory, since a copy from pageable memory may wait for the stream. torch's pinned
+    allocator hands a freed block out again only when the copies queued from it are done.
+    """
+    tensor: torch.Tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

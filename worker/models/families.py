@@ -1,0 +1,29 @@
+"""The architectures that one decoder covers, and how each differs from Llama. No torch."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+WindowRule = Literal["none", "every-layer", "by-layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture has that its ``config.json`` does not say, or says in its own way.
+
+    ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
+    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` as Qwen's do.
+    ``head_dim``: the default; None is hidden size / heads.
+    """
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    window: WindowRule = "none"
+    head_dim: int | None = None
+
+
+FAMILIES: Final[dict[str, Family]] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(window="every-layer"),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, window="by-layer"),
+    "Qwen3ForCausalLM": Family(qk_norm=True, window="by-layer", head_dim=128),
+}
