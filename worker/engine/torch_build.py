@@ -9,6 +9,7 @@ from worker.attention import KVPool
 from worker.attention.choice import choose_attention
 from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
+from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
 from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
 from worker.engine.sampling import Sampler
@@ -70,24 +71,38 @@ def build_torch_runner(
             blocks * settings.block_tokens,
             config.context_tokens,
         )
-    pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
+    on_cuda = device.type == "cuda"
+    # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
+    pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * settings.block_tokens
     compute, attention = _compute(settings, config, model, pool, max_tokens)
-    runner = TorchRunner(
-        compute,
-        Sampler(
-            eos_token_ids,
-            device,
-            slots=settings.max_running,
-            vocab_size=config.vocab_size,
-            max_tokens=max_tokens,
-        ),
-        device=device,
-        block_tokens=settings.block_tokens,
-        max_running=settings.max_running,
-        max_blocks=max_blocks,
+    sampler = Sampler(
+        eos_token_ids,
+        device,
+        slots=settings.max_running,
+        vocab_size=config.vocab_size,
+        max_tokens=max_tokens,
     )
+    if on_cuda:
+        runner: TorchRunner = build_cuda_runner(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_blocks=max_blocks,
+            dummy_block=blocks,
+        )
+    else:
+        runner = TorchRunner(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_blocks=max_blocks,
+        )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     arithmetic = ""
     if device.type == "cpu":
