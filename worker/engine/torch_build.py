@@ -1,6 +1,5 @@
 """Puts a torch runner together: device, type, weights, KV pool, threads."""
 
-import os
 from typing import Final
 
 import torch
@@ -10,39 +9,42 @@ from worker.attention.choice import choose_attention
 from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.factory import BuiltRunner
+from worker.engine.precision import choose_dtype, set_threads
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.log import model_log
+from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
+from worker.models.loader import Layout
+from worker.models.phases import Phases
 from worker.models.registry import Model, load_model
 from worker.settings import WorkerSettings
 
 _CPU_POOL_BYTES: Final = 256 * 2**20
 _CUDA_POOL_SHARE: Final = 0.8
 """Of the memory that is free once the weights are loaded; the rest is for activations."""
-_ONE_THREAD_PARAMETER_BYTES: Final = 64 * 2**20
-"""Below this, a layer is over before a second thread has woken up."""
-
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def build_torch_runner(
-    settings: WorkerSettings, config: ModelConfig, eos_token_ids: tuple[int, ...]
+    settings: WorkerSettings,
+    config: ModelConfig,
+    eos_token_ids: tuple[int, ...],
+    phases: Phases,
 ) -> BuiltRunner:
-    """Load the checkpoint and allocate the KV pool.
+    """Load the checkpoint and allocate the KV pool; ``phases`` takes down what took how long.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not
     fit, ``NotDeterministic``, or ``ValueError`` for an attention backend that cannot run here.
     """
-    device = open_device(settings.device)
-    dtype = _dtype(settings, config, device)
-    model = load_model(settings.model_path, config, dtype, device)
-    if device.type == "cpu":
-        _limit_threads(model.parameter_bytes)
+    prefetch(settings.model_path)
+    with phases.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
+        device = open_device(settings.device)
+        dtype = choose_dtype(settings, config, device)
+        if device.type == "cpu":
+            set_threads(settings, config)
+    layout = Layout(mapped=settings.weights == "mapped", int8=settings.quantize == "int8")
+    with phases.timed("model_load"):
+        model = load_model(settings.model_path, config, dtype, device, layout)
 
     block_bytes = (
         config.num_layers
@@ -64,10 +66,12 @@ def build_torch_runner(
             blocks * settings.block_tokens,
             config.context_tokens,
         )
-    pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
+    with phases.timed("kv_pool"):
+        pool = _allocate_pool(config, settings.block_tokens, blocks, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * settings.block_tokens
-    compute, attention = _compute(settings, config, model, pool, max_tokens)
+    with phases.timed("attention_choice"):
+        compute, attention = _compute(settings, config, model, pool, max_tokens)
     runner = TorchRunner(
         compute,
         Sampler(
@@ -113,12 +117,6 @@ def _compute(
     return tiled, attention.name
 
 
-def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if settings.dtype != "auto":
-        return _DTYPES[settings.dtype]
-    return torch.float32 if device.type == "cpu" else _DTYPES[config.dtype]
-
-
 def _pool_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return _CPU_POOL_BYTES
@@ -144,9 +142,3 @@ def _allocate_pool(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
         ) from error
-
-
-def _limit_threads(parameter_bytes: int) -> None:
-    """One thread for a small model, unless the environment says how many."""
-    if "OMP_NUM_THREADS" not in os.environ and parameter_bytes < _ONE_THREAD_PARAMETER_BYTES:
-        torch.set_num_threads(1)
