@@ -44,6 +44,11 @@ class WorkerSettings(BaseSettings):
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
     """KV blocks in the pool; 0 sizes it from memory."""
+    memory_soft_gib: float = Field(default=0.0, ge=0)
+    """More than this is warned about, once; 0: never."""
+    memory_hard_gib: float = Field(default=0.0, ge=0)
+    """What weights, KV pool and steps together may take, of the GPU's memory or on the CPU of the
+    process's own (WK-4): more stops the load, or costs the longest job; 0: whatever there is."""
     max_running: int = Field(default=64, ge=1)
     """Jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
+from worker.engine.memory import MemoryGuard
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
+from worker.engine.step_memory import StepMemory
 from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.kv.build import open_disk_tier
 from worker.kv.memory import KVMemory
@@ -51,6 +53,7 @@ class BuiltRunner(NamedTuple):
     arithmetic: str = ""
     memory: KVMemory | None = None
     """How to copy KV blocks; None where there is no KV."""
+    guard: MemoryGuard | None = None
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -97,6 +100,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         hash_salt=hash_salt,
         clock=clock,
         overlap=settings.overlap,
+        memory=StepMemory(built.guard),
     )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,

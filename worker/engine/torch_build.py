@@ -11,6 +11,7 @@ from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
+from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.kv.torch_memory import memory_of
@@ -37,8 +38,9 @@ def build_torch_runner(
 ) -> BuiltRunner:
     """Load the checkpoint and allocate the KV pool.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not
-    fit, ``NotDeterministic``, or ``ValueError`` for an attention backend that cannot run here.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
+    ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
+    ``ValueError`` for settings that do not fit.
     """
     device = open_device(settings.device)
     dtype = _dtype(settings, config, device)
@@ -56,9 +58,12 @@ def build_torch_runner(
     )
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     wanted = settings.max_running * blocks_per_job
-    blocks = settings.kv_blocks or min(wanted, _pool_bytes(device) // block_bytes)
+    guard = _open_guard(settings, device)
+    blocks = settings.kv_blocks or min(wanted, _pool_bytes(device, guard) // block_bytes)
     if blocks < 1:
+        guard.check(block_bytes)
         raise MemoryError(f"no memory is left on {device} for a KV block of {block_bytes} bytes")
+    guard.check(blocks * block_bytes)
     if blocks < blocks_per_job:
         model_log.warning(
             "the KV pool holds %d tokens, less than the model's context of %d; raise"
@@ -103,7 +108,8 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     kind = str(dtype).removeprefix("torch.")
-    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory_of(pool.data))
+    memory = memory_of(pool.data)
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)
 
 
 def _compute(
@@ -135,11 +141,20 @@ def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) 
     return torch.float32 if device.type == "cpu" else _DTYPES[config.dtype]
 
 
-def _pool_bytes(device: torch.device) -> int:
+def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
+    limits = MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
+    meter = CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
+    return MemoryGuard(meter, limits)
+
+
+def _pool_bytes(device: torch.device, guard: MemoryGuard) -> int:
+    """For the KV pool, of what is free and what the hard limit leaves."""
+    free = guard.meter.free_bytes()
+    share = int(free * _CUDA_POOL_SHARE)
     if device.type == "cpu":
-        return _CPU_POOL_BYTES
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(free_bytes * _CUDA_POOL_SHARE)
+        share = min(_CPU_POOL_BYTES, free // 2)
+    allowed = guard.pool_bytes()
+    return share if allowed is None else min(share, allowed)
 
 
 def _allocate_pool(
