@@ -1,16 +1,26 @@
 """How the service is, computed in the background so that a probe only reads bytes (LB-4, OR-13)."""
 
+import logging
 from dataclasses import dataclass
 
 import msgspec
 
 from orchestrator.admission import Admission
+from orchestrator.log import fields, service_log
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Registry
+from orchestrator.registry import Instance, Registry
 from orchestrator.task import Task
+from worker.protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
 """Share of the queue's bound above which new work should go elsewhere."""
+
+_SENTENCES = {
+    "ready": "ready for work",
+    "not_ready": "not ready: no instance is up",
+    "draining": "draining: new work is refused",
+    "near_exhaustion": "near exhaustion: the queue is almost full",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,7 @@ class HealthBoard:
         self.startup = Probe(503, b'{"status":"starting"}')
         self.ready = Probe(503, b"{}")
         self.overall = Probe(200, b"{}")
+        self._was = "not_ready"
         self.refresh()
 
     def refresh(self) -> None:
@@ -39,22 +50,16 @@ class HealthBoard:
         if any(instance.card is not None for instance in self._registry):
             self.startup = Probe(200, b'{"status":"started"}')
         status = self._status()
+        if status != self._was:
+            level = logging.INFO if status == "ready" else logging.WARNING
+            service_log.log(level, "%s", _SENTENCES[status], extra=fields(status=status))
+            self._was = status
         body = msgspec.json.encode(
             {
                 "status": status,
                 "queue": {"depth": len(self._queue), "bound": self._queue.bound},
                 "models": sorted(self._registry.models()),
-                "instances": [
-                    {
-                        "address": instance.address,
-                        "state": instance.state.value,
-                        "draining": instance.draining,
-                        "reason": instance.reason,
-                        "model": None if instance.card is None else instance.card.model,
-                        "load": instance.load,
-                    }
-                    for instance in self._registry
-                ],
+                "instances": [_describe(instance) for instance in self._registry],
             }
         )
         self.ready = Probe(200 if status == "ready" else 503, body)
@@ -69,3 +74,32 @@ class HealthBoard:
         if bound > 0 and len(self._queue) > NEAR_EXHAUSTION * bound:
             return "near_exhaustion"
         return "ready"
+
+
+def _describe(instance: Instance) -> dict[str, object]:
+    """One instance as ``/health`` shows it. A KV block that is cached counts as free: it is given
+    up for whoever needs it, so it never makes an instance look full."""
+    described: dict[str, object] = {
+        "address": instance.address,
+        "state": instance.state.value,
+        "draining": instance.draining,
+        "reason": instance.reason,
+        "model": None if instance.card is None else instance.card.model,
+        "load": instance.load,
+    }
+    stats = instance.stats
+    if stats is not None:
+        described |= {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_blocks_used": stats.kv_blocks_used,
+            "kv_blocks_total": stats.kv_blocks_total,
+            "prefix_hit_rate": _hit_rate(stats),
+        }
+    return described
+
+
+def _hit_rate(stats: WorkerStats) -> float | None:
+    """Share of prompt tokens that the prefix cache spared (WK-5); None before the first prompt."""
+    prompts = stats.cached_tokens_total + stats.prefill_tokens_total
+    return round(stats.cached_tokens_total / prompts, 4) if prompts else None

@@ -120,6 +120,8 @@ class Settings(BaseSettings):
     # work
     default_max_tokens: int = Field(default=256, ge=1)
     """Where a client states none; clipped to what is left of the context."""
+    isolate_tenants: bool = False
+    """Tenants share no cached prefixes: nobody learns from a quick answer what others have sent."""
     queue_size: int = Field(default=100, ge=-1)
     """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
 
@@ -138,6 +140,10 @@ class Settings(BaseSettings):
     """A client that falls behind by more than this is disconnected (OR-11)."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
+    sse_keepalive_s: float = Field(default=15.0, ge=0)
+    """A stream that has begun carries a comment after so much silence; 0: never."""
+    metrics_event_ms: float = Field(default=1000.0, ge=0)
+    """A task's events have one of ``metrics`` among the tokens this often at most; 0: never."""
     keep_tasks: int = Field(default=1000, ge=0)
     keep_tasks_s: float = Field(default=600.0, ge=0)
     keep_tokens: int = Field(default=1_000_000, ge=0)

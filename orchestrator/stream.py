@@ -5,6 +5,10 @@ A stream takes bytes synchronously from the lane's reader and never makes it wai
     send ──┬─ direct ─▶ socket                    while the socket takes everything at once
            └─ backlog ─▶ the handler, which writes as the client reads    once it does not
 
+What only informs (``metrics``, ``narration``) goes directly or not at all: it is the first to be
+dropped for a client that falls behind, and a token never is. A stream that is silent for long
+carries a comment now and then, so that nothing between the two ends takes it for dead.
+
 Headers are only sent with the first bytes, so that until then an error can still be an HTTP
 status (DL-5). A client whose backlog outgrows its bound, or that reads nothing for too long while
 something waits for it, is disconnected.
@@ -18,6 +22,7 @@ from aiohttp import web
 
 from orchestrator.errors import TidegateError
 
+_KEEP_ALIVE = b": still there\n\n"
 _PIECE = 64 * 1024
 """A slow client must read this much within its time limit."""
 
@@ -34,6 +39,8 @@ class StreamLimits:
 
     backlog_bytes: int
     timeout_s: float
+    keepalive_s: float | None = None
+    """After this long without an event, a comment is sent; None: never."""
 
 
 class EventStream:
@@ -52,6 +59,9 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._direct = False
         self._chunked = True
+        self._quiet = True
+        self.dropped = 0
+        """Events that were offered while the client was behind."""
         self.too_slow = False
         """The client was disconnected for not reading."""
 
@@ -61,6 +71,7 @@ class EventStream:
         """Write one or more whole events. Never waits; quietly drops what nobody will read."""
         if not data:  # an empty chunk would end the response
             return
+        self._quiet = False
         if self._direct:
             transport = self._transport
             assert transport is not None
@@ -75,6 +86,13 @@ class EventStream:
         if len(self._backlog) > self._limits.backlog_bytes:
             self._give_up()
         self._woken.set()
+
+    def offer(self, data: bytes) -> None:
+        """Write whole events that may be lost: dropped while the client is behind (OR-11)."""
+        if self._direct:
+            self.send(data)
+        else:
+            self.dropped += 1
 
     def finish(self, data: bytes = b"") -> None:
         """Write the last events, then end the response."""
@@ -128,7 +146,7 @@ class EventStream:
                 if self._finished:
                     break
                 self._direct = True
-                await self._woken.wait()
+                await self._until_woken()
                 self._direct = False
             async with asyncio.timeout(self._limits.timeout_s):
                 await response.write_eof()
@@ -139,6 +157,18 @@ class EventStream:
             self._direct = False
         transport.set_write_buffer_limits()
         return response
+
+    async def _until_woken(self) -> None:
+        """Wait for the end, or for a client that does not keep up."""
+        while True:
+            self._quiet = True
+            try:
+                async with asyncio.timeout(self._limits.keepalive_s):
+                    await self._woken.wait()
+                    return
+            except TimeoutError:
+                if self._quiet:
+                    self.send(_KEEP_ALIVE)
 
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""

@@ -54,6 +54,11 @@ class WorkerSettings(BaseSettings):
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
     """KV blocks in the pool; 0 sizes it from memory."""
+    memory_soft_gib: float = Field(default=0.0, ge=0)
+    """More than this is warned about, once; 0: never."""
+    memory_hard_gib: float = Field(default=0.0, ge=0)
+    """What weights, KV pool and steps together may take, of the GPU's memory or on the CPU of the
+    process's own (WK-4): more stops the load, or costs the longest job; 0: whatever there is."""
     max_running: int = Field(default=64, ge=1)
     """Jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)
@@ -64,6 +69,10 @@ class WorkerSettings(BaseSettings):
     """By how much prompts may lengthen a step that also carries decodes."""
     prefix_cache: bool = True
     """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    kv_disk_path: Path | None = None
+    """Directory in which the KV of conversations outlives memory and restarts; None for none."""
+    kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
+    """Most that it may hold for one model; a fifth of the file system stays free in any case."""
     overlap: bool = True
     """Launch a step before the one before it is read, where the runner can (CUDA)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)

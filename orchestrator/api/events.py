@@ -5,14 +5,17 @@ Events are numbered, so that a client that lost its connection resumes where it 
     0 queued   1 started   2 … n+1 one per token   n+2 end or error
 
 A task that ended before it started has its terminal event as number 1. Text that was held back to
-the end comes as one more ``token`` event, without ids. A follower first replays what the task's
-transcript has, then hears the task itself.
+the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without
+a number: they are lost for a client that is behind, and never replayed. A follower first replays
+what the task's transcript has, then hears the task itself.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.stream import EventStream
 from orchestrator.task import Ending, Task
@@ -49,9 +52,14 @@ def last_number(task: Task) -> int | None:
 class TaskEvents:
     """Follows one task on behalf of one client, from after event ``after``."""
 
-    def __init__(self, stream: EventStream, after: int) -> None:
+    def __init__(
+        self, stream: EventStream, after: int, clock: Clock, *, metrics_every_s: float
+    ) -> None:
         self._stream = stream
         self._after = after
+        self._clock = clock
+        self._metrics_every_s = metrics_every_s
+        self._metrics_at = clock.now() + metrics_every_s if metrics_every_s else math.inf
 
     def past(self, task: Task, queue_position: int) -> Iterator[bytes]:
         """What has happened so far, in pieces; once that is all, the task is listened to.
@@ -86,6 +94,11 @@ class TaskEvents:
     def tokens(self, task: Task, delta: Delta) -> None:
         first = task.completion_tokens - len(delta.ids)
         self._stream.send(self._token_events(first, delta.ids, delta.texts, delta.logprobs or ()))
+        now = self._clock.now()
+        if now >= self._metrics_at:
+            self._metrics_at = now + self._metrics_every_s
+            data = _encode(_metrics_data(task, now, self._stream.dropped))
+            self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
 
     def ended(self, task: Task) -> None:
         ending, number = task.ending, last_number(task)
@@ -132,6 +145,17 @@ class TaskEvents:
 def _start_data(task: Task) -> dict[str, object]:
     waited_ms = 1000 * (task.marks.started - task.marks.received)
     return {"task_id": task.id, "waited_ms": round(waited_ms, 3)}
+
+
+def _metrics_data(task: Task, now: float, dropped: int) -> dict[str, object]:
+    decoding_s = now - task.marks.first_token
+    per_s = (task.completion_tokens - 1) / decoding_s if decoding_s > 0 else 0.0
+    return {
+        "completion_tokens": task.completion_tokens,
+        "tokens_per_s": round(per_s, 1),
+        "left_ms": round(task.deadline.left_ms(now), 1),
+        "events_dropped": dropped,
+    }
 
 
 def _last_words(task: Task, ending: Ending) -> dict[str, object]:

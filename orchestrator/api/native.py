@@ -143,7 +143,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     stream = EventStream(request, deadline_headers(task.deadline), stream_limits(gateway))
-    follower = TaskEvents(stream, after)
+    metrics_s = gateway.settings.metrics_event_ms / 1000
+    follower = TaskEvents(stream, after, gateway.clock, metrics_every_s=metrics_s)
     past = follower.past(task, gateway.queue_position(task))
     try:
         return await stream.run(past)
@@ -195,6 +196,7 @@ def stream_limits(gateway: Gateway) -> StreamLimits:
     return StreamLimits(
         backlog_bytes=gateway.settings.slow_client_buffer_bytes,
         timeout_s=gateway.settings.slow_client_timeout_s,
+        keepalive_s=gateway.settings.sse_keepalive_s or None,
     )
 
 

@@ -207,6 +207,7 @@ class _FakeLane:
         self._context = context
         self._seq = itertools.count()
         self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
         self._heartbeat: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
@@ -234,8 +235,20 @@ class _FakeLane:
         await self.worker.tell()
 
     async def send(self, **parts: object) -> None:
+        """Write a frame; one that has begun is written to its end, whoever is cancelled."""
         if self.worker.silent or self.silent:
             return
+        write = asyncio.create_task(self._write(parts))
+        self._writes.add(write)
+        write.add_done_callback(self._written)
+        await asyncio.shield(write)
+
+    def _written(self, write: asyncio.Task[None]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled():
+            write.exception()  # a sender that was cancelled does not ask
+
+    async def _write(self, parts: dict[str, object]) -> None:
         async with self._writing:
             frame = Frame(next(self._seq), draining=self.draining, **parts)  # type: ignore[arg-type]
             data = encode(frame)

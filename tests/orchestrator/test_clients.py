@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 
+import openai
 import pytest
 
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -153,6 +154,72 @@ async def test_or11_so_is_one_that_reads_nothing_for_too_long(
     await service.until(lambda: bool(service.journal.records))
     await service.until(lambda: not connections.connections)
     slow.close()
+
+
+async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_are_not(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """OR-11, OR-1: metrics come among the tokens, unnumbered, and are the first to go."""
+    worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan(step_s=0.01)
+    service = await make_service(
+        worker, slow_client_buffer_bytes=64 << 20, metrics_event_ms=0.001, keep_tokens=10**6
+    )
+
+    async def follow(max_tokens: int, *, pause: bool) -> list[str]:
+        body = {"prompt": "x", "max_tokens": max_tokens}
+        async with service.http.post("/v2/tasks", json=body) as response:
+            url = (await response.json())["events_url"]
+        loop = asyncio.get_running_loop()
+        client = socket.socket()
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(client, service.runner.addresses[0][:2])
+        await loop.sock_sendall(client, f"GET {url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        if pause:
+            ends = len(service.outcomes()) + 1
+            await service.until(lambda: len(service.outcomes()) == ends)
+        data = await read_to_end(client)
+        client.close()
+        return _unchunked(data).decode().split("\n\n")[:-1]
+
+    prompt_reader = await follow(10, pause=False)
+    metrics = [event for event in prompt_reader if event.startswith("event: metrics")]
+    assert 1 <= len(metrics) <= 10
+    assert json.loads(metrics[-1].partition("data: ")[2])["completion_tokens"] >= 2
+    events = await follow(20, pause=True)
+    numbers = [int(e.split("\n")[0].removeprefix("id: ")) for e in events if e.startswith("id: ")]
+    assert numbers == list(range(2 + 2000 + 1))
+    assert sum(event.startswith("event: metrics") for event in events) < 50
+
+
+async def test_or11_a_silent_stream_says_that_it_lives(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """Comments between events, after the headers only; the official SDK skips them."""
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    service = await make_service(worker, sse_keepalive_s=0.02)
+    client = await asyncio.to_thread(  # it reads certificates when it is made
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+    )
+    texts = []
+    async with client, await client.chat.completions.create(**CHAT, stream=True) as stream:
+        async for chunk in stream:
+            texts.append(chunk.choices[0].delta.content)
+            if texts == ["", "w0 "]:
+                await asyncio.sleep(0.1)
+                plan.release.set()
+    assert [text for text in texts if text] == [f"w{i} " for i in range(20)]
+
+    plan.release.clear()
+    raw = await send(service, CHAT | {"stream": True})
+    data = bytearray()
+    while data.count(b": still there") < 3:
+        data += await asyncio.get_running_loop().sock_recv(raw, 65536)
+    plan.release.set()
+    data += await read_to_end(raw)
+    raw.close()
+    assert data.index(b"w0") < data.index(b": still there") < data.index(b"w1")
 
 
 async def test_http_1_0_gets_its_stream_without_chunks(service: Service) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from orchestrator.log import JsonFormatter, TextFormatter
@@ -208,3 +209,25 @@ def test_log_lines() -> None:
     entry = json.loads(JsonFormatter().format(record))
     assert (entry["message"], entry["task_id"], entry["level"]) == ("chat met", "t", "info")
     assert TextFormatter().format(record).endswith("access  chat met task_id=t")
+
+
+async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OR-13, WK-5: KV blocks and prefix hit rate; every flip of readiness is logged once."""
+    async with service.http.get("/health/ready") as response:
+        (instance,) = (await response.json())["instances"]
+    assert (instance["kv_blocks_used"], instance["kv_blocks_total"]) == (0, 100)
+    assert instance["prefix_hit_rate"] is None and instance["running"] == 0
+    known = next(iter(service.gateway.registry))
+    assert known.stats is not None
+    known.stats = msgspec.structs.replace(
+        known.stats, cached_tokens_total=30, prefill_tokens_total=90
+    )
+    service.gateway.health.refresh()
+    (told,) = json.loads(service.gateway.health.ready.body)["instances"]
+    assert told["prefix_hit_rate"] == 0.25
+    with caplog.at_level("INFO", logger="orchestrator.service"):
+        service.gateway.refuse_new_work()
+        service.gateway.health.refresh()
+    assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1

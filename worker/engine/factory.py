@@ -12,9 +12,14 @@ from typing import NamedTuple
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
+from worker.engine.memory import MemoryGuard
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
+from worker.engine.step_memory import StepMemory
 from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
+from worker.kv.build import open_disk_tier
+from worker.kv.memory import KVMemory
+from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -51,6 +56,9 @@ class BuiltRunner(NamedTuple):
     dtype: str
     attention: str = "none"
     arithmetic: str = ""
+    memory: KVMemory | None = None
+    """How to copy KV blocks; None where there is no KV."""
+    guard: MemoryGuard | None = None
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
@@ -107,13 +115,16 @@ def _build(
     )
     digest = hashing.result()
     hash_salt = bytes.fromhex(digest)
+    engine_digest = _engine_digest(settings, built)
     engine = Engine(
         scheduler,
         built.runner,
         eos,
+        tier=_open_tier(settings, built, scheduler, digest, engine_digest),
         hash_salt=hash_salt,
         clock=clock,
         overlap=settings.overlap,
+        memory=StepMemory(built.guard),
     )
     card = ModelCard(
         model=settings.model_name or path.resolve().name,
@@ -130,7 +141,7 @@ def _build(
         hash_salt=hash_salt,
         engine=settings.engine,
         engine_version=_worker_version(),
-        engine_digest=_engine_digest(settings, built),
+        engine_digest=engine_digest,
         model_digest=digest,
         device=built.device,
         max_running=settings.max_running,
@@ -152,6 +163,25 @@ def _build(
         phases,
     )
     return EngineBundle(engine, tokenizer, card, phases.ms | {"total": total_ms})
+
+
+def _open_tier(
+    settings: WorkerSettings,
+    built: BuiltRunner,
+    scheduler: Scheduler,
+    model_digest: str,
+    engine_digest: str,
+) -> Tier | None:
+    if settings.kv_disk_path is None or built.memory is None:
+        return None
+    return open_disk_tier(
+        scheduler,
+        built.memory,
+        settings.kv_disk_path,
+        settings.kv_disk_bytes,
+        # What another engine computed is as good, but not the same to the last bit (WK-3).
+        model_digest + (engine_digest if settings.deterministic else ""),
+    )
 
 
 def _build_synthetic(

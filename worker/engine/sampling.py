@@ -44,6 +44,12 @@ class Sampled:
         ids: list[int] = self.ids.tolist()
         return ids, None if self.logprobs is None else self.logprobs.read(len(ids))
 
+    def on_its_way(self) -> "Sampled":
+        """A copy that the device is going to write to host memory; to be read after an event."""
+        if self.logprobs is None:
+            return Sampled(_send(self.ids))
+        return Sampled(_send(self.ids), self.logprobs.on_its_way())
+
 
 class Sampler:
     """Knows the parameters of the request in each slot, and what its text has held so far."""
@@ -166,6 +172,11 @@ class _Logprobs:
     top_values: Tensor
     top_ids: Tensor
 
+    def on_its_way(self) -> "_Logprobs":
+        """See ``Sampled.on_its_way``."""
+        own, values, ids = map(_send, (self.own, self.top_values, self.top_ids))
+        return _Logprobs(self.wanting, self.counts, own, values, ids)
+
     def read(self, rows: int) -> list[TokenLogprob | None]:
         found: list[TokenLogprob | None] = [None] * rows
         lists = (x.tolist() for x in (self.counts, self.own, self.top_ids, self.top_values))
@@ -173,6 +184,14 @@ class _Logprobs:
             top = list(zip(ids[:count], values[:count], strict=True))
             found[row] = TokenLogprob(own, top)
         return found
+
+
+def _send(tensor: Tensor) -> Tensor:
+    """Into pinned memory, where torch lets a copy run on without waiting for it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
 
 
 def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float32]:
