@@ -127,6 +127,8 @@ class Settings(BaseSettings):
     # work
     default_max_tokens: int = Field(default=256, ge=1)
     """Where a client states none; clipped to what is left of the context."""
+    isolate_tenants: bool = False
+    """Tenants share no cached prefixes: nobody learns from a quick answer what others have sent."""
     queue_size: int = Field(default=100, ge=-1)
     """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
 
@@ -143,6 +145,8 @@ class Settings(BaseSettings):
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
+    slow_client_kernel_bytes: int = Field(default=2**18, ge=4096)
+    """Beyond that, the kernel holds at most about this much for it."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)

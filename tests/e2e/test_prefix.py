@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
 from tests.e2e.conftest import Stack
+from tests.e2e.stack import Triton, eventually, running
 from worker.protocol import (
     PROTOCOL_VERSION,
     End,
@@ -106,3 +108,28 @@ async def test_wk5_a_second_identical_prompt_is_found_and_reported(demo: Stack) 
         await lane.until(lambda: lane.cached >= {*plain, *apart})
     async with TestLane(demo.triton.grpc) as lane:
         await lane.until(lambda: lane.cached >= {*plain, *apart})
+
+    def is_published() -> bool:
+        metric = demo.orchestrator.metric
+        spared = metric("tidegate_prompt_tokens_cached_total")
+        return spared >= again.cached_tokens and metric("tidegate_kv_blocks", kind="cached") > 0
+
+    await asyncio.to_thread(eventually, is_published, "the hits in /metrics")
+
+
+async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: Path) -> None:
+    """WK-6, WK-5: SIGTERM saves what is left to save; the next worker finds it."""
+    ids = [7 + i % 90 for i in range(100)]
+    triton = Triton(kv_disk_path=tmp_path)
+    try:
+        with running(triton):
+            async with TestLane(triton.grpc) as lane:
+                await lane.run(1, ids, session="chat")
+                await lane.run(2, ids + lane.tokens[1] + ids[:20])
+        with running(triton):
+            async with TestLane(triton.grpc) as again:
+                end = await again.run(2, ids + lane.tokens[1] + ids[:20], session="chat")
+    finally:
+        triton.close()
+    assert end.cached_tokens == 96
+    assert again.tokens[2] == lane.tokens[2]

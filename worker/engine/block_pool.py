@@ -52,6 +52,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def empty_count(self) -> int:
+        """Of the free blocks, those that ``allocate`` gives without evicting anything."""
+        return len(self._empty)
+
+    @property
     def names(self) -> Iterable[bytes]:
         """Every name that ``match`` would find."""
         return self._blocks.keys()
@@ -78,13 +83,14 @@ class BlockPool:
                 self._cached.remove(block)
             self._references[block] += 1
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
         """Give up one reference to each. One too many is our own bug.
 
         ``blocks`` are in the order of their text: its end is then evicted before its beginning,
-        without which it could not be found.
+        without which it could not be found. ``as_oldest``: they are evicted before all others.
         """
-        for block in reversed(blocks):
+        push = self._cached.push_oldest if as_oldest else self._cached.push
+        for block in blocks if as_oldest else reversed(blocks):
             references = self._references[block]
             assert references, f"block {block} was freed twice"
             self._references[block] = references - 1
@@ -92,7 +98,7 @@ class BlockPool:
                 if self._names[block] is None:
                     self._empty.append(block)
                 else:
-                    self._cached.push(block)
+                    push(block)
 
     def fits(self, shared: Sequence[int], count: int) -> bool:
         """Whether ``share(shared)`` and then ``allocate(count)`` are possible."""
@@ -112,8 +118,9 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def holds(self, name: bytes) -> bool:
-        return name in self._blocks
+    def find(self, name: bytes) -> int | None:
+        """The block of that name."""
+        return self._blocks.get(name)
 
     def name(self, block: int, name: bytes) -> bool:
         """Say what a used block holds, now that it is computed; from now on it can be shared.

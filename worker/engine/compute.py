@@ -46,14 +46,14 @@ class Whole:
     """All tokens of a step in one pass."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:
-        self._model = model
-        self._attention = attention
+        self.model = model
+        self.attention = attention
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._model.forward(token_ids, positions, self._attention.prepare(batch))
+        return self.model.forward(token_ids, positions, self.attention.prepare(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        return self.model.logits(hidden)
 
 
 class Tiled:

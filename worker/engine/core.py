@@ -108,6 +108,12 @@ class EngineStats:
     evicted_blocks_total: int = 0
     hit_blocks_total: int = 0
     missed_blocks_total: int = 0
+    disk_saved_blocks_total: int = 0
+    disk_loaded_blocks_total: int = 0
+    disk_save_ms_total: float = 0.0
+    disk_load_ms_total: float = 0.0
+    disk_failures_total: int = 0
+    disk_skipped_blocks_total: int = 0
 
 
 class EngineService(Protocol):

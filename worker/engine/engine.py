@@ -48,12 +48,16 @@ from worker.engine.request import (
 )
 from worker.engine.runner import OverlappingRunner, Plan, Row, Runner, StepResult
 from worker.engine.scheduler import Scheduler
+from worker.engine.step_memory import StepMemory, StepOutcome
 from worker.engine.totals import Totals, snapshot
+from worker.kv.tier import NoTier, Tier
 from worker.log import engine_log
 from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLogprob, prefix_salt
 
 IDLE_CHECK_S = 1.0
 """Once idle for so long, the books are checked: nobody waits for it then."""
+STALLED_S = 0.005
+"""Cancels and deadlines are looked at so often while nothing can be computed."""
 
 
 class Engine:
@@ -70,17 +74,21 @@ class Engine:
         runner: Runner,
         eos_token_ids: Collection[int],
         *,
+        tier: Tier | None = None,
         hash_salt: bytes = b"",
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
         overlap: bool = False,
+        memory: StepMemory | None = None,
     ) -> None:
         """``overlap`` takes effect with an ``OverlappingRunner`` only."""
+        self._memory = memory or StepMemory()
         self.scheduler = scheduler
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         self._draw_seed = draw_seed
+        self._tier: Tier = tier or NoTier()
         self._hash_salt = hash_salt
         self._pace = scheduler.pace
         self._launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
@@ -96,11 +104,14 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._stopped = False
+        self._stalled = False
+        """Requests wait, and nothing can be computed until something comes back from disk."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._journal = CacheJournal(scheduler.pool)
         self._totals = Totals()
-        self._stats = snapshot(scheduler, self._lookout, self._totals)
+        self._tier.attach(self._notify)
+        self._stats = snapshot(scheduler, self._lookout, self._totals, self._tier.stats())
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
 
@@ -146,7 +157,7 @@ class Engine:
             self._stopping = True
             self._wake.notify()
         if self._thread is None:
-            self._publish(self._shut_down())
+            self._shut_down()
         elif self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -159,35 +170,47 @@ class Engine:
         except Exception:
             engine_log.exception("the engine broke; it ends all of its jobs and takes no more")
         finally:
-            self._publish(self._shut_down())
+            self._shut_down()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
-            if not self._wake.wait_for(self._has_news, IDLE_CHECK_S):
+            if self._stalled:
+                self._wake.wait_for(self._has_news, STALLED_S)
+            elif not self.scheduler.has_work and not self._wake.wait_for(
+                self._has_news, IDLE_CHECK_S
+            ):
                 self.scheduler.check_integrity()
                 self._wake.wait_for(self._has_news)
             return not self._stopping
 
     def _has_news(self) -> bool:
-        return self._stopping or bool(self._inbox) or self.scheduler.has_work
+        return self._stopping or bool(self._inbox) or self._tier.has_results
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def step(self) -> list[Event]:
         """Do one step and return what happened, per job in order."""
         events: list[Event] = []
         now = self._clock()
+        self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
         plan = self._schedule(now, events)
+        is_busy = plan is not None or self._flight is not None
         if self._launcher is not None and not self._catching_up:
             self._overlap(self._launcher, plan, events)
         elif plan is not None:
             self._catching_up = False
-            result = self._execute(plan, events)
-            if result is not None:
-                self._apply(plan, result, events, self.scheduler.advance)
+            done = self._execute(plan, events)
+            if done is not None:
+                self._apply(done.plan, done.result, events, self.scheduler.advance)
+        self._stalled = not is_busy and self.scheduler.has_work
+        self._tier.spill()
         self._journal.publish()
-        self._stats = snapshot(self.scheduler, self._lookout, self._totals)
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())
         return events
 
     def _look(self, now: float, events: list[Event]) -> None:
@@ -207,6 +230,8 @@ class Engine:
                 events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
+            else:
+                self._tier.restore(request, now)
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule()
@@ -215,23 +240,28 @@ class Engine:
             events.append(JobStarted(request.job, (now - request.submitted_at) * 1e3))
         return schedule.plan
 
-    def _execute(self, plan: Plan, events: list[Event]) -> StepResult | None:
-        """Compute the plan; None when the runner failed and the plan's jobs were ended."""
+    def _execute(self, plan: Plan, events: list[Event]) -> StepOutcome | None:
+        """Compute what fits of the plan; None when the runner failed and its jobs were ended."""
         started = self._clock()
         try:
-            result = self._runner.execute(plan)
-            if len(result.ids) != len(plan.rows):
-                raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
+            done = self._memory.execute(self._runner, plan)
         except Exception as error:
             self._fail(plan.rows, error, events)
             return None
-        self._measure(plan, result, self._clock() - started)
-        return result
+        for request, ending in done.failed:
+            self._finish(request, self._endings.pop(request, ending), events)
+        if not done.plan.rows:
+            return None
+        self._measure(done.plan, done.result, self._clock() - started)
+        return done
 
     def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
         """Launch the plan, then read the step before it."""
         before, self._flight = self._flight, None
+        if plan is not None and self._memory.is_over_limit():
+            self._catching_up, plan = True, None
         if plan is not None:
+            plan = self._memory.cut(plan)
             try:
                 self._flight = Flight(plan, runner.launch(plan), self._clock())
             except Exception:
@@ -347,13 +377,15 @@ class Engine:
             self._endings.setdefault(request, ending)
             request.leaving = True
             return
+        if request.slot >= 0:
+            self._tier.keep(request)
         self.scheduler.release(request)
         events.append(self._record(request, ending))
 
     def _record(self, request: Request, ending: Ending) -> JobFinished:
         return finished(request, ending, self._clock())
 
-    def _shut_down(self) -> list[Event]:
+    def _shut_down(self) -> None:
         """End every job that is left and release the runner. Idempotent."""
         with self._wake:
             self._stopped = True
@@ -368,6 +400,7 @@ class Engine:
                 self.scheduler.discard(row)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._finish(request, self._endings.pop(request, DRAINED), events)
+        self._publish(events)
+        self._tier.close()
         self._runner.close()
-        self._stats = snapshot(self.scheduler, self._lookout, self._totals)
-        return events
+        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())

@@ -30,6 +30,13 @@ class LruList:
         self._newer[newest] = self._older[self._end] = block
         self._count += 1
 
+    def push_oldest(self, block: int) -> None:
+        """Make ``block``, which is not in the list, its oldest."""
+        oldest = self._newer[self._end]
+        self._newer[block], self._older[block] = oldest, self._end
+        self._older[oldest] = self._newer[self._end] = block
+        self._count += 1
+
     def remove(self, block: int) -> None:
         """Take ``block``, which is in the list, out of it."""
         older, newer = self._older[block], self._newer[block]

@@ -50,6 +50,8 @@ class Request:
     """Prompt tokens that were found computed."""
     begun: bool = False
     """A step has been planned for it."""
+    loading: bool = False
+    """Blocks of its head are on their way from disk: it is not admitted yet."""
     leaving: bool = False
     """No further step is to be planned for it; it stays until those launched have been read."""
     latest_start: float = 0.0

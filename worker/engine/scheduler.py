@@ -8,6 +8,8 @@ beyond the cached prefix need reserving.
 
 import math
 from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engine.block_pool import BlockPool
@@ -68,6 +70,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self._free_slots = list(range(config.max_running - 1, -1, -1))
+        self._lent: Counter[int] = Counter()
+        """Blocks that are being copied, and how often."""
         self._blocked = False
         """Nobody can be admitted until something ends or arrives."""
 
@@ -114,7 +118,11 @@ class Scheduler:
         budget = self._prompt_budget(decodes)
         if len(prefilling) > 1:
             prefilling.sort(key=self._slack_order)
-        ahead: list[Request] = []
+        # Those whose launched blocks have no names yet, as their step has not been read.
+        size = self.config.block_tokens
+        ahead = [
+            request for request in self.running if (request.named + 1) * size <= request.computed
+        ]
         for request in prefilling:
             if not budget:
                 break
@@ -176,6 +184,28 @@ class Scheduler:
         request.slot = -1
         request.blocks = []
 
+    def lend(self, blocks: Sequence[int]) -> None:
+        """Keep named blocks as they are until ``take_back``."""
+        self.pool.share(blocks)
+        self._lent.update(blocks)
+
+    def set_aside(self, count: int) -> list[int]:
+        """Blocks for somebody else to fill, until ``take_back``. So many must be free."""
+        blocks = self.pool.allocate(count)
+        self._lent.update(blocks)
+        return blocks
+
+    def take_back(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
+        """What was lent or set aside may be used and evicted again (see ``BlockPool.free``)."""
+        self._lent.subtract(blocks)
+        self._lent = +self._lent
+        self.pool.free(blocks, as_oldest=as_oldest)
+        self.unblock()
+
+    def unblock(self) -> None:
+        """Somebody who could not be admitted perhaps can now."""
+        self._blocked = False
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
         self.pool.check_integrity()
@@ -183,7 +213,9 @@ class Scheduler:
         full = {block for request in self.running for block in request.blocks[: request.named]}
         assert len(own) == len(set(own)), "two requests write the same block"
         assert not full & set(own), "a shared block is written"
-        assert len(full) + len(own) == self.pool.used_count, "blocks are used that no request holds"
+        assert not self._lent.keys() & set(own), "a block that is lent is written"
+        held = len(full | self._lent.keys()) + len(own)
+        assert held == self.pool.used_count, "blocks are used that nobody holds"
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
         for request in self.running:
@@ -235,6 +267,10 @@ class Scheduler:
     def _slack_order(self, request: Request) -> tuple[float, float]:
         return self._latest_start(request), request.submitted_at
 
+    def _has_unnamed_blocks(self, request: Request) -> bool:
+        """A step that was launched fills them, and has not been read yet."""
+        return request.computed >= (request.named + 1) * self.config.block_tokens
+
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens of the next step: with decodes in it, no more than delay them little."""
         budget = self.config.max_step_tokens - decodes
@@ -266,20 +302,21 @@ class Scheduler:
 
         None when nobody can be admitted, which then holds until something ends or arrives.
         """
-        if self.waiting and self._free_slots:
-            head = self.waiting[0]
+        ready = [request for request in self.waiting if not request.loading]
+        if ready and self._free_slots:
+            head, *others = ready
             if self._reserve(head):
                 return head
             if head.overtaken < self.config.most_overtakes:
-                for request in self._not_delaying(head):
+                for request in self._not_delaying(head, others):
                     if self._reserve(request):
                         head.overtaken += 1
                         return request
         self._blocked = True
         return None
 
-    def _not_delaying(self, head: Request) -> list[Request]:
-        """Waiting requests that leave ``head`` its blocks by the time it can have them at all.
+    def _not_delaying(self, head: Request, others: Sequence[Request]) -> list[Request]:
+        """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
 
         EASY backfilling (Lifka 1995), in steps instead of hours: running requests end at the
         latest with their last token, so the step is known in which enough of them have.
@@ -294,7 +331,7 @@ class Scheduler:
         spare = -missing
         return [
             request
-            for request in self.waiting[1:]
+            for request in others
             if self._steps_left(request) <= fits_after
             or self._blocks_for(request.limit_tokens) <= spare
         ]

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
+from worker.attention.staging import to_device
 from worker.engine.compute import Compute
 from worker.engine.request import Request
 from worker.engine.runner import Plan, Row, StepResult
@@ -44,7 +45,7 @@ class TorchRunner:
         if self._compute is None:
             raise RuntimeError("the runner is closed")
         try:
-            slots = self._table.slots_of(plan.rows, self._sampler.begin)
+            slots = self._table.slots_of(plan.rows, self._begin)
             batch, token_ids, positions = self._pack(plan, slots)
             hidden = self._compute.hidden(batch, token_ids, positions)
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
@@ -59,13 +60,17 @@ class TorchRunner:
             if self._device.type == "cuda":
                 # The caller may free the rows' blocks at once, also after a failure (WP-4).
                 torch.cuda.synchronize(self._device)
-        return _spread(len(plan.rows), sampling, ids, logprobs)
+        return spread(len(plan.rows), sampling, ids, logprobs)
 
     def close(self) -> None:
         """Drop model and pool."""
         self._compute = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _begin(self, slot: int, request: Request) -> None:
+        """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
+        self._sampler.begin(slot, request)
 
     def _pack(
         self, plan: Plan, slots: NDArray[np.int64]
@@ -92,11 +97,10 @@ class TorchRunner:
             block_table=block_table,
             slots=blocks * self._block_tokens + positions % self._block_tokens,
         )
-        ids = torch.tensor(token_ids, dtype=torch.int64).to(self._device)
-        return batch, ids, self._to_device(positions)
+        return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 class _SlotTable:
@@ -122,7 +126,7 @@ class _SlotTable:
         return slots
 
 
-def _spread(
+def spread(
     rows: int,
     sampling: Sequence[int],
     ids: Sequence[int],

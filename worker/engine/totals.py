@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from worker.engine.core import EngineStats
 from worker.engine.lookout import Lookout
 from worker.engine.scheduler import Scheduler
+from worker.kv.tier import TierStats
 
 
 @dataclass(slots=True)
@@ -20,7 +21,9 @@ class Totals:
     """Computed, not those found in the cache."""
 
 
-def snapshot(scheduler: Scheduler, lookout: Lookout, totals: Totals) -> EngineStats:
+def snapshot(
+    scheduler: Scheduler, lookout: Lookout, totals: Totals, disk: TierStats
+) -> EngineStats:
     """The state after a step."""
     pool, pace, prefixes = scheduler.pool, scheduler.pace, scheduler.prefixes
     return EngineStats(
@@ -43,4 +46,10 @@ def snapshot(scheduler: Scheduler, lookout: Lookout, totals: Totals) -> EngineSt
         evicted_blocks_total=pool.evictions_total,
         hit_blocks_total=prefixes.hit_blocks_total,
         missed_blocks_total=prefixes.missed_blocks_total,
+        disk_saved_blocks_total=disk.saved_blocks,
+        disk_loaded_blocks_total=disk.loaded_blocks,
+        disk_save_ms_total=disk.save_ms,
+        disk_load_ms_total=disk.load_ms,
+        disk_failures_total=disk.failures,
+        disk_skipped_blocks_total=disk.skipped_blocks,
     )

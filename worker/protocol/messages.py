@@ -152,7 +152,9 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
     them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
     evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
-    admitted prompts that the prefix cache did and did not hold.
+    admitted prompts that the prefix cache did and did not hold. ``disk_…`` are of the tier beneath
+    it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
+    before the disk had taken those before them.
     """
 
     kv_blocks_total: int
@@ -177,6 +179,10 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_loaded_blocks_total: int = 0
     hit_blocks_total: int = 0
     missed_blocks_total: int = 0
+    disk_save_ms_total: float = 0.0
+    disk_load_ms_total: float = 0.0
+    disk_failures_total: int = 0
+    disk_skipped_blocks_total: int = 0
 
 
 class CacheReport(msgspec.Struct, array_like=True, frozen=True):

@@ -279,4 +279,10 @@ class Emitter:
             evicted_blocks_total=stats.evicted_blocks_total,
             hit_blocks_total=stats.hit_blocks_total,
             missed_blocks_total=stats.missed_blocks_total,
+            disk_saved_blocks_total=stats.disk_saved_blocks_total,
+            disk_loaded_blocks_total=stats.disk_loaded_blocks_total,
+            disk_save_ms_total=stats.disk_save_ms_total,
+            disk_load_ms_total=stats.disk_load_ms_total,
+            disk_failures_total=stats.disk_failures_total,
+            disk_skipped_blocks_total=stats.disk_skipped_blocks_total,
         )

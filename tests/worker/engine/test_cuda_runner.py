@@ -1,0 +1,327 @@
+"""The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.engine.harness import end_of, ids_of
+from tests.worker.engine.test_torch_engine import FAR, prompt
+from tests.worker.models.checkpoints import make_checkpoint
+from worker.attention import AttentionStep, KVPool, PackedBatch
+from worker.attention.reference import ReferenceAttention
+from worker.engine.block_pool import BlockPool
+from worker.engine.compute import Whole
+from worker.engine.core import Event, Job, JobTokens
+from worker.engine.cuda_runner import CudaRunner, build_cuda_runner
+from worker.engine.decode_graphs import Recording, Step, batch_sizes
+from worker.engine.engine import Engine
+from worker.engine.runner import OverlappingRunner, Runner
+from worker.engine.sampling import Sampler
+from worker.engine.scheduler import Scheduler, SchedulerConfig
+from worker.engine.stream_meter import StreamMeter
+from worker.engine.torch_runner import TorchRunner
+from worker.models.config import read_config
+from worker.models.registry import load_model
+from worker.protocol import AbortCause, FinishReason, Sampling
+
+CPU = torch.device("cpu")
+BLOCKS, BLOCK_TOKENS, MAX_RUNNING = 60, 4, 6
+
+
+class CallAgain:
+    """A ``Recorder`` whose recordings write where the first call did."""
+
+    def record(self, call: Step) -> Recording:
+        results = call()
+
+        def replay() -> None:
+            for there, value in zip(results, call(), strict=True):
+                there.copy_(value)
+
+        return Recording(replay, results)
+
+
+class RefilledReference(ReferenceAttention):
+    """The reference with decodes that read their batch from tensors when they attend."""
+
+    def decode_step(
+        self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
+    ) -> AttentionStep:
+        backend = self
+
+        class RefilledStep:
+            def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+                rows = len(contexts)
+                assert contexts.max() <= most_keys
+                batch = PackedBatch(
+                    decodes=rows,
+                    query_tokens=np.ones(rows, np.int64),
+                    context_tokens=contexts.numpy().astype(np.int64),
+                    block_table=table.numpy().astype(np.int64),
+                    slots=slots.numpy().copy(),
+                )
+                return backend.prepare(batch).attend(layer, queries, keys_values)
+
+        return RefilledStep()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = True) -> Engine:
+    config = read_config(path)
+    model = load_model(path, config, torch.float32, CPU)
+    pool = KVPool(
+        layers=config.num_layers,
+        blocks=BLOCKS + 1,
+        block_tokens=BLOCK_TOKENS,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    attention = (RefilledReference if graphs else ReferenceAttention)(pool, config.num_heads)
+    max_blocks = config.context_tokens // BLOCK_TOKENS
+    sampler = Sampler(
+        config.eos_token_ids,
+        CPU,
+        slots=MAX_RUNNING,
+        vocab_size=config.vocab_size,
+        max_tokens=config.context_tokens,
+    )
+    sizes = {
+        "block_tokens": BLOCK_TOKENS,
+        "max_running": MAX_RUNNING,
+        "max_blocks": max_blocks,
+    }
+    runner: Runner = (
+        build_cuda_runner(
+            Whole(model, attention),
+            sampler,
+            device=CPU,
+            dummy_block=BLOCKS,
+            recorder=CallAgain(),
+            **sizes,
+        )
+        if cuda_like
+        else TorchRunner(Whole(model, attention), sampler, device=CPU, **sizes)
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            vocab_size=config.vocab_size,
+            context_tokens=config.context_tokens,
+            block_tokens=BLOCK_TOKENS,
+            max_running=MAX_RUNNING,
+            max_waiting=64,
+            max_step_tokens=24,
+            min_start_budget_s=0.0,
+        ),
+        BlockPool(BLOCKS),
+    )
+    return Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+
+
+def jobs() -> list[Job]:
+    """Every way to sample, prompts long and short, ends by length and by end of sequence."""
+    ways: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 4, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 1.2, "seed": 9, "min_tokens": 6, "ignore_eos": False},
+        {"temperature": 0.0, "logit_bias": ((7, 3.0), (11, 2.0))},
+        {"temperature": 1.5, "seed": 2, "top_k": 5, "presence_penalty": 0.5, "logprobs": 0},
+    ]
+    made = []
+    for n in range(14):
+        way = {"max_tokens": 3 + n * 5 % 17, "ignore_eos": True} | ways[n % len(ways)]
+        made.append(Job(prompt(1 + n * 7 % 40, seed=n), Sampling(**way), FAR))  # type: ignore[arg-type]
+    return made
+
+
+def run(engine: Engine, todo: list[Job]) -> list[Event]:
+    for job in todo:
+        engine.submit(job)
+    events = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used_count == 0
+    return events
+
+
+def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]]:
+    todo = jobs()
+    events = run(engine, todo)
+    return [
+        (
+            ids_of(job, events),
+            end_of(job, events).reason,
+            [
+                (round(one.logprob, 4), [token for token, _ in one.top])
+                for event in events
+                if isinstance(event, JobTokens) and event.job is job and event.logprobs
+                for one in event.logprobs
+            ],
+        )
+        for job in todo
+    ]
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_tokens_are_those_of_the_plain_runner(tiny: Path, overlap: bool, graphs: bool) -> None:
+    """LB-7: greedy and drawn, with penalties, biases and log-probabilities."""
+    engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs)
+    assert isinstance(engine._runner, CudaRunner)
+    assert (engine._runner._graphs is not None) == graphs
+    assert answers(engine) == answers(build(tiny, cuda_like=False))
+
+
+def test_it_overlaps(tiny: Path) -> None:
+    engine = build(tiny, cuda_like=True)
+    assert isinstance(engine._runner, OverlappingRunner)
+    engine.submit(jobs()[0])
+    engine.step()
+    assert engine._flight is not None
+    engine.stop()
+
+
+def test_decodes_are_replayed_and_padding_touches_nothing_real(tiny: Path) -> None:
+    """Three rows on a recording of four: the fourth works on the dummy page."""
+    engine = build(tiny, cuda_like=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner) and runner._graphs is not None
+    assert isinstance(runner._compute, Whole)
+    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    todo = [Job(prompt(5, seed=n), Sampling(max_tokens=6, temperature=0.0), FAR) for n in range(3)]
+    for job in todo:
+        engine.submit(job)
+    engine.step()
+    used = {block for request in engine.scheduler.running for block in request.blocks}
+    others = [block for block in range(BLOCKS) if block not in used]
+    pool.data[:, others] = 77.0
+    pool.data[:, BLOCKS] = 0.0
+    replays = 0
+    plain = runner._graphs.replay
+
+    def counted(*args: object) -> object:
+        nonlocal replays
+        replays += 1
+        return plain(*args)  # type: ignore[arg-type]
+
+    runner._graphs.replay = counted  # type: ignore[method-assign,assignment]
+    while engine.scheduler.has_work:
+        engine.step()
+    assert replays == 5
+    assert (pool.data[:, others] == 77.0).all()
+    assert pool.data[:, BLOCKS].any(), "no padding"
+
+
+def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
+    """WP-4."""
+    engine = build(tiny, cuda_like=True)
+    expected_job = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
+    expected = ids_of(expected_job, run(engine, [expected_job]))
+    engine.scheduler.pool.forget()
+    aborted = [
+        Job(prompt(20, seed=5 + n), Sampling(max_tokens=90, ignore_eos=True), FAR) for n in range(2)
+    ]
+    for job in aborted:
+        engine.submit(job)
+    for _ in range(6):
+        engine.step()
+    for job in aborted:
+        engine.cancel(job, AbortCause.CANCEL)
+    again = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
+    assert ids_of(again, run(engine, [again])) == expected
+
+
+def test_a_step_that_fails_leaves_a_sound_engine(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that fails is done over; one that fails again ends the step's jobs."""
+    engine = build(tiny, cuda_like=True)
+    todo, after = jobs()[:4], jobs()[4:6]
+    for job in todo:
+        engine.submit(job)
+    events = engine.step() + engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "sample", lambda *args: 1 / 0)
+        events += engine.step() + engine.step()
+    assert engine.scheduler.pool.used_count == 0
+    assert len(run(engine, after)) > 2
+
+
+def test_batch_sizes() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(6) == [1, 2, 4, 6]
+    assert batch_sizes(20) == [1, 2, 4, 8, 16, 20]
+
+
+def test_a_closed_runner_holds_nothing(tiny: Path) -> None:
+    engine = build(tiny, cuda_like=True)
+    engine.stop()
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner)
+    assert runner._compute is None and runner._graphs is None and runner._state is None
+
+
+class FakeEvent:
+    now_ms = 0.0
+
+    def __init__(self) -> None:
+        self.at_ms = -1.0
+
+    def record(self) -> None:
+        self.at_ms = FakeEvent.now_ms
+
+    def query(self) -> bool:
+        return self.at_ms >= 0
+
+    def elapsed_time(self, end_event: object) -> float:
+        assert isinstance(end_event, FakeEvent)
+        return end_event.at_ms - self.at_ms
+
+
+def test_stream_utilization_is_sampled() -> None:
+    """LB-7: busy for 3 of 4 ms."""
+    made = []
+
+    def make() -> FakeEvent:
+        made.append(FakeEvent())
+        return made[-1]
+
+    meter = StreamMeter(make)
+    for _ in range(100):
+        meter.begin()
+        FakeEvent.now_ms += 3
+        meter.end()
+        FakeEvent.now_ms += 1
+    assert meter.utilization == pytest.approx(0.75)
+    assert len(made) < 20
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_overlap_changes_no_token(tiny: Path) -> None:
+    from worker.engine.factory import build_engine
+    from worker.settings import WorkerSettings
+
+    def texts(overlap: bool) -> list[list[int]]:
+        settings = WorkerSettings(
+            model_path=tiny, device="cuda", dtype="float32", overlap=overlap, max_running=6
+        )
+        engine = build_engine(settings).engine
+        assert isinstance(engine, Engine)
+        todo = jobs()
+        events = run(engine, todo)
+        engine.stop()
+        return [ids_of(job, events) for job in todo]
+
+    assert texts(True) == texts(False)

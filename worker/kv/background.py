@@ -1,0 +1,48 @@
+"""Threads for what must not hold up the engine."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from worker.log import engine_log
+
+Task = Callable[[], None]
+
+
+class Background(Protocol):
+    """Runs tasks one after the other, somewhere else. Tests run them by hand."""
+
+    def submit(self, task: Task) -> None: ...
+
+    def close(self, grace_s: float) -> None:
+        """Take no more; give what is left so much time. Idempotent."""
+
+
+class BackgroundThread:
+    """A ``Background`` on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._closed = False
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task) -> None:
+        if not self._closed:
+            self._tasks.put(task)
+
+    def close(self, grace_s: float) -> None:
+        if not self._closed:
+            self._closed = True
+            self._tasks.put(None)
+            self._thread.join(grace_s)
+            self._abandoned = True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._abandoned:
+            try:
+                task()
+            except Exception:
+                engine_log.exception("a task of %s failed; going on", self._thread.name)

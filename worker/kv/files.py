@@ -1,0 +1,100 @@
+"""One KV block as one safetensors file, written so that it is there as a whole or not at all."""
+
+import json
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FORMAT: Final = "tidegate-kv-1"
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """What a block looks like: ``dtype`` as safetensors spells it, ``shape`` without the block.
+
+    ::
+
+        8 bytes     length of the header
+        header      JSON: name and CRC-32 of the content, dtype and shape; always equally long
+        content     shape, in C order
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    block_bytes: int
+
+    def header(self, name: bytes, crc: int) -> bytes:
+        """All that comes before the content. It depends on nothing but what is stated here."""
+        fields = {
+            "__metadata__": {"format": _FORMAT, "name": name.hex(), "crc32": f"{crc:08x}"},
+            "kv": {
+                "dtype": self.dtype,
+                "shape": list(self.shape),
+                "data_offsets": [0, self.block_bytes],
+            },
+        }
+        text = json.dumps(fields, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    @property
+    def file_bytes(self) -> int:
+        return len(self.header(bytes(32), 0)) + self.block_bytes
+
+    def write(self, path: Path, name: bytes, content: Bytes) -> None:
+        """Write and sync a temporary file beside ``path``, then rename it. Raises ``OSError``."""
+        data = content.data.cast("B")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                _write_all(file.fileno(), self.header(name, zlib.crc32(data)))
+                _write_all(file.fileno(), data)
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def read(self, path: Path, name: bytes, into: Bytes) -> bool:
+        """Fill ``into`` from ``path``; False when that is not exactly what ``write`` wrote.
+
+        Raises ``OSError`` when there is no file or it cannot be read.
+        """
+        data = into.data.cast("B")
+        with path.open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != self.file_bytes:
+                return False
+            header = file.read(self.file_bytes - self.block_bytes)
+            done = 0
+            while done < len(data):
+                count = file.readinto(data[done:])
+                if not count:
+                    return False
+                done += count
+        return header == self.header(name, zlib.crc32(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """As ``BlockFormat.write``, for a small text file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
