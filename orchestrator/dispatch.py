@@ -11,7 +11,7 @@ from orchestrator.placement import Need, place
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
 from orchestrator.settle import Settler, failed, judge, overdue
-from orchestrator.task import Ending, Stage, Task
+from orchestrator.task import Ending, Job, Stage, Task
 from worker.protocol import AbortCause, Delta, End
 
 
@@ -88,6 +88,8 @@ class Dispatcher:
             deadline_unix_ms=task.deadline.unix_ms,
             on_deadline=task.job.on_deadline,
             correlation_id=task.correlation_id,
+            cache_salt=task.cache_salt,
+            session=_session(task.job),
         )
 
     def _deadline_passed(self, task: Task) -> None:
@@ -195,3 +197,8 @@ class LaneFlight:
         self.cause = ending.cause
         self.abandoned_at = self._dispatcher.now()
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
+
+
+def _session(job: Job) -> str:
+    """As workers know a conversation: tenants may use the same names."""
+    return f"{job.tenant}/{job.session_id}" if job.session_id else ""

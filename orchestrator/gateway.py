@@ -83,6 +83,7 @@ class Gateway:
             floor_ms=settings.admission_floor_ms,
             default_max_tokens=settings.default_max_tokens,
         )
+        self._isolate_tenants = settings.isolate_tenants
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -107,6 +108,7 @@ class Gateway:
         ``listeners`` hear all of it but a refusal, which is raised.
         """
         task = Task(self._new_id(), job)
+        task.cache_salt = job.tenant if self._isolate_tenants else ""
         self.metrics.offered.labels(job.api).inc()
         self._live.add(task)
         task.on_end.append(self._forget)

@@ -4,7 +4,8 @@ Nothing here is paid per token: lanes and tasks count in plain integers, which a
 somebody scrapes (LB-8). Names end in their unit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,9 +22,38 @@ from prometheus_client.registry import Collector
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import InstanceState, Registry
 from orchestrator.task import Task
+from worker.protocol import WorkerStats
 
 _MS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 1e5, 3e5)
 _US = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
+
+
+_WORKER_TOTALS: Final[tuple[tuple[str, str, Callable[[WorkerStats], float]], ...]] = (
+    (
+        "prompt_tokens_computed",
+        "Prompt tokens that workers computed",
+        lambda stats: stats.prefill_tokens_total,
+    ),
+    (
+        "prompt_tokens_cached",
+        "Prompt tokens found in the prefix cache (WK-5)",
+        lambda stats: stats.cached_tokens_total,
+    ),
+    ("prefix_blocks_hit", "Of prompts' blocks, those cached", lambda stats: stats.hit_blocks_total),
+    ("prefix_blocks_missed", "And those not", lambda stats: stats.missed_blocks_total),
+    ("prefix_blocks_evicted", "For others' sake", lambda stats: stats.evicted_blocks_total),
+    ("kv_disk_blocks_saved", "Blocks to disk", lambda stats: stats.disk_saved_blocks_total),
+    ("kv_disk_blocks_loaded", "Blocks from disk", lambda stats: stats.disk_loaded_blocks_total),
+    ("kv_disk_blocks_skipped", "Evicted unsaved", lambda stats: stats.disk_skipped_blocks_total),
+    ("kv_disk_save_ms", "Time spent saving", lambda stats: stats.disk_save_ms_total),
+    ("kv_disk_load_ms", "Time spent loading", lambda stats: stats.disk_load_ms_total),
+    (
+        "kv_disk_failures",
+        "Block files that could not be written or used",
+        lambda stats: stats.disk_failures_total,
+    ),
+)
+"""Counted by each worker since it began: name, text, where it is."""
 
 
 class Metrics:
@@ -139,7 +169,9 @@ class _StateCollector(Collector):
 
     def _instances(self) -> Iterable[Metric]:
         state = _family("instance_state", "1 for the state that an instance is in", "state")
-        blocks = _family("kv_blocks", "KV blocks; used + free = total", "kind")
+        blocks = _family(
+            "kv_blocks", "KV blocks; used + free = total, and cached ones are free", "kind"
+        )
         jobs = _family("worker_jobs", "Jobs on the worker, ours and others'", "kind")
         load = _family("instance_load", "Our jobs on the instance")
         step = _family("step_ms", "Moving average of a decoding step")
@@ -152,6 +184,10 @@ class _StateCollector(Collector):
             "Jobs handed in since the worker began",
             labels=["instance"],
         )
+        totals = [
+            (CounterMetricFamily(f"tidegate_{name}", text, labels=["instance"]), read)
+            for name, text, read in _WORKER_TOTALS
+        ]
         for instance in self._registry:
             name = instance.address
             for possible in InstanceState:
@@ -163,13 +199,16 @@ class _StateCollector(Collector):
             blocks.add_metric([name, "used"], stats.kv_blocks_used)
             blocks.add_metric([name, "free"], stats.kv_blocks_free)
             blocks.add_metric([name, "total"], stats.kv_blocks_total)
+            blocks.add_metric([name, "cached"], stats.kv_blocks_cached)
+            for family, read in totals:
+                family.add_metric([name], read(stats))
             jobs.add_metric([name, "running"], stats.running)
             jobs.add_metric([name, "waiting"], stats.waiting)
             step.add_metric([name], stats.step_ms)
             check.add_metric([name], stats.check_us)
             made.add_metric([name], stats.tokens_total)
             jobs_made.add_metric([name], stats.jobs_total)
-        return [state, blocks, jobs, load, step, check, made, jobs_made]
+        return [state, blocks, jobs, load, step, check, made, jobs_made, *(f for f, _ in totals)]
 
 
 def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -120,6 +120,8 @@ class Settings(BaseSettings):
     # work
     default_max_tokens: int = Field(default=256, ge=1)
     """Where a client states none; clipped to what is left of the context."""
+    isolate_tenants: bool = False
+    """Tenants share no cached prefixes: nobody learns from a quick answer what others have sent."""
     queue_size: int = Field(default=100, ge=-1)
     """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
 

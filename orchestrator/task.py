@@ -232,6 +232,7 @@ class Task:
     """One offered request."""
 
     __slots__ = (
+        "cache_salt",
         "completion_tokens",
         "correlation_id",
         "deadline",
@@ -264,6 +265,8 @@ class Task:
         self.model = ""
         """The model's own name, once it is known that there is such a model."""
         self.vocabulary = b""
+        self.cache_salt = ""
+        """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
         self.sampling = job.sampling
         self.token_ids: Sequence[int] = ()
         """The prompt; forgotten when the task ends."""

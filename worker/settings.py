@@ -35,7 +35,17 @@ class WorkerSettings(BaseSettings):
     device: Literal["cuda", "cpu"] = "cuda"
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
-    """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
+    checkpoint's, the CPU has instructions for it and the model is beyond the caches, else float32.
+    """
+    weights: Literal["packed", "mapped"] = "packed"
+    """On the CPU: copied into the order that computes fastest, or views of the files, without a
+    copy and slower."""
+    quantize: Literal["none", "int8"] = "none"
+    """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
+    cpu_threads: int = Field(default=0, ge=0)
+    """Threads of a step on the CPU; 0 is one for a small model, else one per core, unless
+    ``OMP_NUM_THREADS`` says otherwise."""
     deterministic: bool = False
     """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
     attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
@@ -44,6 +54,11 @@ class WorkerSettings(BaseSettings):
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
     """KV blocks in the pool; 0 sizes it from memory."""
+    memory_soft_gib: float = Field(default=0.0, ge=0)
+    """More than this is warned about, once; 0: never."""
+    memory_hard_gib: float = Field(default=0.0, ge=0)
+    """What weights, KV pool and steps together may take, of the GPU's memory or on the CPU of the
+    process's own (WK-4): more stops the load, or costs the longest job; 0: whatever there is."""
     max_running: int = Field(default=64, ge=1)
     """Jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)

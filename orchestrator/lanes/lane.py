@@ -149,6 +149,8 @@ class Lane:
         deadline_unix_ms: int,
         on_deadline: OnDeadline,
         correlation_id: str,
+        cache_salt: str = "",
+        session: str = "",
     ) -> int:
         """Send a job; returns its handle. Exactly one of ``ended`` and ``lost`` will follow."""
         assert self.is_open, "submitted to a lane that is not open"
@@ -165,6 +167,8 @@ class Lane:
             deadline_unix_ms=deadline_unix_ms,
             on_deadline=on_deadline,
             correlation_id=correlation_id,
+            cache_salt=cache_salt,
+            session=session,
         )
         self._post(message, f"{handle}/{correlation_id}")
         return handle

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
 from tests.e2e.conftest import Stack
-from tests.e2e.stack import Triton, running
+from tests.e2e.stack import Triton, eventually, running
 from worker.protocol import (
     PROTOCOL_VERSION,
     End,
@@ -108,6 +108,13 @@ async def test_wk5_a_second_identical_prompt_is_found_and_reported(demo: Stack) 
         await lane.until(lambda: lane.cached >= {*plain, *apart})
     async with TestLane(demo.triton.grpc) as lane:
         await lane.until(lambda: lane.cached >= {*plain, *apart})
+
+    def is_published() -> bool:
+        metric = demo.orchestrator.metric
+        spared = metric("tidegate_prompt_tokens_cached_total")
+        return spared >= again.cached_tokens and metric("tidegate_kv_blocks", kind="cached") > 0
+
+    await asyncio.to_thread(eventually, is_published, "the hits in /metrics")
 
 
 async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: Path) -> None:

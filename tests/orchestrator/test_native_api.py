@@ -181,6 +181,18 @@ async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> 
     assert wished.on_deadline is OnDeadline.FIT
 
 
+@pytest.mark.parametrize(("isolated", "salt"), [(False, ""), (True, "acme")])
+async def test_sessions_and_salts_reach_the_worker(
+    worker: FakeWorker, make_service: MakeService, isolated: bool, salt: str
+) -> None:
+    """OR-2, WK-5: a conversation is its tenant's own; prefixes only where tenants are isolated."""
+    service = await make_service(worker, isolate_tenants=isolated)
+    await submit(service, tenant="acme", session_id="s-1")
+    await submit(service, tenant="acme")
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert [(s.session, s.cache_salt) for s in worker.submits] == [("acme/s-1", salt), ("", salt)]
+
+
 async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(tokens=1)
     for prompt, expected in (("x", 256), ("x" * 400, 112), ("x" * 511, 1)):

@@ -48,6 +48,7 @@ from worker.engine.request import (
 )
 from worker.engine.runner import OverlappingRunner, Plan, Row, Runner, StepResult
 from worker.engine.scheduler import Scheduler
+from worker.engine.step_memory import StepMemory, StepOutcome
 from worker.engine.totals import Totals, snapshot
 from worker.kv.tier import NoTier, Tier
 from worker.log import engine_log
@@ -78,8 +79,10 @@ class Engine:
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
         overlap: bool = False,
+        memory: StepMemory | None = None,
     ) -> None:
         """``overlap`` takes effect with an ``OverlappingRunner`` only."""
+        self._memory = memory or StepMemory()
         self.scheduler = scheduler
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
@@ -201,9 +204,9 @@ class Engine:
             self._overlap(self._launcher, plan, events)
         elif plan is not None:
             self._catching_up = False
-            result = self._execute(plan, events)
-            if result is not None:
-                self._apply(plan, result, events, self.scheduler.advance)
+            done = self._execute(plan, events)
+            if done is not None:
+                self._apply(done.plan, done.result, events, self.scheduler.advance)
         self._stalled = not is_busy and self.scheduler.has_work
         self._tier.spill()
         self._journal.publish()
@@ -237,23 +240,28 @@ class Engine:
             events.append(JobStarted(request.job, (now - request.submitted_at) * 1e3))
         return schedule.plan
 
-    def _execute(self, plan: Plan, events: list[Event]) -> StepResult | None:
-        """Compute the plan; None when the runner failed and the plan's jobs were ended."""
+    def _execute(self, plan: Plan, events: list[Event]) -> StepOutcome | None:
+        """Compute what fits of the plan; None when the runner failed and its jobs were ended."""
         started = self._clock()
         try:
-            result = self._runner.execute(plan)
-            if len(result.ids) != len(plan.rows):
-                raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
+            done = self._memory.execute(self._runner, plan)
         except Exception as error:
             self._fail(plan.rows, error, events)
             return None
-        self._measure(plan, result, self._clock() - started)
-        return result
+        for request, ending in done.failed:
+            self._finish(request, self._endings.pop(request, ending), events)
+        if not done.plan.rows:
+            return None
+        self._measure(done.plan, done.result, self._clock() - started)
+        return done
 
     def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
         """Launch the plan, then read the step before it."""
         before, self._flight = self._flight, None
+        if plan is not None and self._memory.is_over_limit():
+            self._catching_up, plan = True, None
         if plan is not None:
+            plan = self._memory.cut(plan)
             try:
                 self._flight = Flight(plan, runner.launch(plan), self._clock())
             except Exception:
