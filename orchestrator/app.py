@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from orchestrator.api import health, native, openai
+from orchestrator.api import health, instances, native, openai
 from orchestrator.api.context import (
     CONTEXT,
     CORRELATION_HEADER,
@@ -56,7 +56,7 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
     app[AUTH] = Authenticator(keys_of(settings))
-    app.add_routes([*native.routes(), *openai.routes(), *health.routes()])
+    app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
     app.on_response_prepare.append(_name_response)
     return app
 

@@ -13,6 +13,8 @@ from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
 from orchestrator.errors import Draining, TidegateError
 from orchestrator.health import HealthBoard
+from orchestrator.instances import Roster, source_of
+from orchestrator.instances.addresses import is_source
 from orchestrator.journal import Journal
 from orchestrator.lanes import LaneConfig
 from orchestrator.limits import limiter_of
@@ -55,8 +57,9 @@ class Gateway:
         )
         self._rng = rng
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="tidegate-tokens")
+        listed = tuple(entry for entry in settings.instances if not is_source(entry))
         self.registry = Registry(
-            settings.instances,
+            listed,
             lanes_per_instance=settings.lanes_per_instance,
             lane_config=LaneConfig(
                 open_timeout_s=settings.lane_open_timeout_s,
@@ -72,6 +75,14 @@ class Gateway:
             executor=self._executor,
             on_change=self._instances_changed,
             on_emission=self.metrics.emission_sampled,
+        )
+        self.roster = Roster(
+            self.registry,
+            listed,
+            [source_of(entry) for entry in settings.instances if is_source(entry)],
+            clock,
+            read_every_s=settings.read_instances_every_s,
+            grace_s=settings.leave_grace_s,
         )
         service_time = ServiceTime()
         self._settler = Settler(self.metrics, journal, service_time, clock)
@@ -184,6 +195,7 @@ class Gateway:
     def start(self) -> None:
         """Connect to every instance and keep an eye on them."""
         self.registry.start()
+        self.roster.start()
         self._looking = asyncio.create_task(self._look())
 
     def refuse_new_work(self) -> None:
@@ -208,6 +220,7 @@ class Gateway:
         """Close every lane and thread. Call ``finish`` before."""
         if self._looking is not None:
             self._looking.cancel()
+        await self.roster.close()
         await self.registry.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -216,6 +229,7 @@ class Gateway:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 self.registry.look()
+                await self.roster.sweep()
                 self.store.prune()
                 self.health.refresh()
             except Exception:

@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from enum import StrEnum
 
 from orchestrator.clock import Clock
-from orchestrator.errors import ModelNotFound, NotReady
+from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.log import fields, lane_log
 from orchestrator.placement import Candidate
@@ -34,6 +34,10 @@ class InstanceState(StrEnum):
     DOWN = "down"
 
 
+LANE_SILENT_S = 0.6
+"""A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
+
+
 class Instance:
     """One Triton and the lanes to it."""
 
@@ -44,6 +48,12 @@ class Instance:
         self.reason = "not reached yet"
         """Why it is not up, for people; empty while it is."""
         self.draining = False
+        """The worker itself takes no new work."""
+        self.held = False
+        """An operator wants it to have no new work."""
+        self.leaving_since: float | None = None
+        """When it was taken off the list, in seconds of the clock; None while it is on it."""
+        self.forgotten = False
         self.encoder: PromptEncoder | None = None
         self.stats: WorkerStats | None = None
         self.foreign_load = 0
@@ -57,7 +67,8 @@ class Instance:
     def ready(self) -> bool:
         return (
             self.state is InstanceState.UP
-            and not self.draining
+            and not (self.draining or self.held or self.leaving_since is not None)
+            and not self.forgotten
             and any(lane.is_open for lane in self.lanes)
         )
 
@@ -66,8 +77,12 @@ class Instance:
         return sum(lane.load for lane in self.lanes) + self.foreign_load
 
     def best_lane(self) -> Lane:
-        """The open lane with the fewest jobs."""
-        return min((lane for lane in self.lanes if lane.is_open), key=lambda lane: lane.load)
+        """The open lane with the fewest jobs, of those that have had a frame lately."""
+        lanes = [lane for lane in self.lanes if lane.is_open]
+        freshest = max(lane.last_frame_at for lane in lanes)
+        return min(
+            lanes, key=lambda lane: (freshest - lane.last_frame_at > LANE_SILENT_S, lane.load)
+        )
 
     def silent_s(self, now: float) -> float:
         """Since when no open lane has had a frame, in seconds."""
@@ -93,7 +108,7 @@ class Registry:
         on_emission: Callable[[float, int], None],
     ) -> None:
         self.snapshot_version = 0
-        self.instances = {address: Instance(address) for address in addresses}
+        self.instances: dict[str, Instance] = {}
         self._suspect_after_s = suspect_after_s
         self._down_after_s = down_after_s
         self._backlog = worker_backlog
@@ -104,17 +119,19 @@ class Registry:
         self._loading: set[asyncio.Task[None]] = set()
         self._looked_at = clock.now()
         self._closing = False
-        for instance in self.instances.values():
-            instance.lanes = [
-                Lane(instance.address, lane_config, self, clock, rng)
-                for _ in range(lanes_per_instance)
-            ]
+        self._started = False
+        self._lanes_per_instance = lanes_per_instance
+        self._lane_config = lane_config
+        self._rng = rng
+        for address in addresses:
+            self.add(address)
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.instances.values())
 
     def start(self) -> None:
         """Start connecting to every instance."""
+        self._started = True
         for instance in self:
             for lane in instance.lanes:
                 lane.start()
@@ -125,6 +142,69 @@ class Registry:
         for task in self._loading:
             task.cancel()
         await asyncio.gather(*(lane.close() for instance in self for lane in instance.lanes))
+
+    # ── which instances there are ────────────────────────────────────────────────────────────
+
+    def addresses(self) -> dict[str, float | None]:
+        """Every instance, and since when it is leaving if it is."""
+        return {instance.address: instance.leaving_since for instance in self}
+
+    def idle(self, address: str) -> bool:
+        """Whether no job of ours is on an instance."""
+        return not any(lane.load for lane in self.instances[address].lanes)
+
+    def add(self, address: str) -> None:
+        """Open lanes to one more instance, or keep one that was leaving. Idempotent."""
+        instance = self.instances.get(address)
+        if instance is None:
+            instance = self.instances[address] = Instance(address)
+            instance.lanes = [
+                Lane(address, self._lane_config, self, self._clock, self._rng)
+                for _ in range(self._lanes_per_instance)
+            ]
+            if self._started:
+                lane_log.info("instance added", extra=fields(instance=address))
+                for lane in instance.lanes:
+                    lane.start()
+        elif instance.leaving_since is None or instance.forgotten:
+            return
+        instance.leaving_since = None
+        self._topology_moved()
+
+    def retire(self, address: str) -> None:
+        """Give an instance no new work, for it is about to be forgotten. Idempotent."""
+        instance = self.instances[address]
+        if instance.leaving_since is None:
+            instance.leaving_since = self._clock.now()
+            lane_log.info("instance leaving", extra=fields(instance=address))
+            self._topology_moved()
+
+    async def forget(self, address: str) -> None:
+        """Close an instance's lanes, whatever still runs on them, and drop it."""
+        instance = self.instances[address]
+        instance.forgotten = True
+        await asyncio.gather(*(lane.close() for lane in instance.lanes))
+        del self.instances[address]
+        lane_log.info("instance removed", extra=fields(instance=address))
+        self._topology_moved()
+
+    def hold(self, address: str, held: bool) -> Instance:
+        """Give an instance no new work, or some again. Idempotent. Raises ``NotFound``."""
+        instance = self.instances.get(address)
+        if instance is None:
+            known = ", ".join(sorted(self.instances)) or "none"
+            raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
+        if instance.held is not held:
+            instance.held = held
+            what = "instance drained by an operator" if held else "instance undrained"
+            lane_log.info(what, extra=fields(instance=address))
+            self._topology_moved()
+        return instance
+
+    def _topology_moved(self) -> None:
+        self.snapshot_version += 1
+        if self._started:
+            self._on_change()
 
     # ── what can be served ───────────────────────────────────────────────────────────────────
 
@@ -198,7 +278,8 @@ class Registry:
     def lane_closed(self, lane: Lane, reason: str) -> None:
         instance = self.instances[lane.address]
         if reason != instance.reason:  # an instance that stays away is not worth a line each time
-            level = logging.INFO if self._closing else logging.WARNING
+            meant = self._closing or instance.forgotten
+            level = logging.INFO if meant else logging.WARNING
             lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
         if not any(other.is_open for other in instance.lanes):
             instance.stats = None
@@ -277,6 +358,8 @@ class Registry:
         self._serve(instance, encoder)
 
     def _serve(self, instance: Instance, encoder: PromptEncoder) -> None:
+        if instance.forgotten:
+            return
         if instance.encoder is not encoder:
             instance.encoder = encoder
             self.snapshot_version += 1

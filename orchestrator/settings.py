@@ -27,6 +27,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from orchestrator.instances.addresses import check_entry
 from orchestrator.log import LogFormat
 
 ENV_PREFIX = "TIDEGATE_"
@@ -97,7 +98,13 @@ class Settings(BaseSettings):
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
-    """``host:port`` of each instance's gRPC endpoint, comma-separated."""
+    """``host:port`` of each instance's gRPC endpoint, comma-separated. ``dns:host:port`` stands for
+    every address of a name, ``file:path`` for a file with one address per line; both are followed.
+    """
+    read_instances_every_s: float = Field(default=2.0, gt=0)
+    """How often names are resolved and files looked at."""
+    leave_grace_s: float = Field(default=30.0, ge=0)
+    """Jobs on an instance that is no longer named may finish within this."""
     lanes_per_instance: int = Field(default=1, ge=1, le=10)
     lane_keepalive_s: float = Field(default=60.0, gt=0)
     lane_open_timeout_s: float = Field(default=5.0, gt=0)
@@ -138,6 +145,8 @@ class Settings(BaseSettings):
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
+    slow_client_kernel_bytes: int = Field(default=2**18, ge=4096)
+    """Beyond that, the kernel holds at most about this much for it."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
@@ -181,17 +190,11 @@ class Settings(BaseSettings):
     @classmethod
     def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("at least one host:port is needed")
+            raise ValueError("at least one host:port, dns:host:port or file:path is needed")
         if len(set(value)) != len(value):
             raise ValueError("an instance is named twice")
-        for address in value:
-            if "/" in address:
-                raise ValueError(f"expected host:port without a scheme or path, got {address!r}")
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isascii() and port.isdigit()):
-                raise ValueError(f"expected host:port, got {address!r}")
-            if not 0 < int(port) < 65536:
-                raise ValueError(f"the port must be 1 to 65535, got {address!r}")
+        for entry in value:
+            check_entry(entry)
         return value
 
     @field_validator("token", "admin_token")

@@ -17,6 +17,7 @@ something waits for it, is disconnected.
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from socket import SO_SNDBUF, SOL_SOCKET
 
 from aiohttp import web
 
@@ -39,6 +40,8 @@ class StreamLimits:
 
     backlog_bytes: int
     timeout_s: float
+    kernel_bytes: int = 2**18
+    """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
     keepalive_s: float | None = None
     """After this long without an event, a comment is sent; None: never."""
 
@@ -134,6 +137,9 @@ class EventStream:
             raise ConnectionResetError("the client is gone")
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._transport = transport
+        socket = transport.get_extra_info("socket")
+        if socket is not None:
+            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._limits.kernel_bytes)
         # Any unsent byte then counts as pressure, and draining means that all have left.
         transport.set_write_buffer_limits(high=0)
         try:

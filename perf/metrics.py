@@ -1,6 +1,7 @@
 """An orchestrator's own counts, read where Prometheus would."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -31,6 +32,26 @@ class Scrape:
     def between(cls, before: Self, after: Self) -> Self:
         """What was counted in between; gauges mean nothing in it."""
         return cls({k: value - before.samples.get(k, 0.0) for k, value in after.samples.items()})
+
+    def quantile(self, name: str, q: float) -> float:
+        """The ``q``-quantile (0 to 1) of a histogram, interpolated within its bucket as Prometheus
+        does. Raises ``ValueError`` when nothing was counted."""
+        edges: dict[float, float] = {}
+        for (found, labels), count in self.samples.items():
+            if found == f"{name}_bucket":
+                edge = float(dict(labels)["le"])
+                edges[edge] = edges.get(edge, 0.0) + count
+        total = edges.get(math.inf, 0.0)
+        if not total:
+            raise ValueError(f"{name} has counted nothing")
+        below_edge, below = 0.0, 0.0
+        for edge, count in sorted(edges.items()):
+            if count >= q * total:
+                if math.isinf(edge):
+                    break
+                return below_edge + (edge - below_edge) * (q * total - below) / (count - below)
+            below_edge, below = edge, count
+        return below_edge
 
     @property
     def is_idle(self) -> bool:

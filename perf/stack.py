@@ -31,6 +31,8 @@ class StackSpec:
     row_ms: float = 0.0
     prompt_token_ms: float = 0.0
     max_running: int = 64
+    queue_size: int = 100
+    """Of the orchestrator."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
 
@@ -85,7 +87,9 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
     async with (
         tritons(spec, 1) as (triton,),
-        orchestrating([triton.grpc_address], {}) as orchestrator,
+        orchestrating(
+            [triton.grpc_address], {"TIDEGATE_QUEUE_SIZE": str(spec.queue_size)}
+        ) as orchestrator,
     ):
         yield Stack(triton, orchestrator, find_triton(None, state_dir()).version)
 

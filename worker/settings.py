@@ -35,7 +35,17 @@ class WorkerSettings(BaseSettings):
     device: Literal["cuda", "cpu"] = "cuda"
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
-    """``auto``: float32 on the CPU, the checkpoint's own type on CUDA."""
+    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
+    checkpoint's, the CPU has instructions for it and the model is beyond the caches, else float32.
+    """
+    weights: Literal["packed", "mapped"] = "packed"
+    """On the CPU: copied into the order that computes fastest, or views of the files, without a
+    copy and slower."""
+    quantize: Literal["none", "int8"] = "none"
+    """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
+    cpu_threads: int = Field(default=0, ge=0)
+    """Threads of a step on the CPU; 0 is one for a small model, else one per core, unless
+    ``OMP_NUM_THREADS`` says otherwise."""
     deterministic: bool = False
     """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
     attention: Literal["auto", "reference", "triton", "varlen"] = "auto"

@@ -196,6 +196,7 @@ def stream_limits(gateway: Gateway) -> StreamLimits:
     return StreamLimits(
         backlog_bytes=gateway.settings.slow_client_buffer_bytes,
         timeout_s=gateway.settings.slow_client_timeout_s,
+        kernel_bytes=gateway.settings.slow_client_kernel_bytes,
         keepalive_s=gateway.settings.sse_keepalive_s or None,
     )
 

@@ -1,6 +1,18 @@
 """The benchmarks, in the order in which they run: those that share a stack stand together."""
 
-from perf.benches import analyzer, cancel, deadline, emitter, health, paced, relay, ttft
+from perf.benches import (
+    admission,
+    analyzer,
+    cancel,
+    deadline,
+    emitter,
+    health,
+    paced,
+    queued,
+    relay,
+    streams,
+    ttft,
+)
 from perf.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
@@ -13,4 +25,7 @@ BENCHES: tuple[Bench, ...] = (
     relay.SINGLE,
     paced.BENCH,
     cancel.BENCH,
+    streams.BENCH,
+    queued.BENCH,
+    admission.BENCH,
 )

@@ -137,3 +137,17 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
     text = svg.read_text()
     for policy in POLICIES:
         assert policy.label in text
+
+
+def test_a_quantile_of_a_histogram_is_interpolated() -> None:
+    """As Prometheus does: evenly within a bucket, the last finite edge beyond it."""
+
+    def bucket(edge: str) -> tuple[str, frozenset[tuple[str, str]]]:
+        return "h_bucket", frozenset({("le", edge)})
+
+    told = Scrape({bucket("1.0"): 50.0, bucket("2.0"): 90.0, bucket("+Inf"): 100.0})
+    assert told.quantile("h", 0.5) == 1.0
+    assert told.quantile("h", 0.7) == 1.5
+    assert told.quantile("h", 0.99) == 2.0
+    with pytest.raises(ValueError, match="nothing"):
+        told.quantile("other", 0.5)

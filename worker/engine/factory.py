@@ -2,7 +2,9 @@
 
 import hashlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
+from worker.models.phases import Phases
 from worker.protocol import ModelCard
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
@@ -37,6 +40,8 @@ class EngineBundle:
     engine: EngineService
     tokenizer: Tokenizer
     card: ModelCard
+    load_ms: Mapping[str, float] = field(default_factory=dict)
+    """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
 
 
 class BuiltRunner(NamedTuple):
@@ -62,16 +67,35 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
     settings that do not fit each other, each with what to do about it.
     """
-    started = time.monotonic()
+    phases = Phases()
     path = settings.model_path
     config = read_config(path)
-    tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
+    with ThreadPoolExecutor(1, "tidegate-digest") as aside:
+        hashing = aside.submit(_timed_digest, path, phases)
+        return _build(settings, config, clock, phases, hashing)
+
+
+def _timed_digest(path: Path, phases: Phases) -> str:
+    with phases.timed("digest"):
+        return model_digest(path)
+
+
+def _build(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    clock: Clock,
+    phases: Phases,
+    hashing: Future[str],
+) -> EngineBundle:
+    path = settings.model_path
+    with phases.timed("tokenizer"):
+        tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
     eos = config.eos_token_ids or _optional(tokenizer.eos_token_id)
     if settings.engine == "torch":
         # Here, so that a synthetic engine starts without torch.
         from worker.engine.torch_build import build_torch_runner
 
-        built = build_torch_runner(settings, config, eos)
+        built = build_torch_runner(settings, config, eos, phases)
     else:
         built = _build_synthetic(settings, config, tokenizer, clock)
 
@@ -89,7 +113,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         ),
         BlockPool(built.blocks),
     )
-    digest = model_digest(path)
+    digest = hashing.result()
     hash_salt = bytes.fromhex(digest)
     engine_digest = _engine_digest(settings, built)
     engine = Engine(
@@ -125,17 +149,20 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
     )
+    total_ms = phases.total_ms()
     model_log.info(
-        "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d",
+        "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d;"
+        " ms by phase: %s",
         card.model,
         built.device,
-        time.monotonic() - started,
+        total_ms / 1e3,
         settings.engine,
         built.blocks,
         settings.block_tokens,
         card.context_tokens,
+        phases,
     )
-    return EngineBundle(engine, tokenizer, card)
+    return EngineBundle(engine, tokenizer, card, phases.ms | {"total": total_ms})
 
 
 def _open_tier(
@@ -192,6 +219,8 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
+        "weights": settings.weights,
+        "quantize": settings.quantize,
         "attention": built.attention,
         "arithmetic": built.arithmetic,
         "block_tokens": settings.block_tokens,

@@ -1,88 +1,148 @@
-"""Which tokens may be drawn at all: top-k, then top-p of those, and min-p."""
+"""Which tokens may be drawn, and with what weight: top-k, then top-p of those, and min-p."""
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_NARROW: Final = 64
-"""Up to this ``top_k`` the largest logits are selected, beyond it all are sorted.
+_NARROW: Final = 256
+_WIDE: Final = 1024
+"""How many of the largest logits are looked at: up to a ``top_k`` of 128 so many, else, on the CPU,
+1024 and then all if that was too few. Sorting all of 150,000 takes many times as long there.
 
-A row's own parameters decide it, never its company's: the two differ in their rounding.
+A row's own parameters and logits decide it, never its company: each rounds a little differently.
 """
+_WORTH_SELECTING: Final = 4
+"""Of fewer than so many times the tokens, selecting takes longer than sorting."""
 
 
-def leave_out_(
+class Candidates(NamedTuple):
+    """What ``rows`` of a step may draw: ``weights`` [rows, tokens], 0 for what is left out.
+
+    ``ids`` [rows, tokens] are theirs; None: the whole vocabulary in its order.
+    """
+
+    rows: NDArray[np.int64]
+    weights: Tensor
+    ids: Tensor | None
+
+
+def candidates(
     logits: Tensor,
     top_k: NDArray[np.int64],
     top_p: NDArray[np.float32],
     min_p: NDArray[np.float32],
-) -> None:
-    """Put -inf where a token of ``logits`` [rows, vocabulary] must not be drawn.
+) -> Iterator[Candidates]:
+    """Every row of ``logits`` [rows, vocabulary] once, among those that are filtered like it.
 
     ``top_p`` is a share of what ``top_k`` left, ``min_p`` a share of the most likely token's
     probability, as in transformers. Of equally likely tokens at the edge of ``top_k`` and
-    ``top_p``, those with the lower ids stay. A row without a filter keeps every token.
+    ``top_p``, those with the lower ids stay (on CUDA not where they are hundreds).
     """
     vocabulary = logits.shape[-1]
     unlimited = (top_k <= 0) | (top_k >= vocabulary)
     limit = np.where(unlimited, vocabulary, top_k)
-    narrow = limit <= _NARROW
-    wide = ~narrow & (~unlimited | (top_p < 1))
-    floors = _floors(logits, min_p)  # before -inf stands anywhere
-    for rows, width in ((narrow, min(_NARROW, vocabulary)), (wide, vocabulary)):
-        if rows.any():
-            chosen = np.flatnonzero(rows)
-            _keep_likeliest_(logits, chosen, width, limit[chosen], top_p[chosen])
-    if floors is not None:
-        logits.masked_fill_(logits < floors, -torch.inf)
+    filtered = ~unlimited | (top_p < 1)
+    on_cpu = logits.device.type == "cpu"
+    narrow = limit <= _NARROW // 2
+    whole = np.flatnonzero(~filtered)
+    if len(whole):
+        mine = _rows_of(logits, whole)
+        yield Candidates(whole, _weights(mine, mine.amax(-1, keepdim=True), min_p[whole]), None)
+    for which, width in (
+        (filtered & narrow, _NARROW),
+        (filtered & ~narrow, _WIDE if on_cpu else vocabulary),
+    ):
+        rows = np.flatnonzero(which)
+        if width * _WORTH_SELECTING > vocabulary:
+            width = vocabulary
+        while len(rows):
+            mine = _rows_of(logits, rows)
+            values, ids = _largest(mine, width)
+            weights = _weights(values, values[:, :1], min_p[rows])
+            kept, undecided = _kept(mine, values, limit[rows], top_p[rows])
+            weights = weights.masked_fill(~kept, 0.0)
+            if undecided is None or not undecided.any():
+                yield Candidates(rows, weights, ids)
+                break
+            decided = np.flatnonzero(~undecided)
+            if len(decided):
+                yield Candidates(rows[decided], _rows_of(weights, decided), _rows_of(ids, decided))
+            rows, width = rows[undecided], vocabulary
 
 
-def _floors(logits: Tensor, min_p: NDArray[np.float32]) -> Tensor | None:
-    """Least logits [rows, 1] that ``min_p`` lets through."""
-    if not min_p.any():
-        return None
-    with np.errstate(divide="ignore"):
-        distance = torch.from_numpy(np.log(min_p)).to(logits.device, non_blocking=True)
-    return logits.amax(dim=-1, keepdim=True) + distance[:, None]
+def _kept(
+    logits: Tensor, values: Tensor, limit: NDArray[np.int64], top_p: NDArray[np.float32]
+) -> tuple[Tensor, NDArray[np.bool_] | None]:
+    """Which of the largest ``values`` stay [rows, width], and which rows must look at more of them.
 
-
-def _keep_likeliest_(
-    logits: Tensor,
-    rows: NDArray[np.int64],
-    width: int,
-    limit: NDArray[np.int64],
-    top_p: NDArray[np.float32],
-) -> None:
-    device = logits.device
-    whole = len(rows) == len(logits)
-    where = torch.from_numpy(rows).to(device, non_blocking=True)
-    mine = logits if whole else logits[where]
-    ordered = _largest(mine, width)
-    share = np.where(top_p < 1, top_p, np.inf).astype(np.float32)
+    The latter is None where that is certain, or the device would have to be waited for.
+    """
+    device, width = values.device, values.shape[-1]
     limits = torch.from_numpy(limit).to(device, non_blocking=True)[:, None]
+    share = np.where(top_p < 1, top_p, np.inf).astype(np.float32)
     shares = torch.from_numpy(share).to(device, non_blocking=True)[:, None]
-    beyond = torch.arange(width, device=device) >= limits
-    probabilities = ordered.masked_fill(beyond, -torch.inf).softmax(dim=-1)
+    within = torch.arange(width, device=device) < limits
+    likeliest = values.masked_fill(~within, -torch.inf)
+    total = likeliest.logsumexp(dim=-1, keepdim=True)
+    if limit.max() > width:
+        total = torch.where(limits > width, logits.logsumexp(dim=-1, keepdim=True), total)
+    probabilities = (likeliest - total).exp_()
     # A token stays while what came before it is less than the share; the first always stays.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    kept = (~beyond & (before < shares)).sum(dim=-1, keepdim=True).clamp_(min=1)
-    edge = ordered.gather(1, kept - 1)
-    at_edge = mine == edge
-    places_at_edge = kept - (mine > edge).sum(dim=-1, keepdim=True)
-    left_out = (mine < edge) | (at_edge & (at_edge.cumsum(dim=-1) > places_at_edge))
-    if whole:
-        logits.masked_fill_(left_out, -torch.inf)
+    kept = within & (probabilities.cumsum(dim=-1) - probabilities < shares)
+    kept[:, 0] = True
+    if width == logits.shape[-1] or device.type != "cpu":
+        return kept, None
+    # The last one kept, or one as likely as it, may not be the last there is.
+    edge = values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
+    undecided: NDArray[np.bool_] = (edge == values[:, -1:]).squeeze(1).numpy()
+    return kept, undecided
+
+
+def _weights(values: Tensor, largest: Tensor, min_p: NDArray[np.float32]) -> Tensor:
+    """Probabilities relative to the most likely token's, 0 where that is less than ``min_p``."""
+    weights = (values - largest).exp_()
+    if min_p.any():
+        floors = torch.from_numpy(min_p).to(values.device, non_blocking=True)
+        weights = weights.masked_fill_(weights < floors[:, None], 0.0)
+    return weights
+
+
+def _largest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` largest of each row, descending, and their ids; equals by ascending id."""
+    if width == logits.shape[-1]:
+        if logits.device.type != "cpu":
+            return logits.sort(dim=-1, descending=True, stable=True)
+        ids = torch.arange(width).expand_as(logits)
     else:
-        logits[where] = mine.masked_fill(left_out, -torch.inf)
+        ids = logits.topk(width, dim=-1, sorted=False).indices
+    values = logits.gather(1, ids)
+    if values.device.type == "cpu":
+        ids = _by_value(values.numpy(), ids.numpy())
+        return logits.gather(1, ids), ids
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
-def _largest(logits: Tensor, width: int) -> Tensor:
-    """The ``width`` largest of each row, descending."""
-    if width < logits.shape[-1]:
-        return logits.topk(width, dim=-1).values
-    if logits.device.type == "cpu":  # numpy's sort is ten times faster than torch's there
-        return torch.from_numpy(-np.sort(-logits.numpy(), axis=-1))
-    return logits.sort(dim=-1, descending=True).values
+def _by_value(values: NDArray[np.float32], ids: NDArray[np.int64]) -> Tensor:
+    """``ids`` [rows, width] by descending value, equals ascending: many times as fast as torch.
+
+    One sort of integers: above, the bits of the value, which order like the value itself once the
+    negative ones' are turned round; below, the id.
+    """
+    bits = values.view(np.int32)
+    ascending = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    keys = (~ascending).astype(np.int64) << 32 | ids
+    keys.sort(axis=-1)
+    return torch.from_numpy(keys & 0xFFFFFFFF)
+
+
+def _rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor[torch.from_numpy(rows).to(tensor.device, non_blocking=True)]

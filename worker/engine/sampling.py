@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.engine.filters import leave_out_
+from worker.engine.filters import candidates
 from worker.engine.penalties import Biases, Penalties
 from worker.engine.request import Request
 from worker.engine.sampling_table import BIASED, DRAWS, PENALISED, WANTS_LOGPROBS, SamplingTable
@@ -132,16 +132,16 @@ class Sampler:
         draws = uniforms(table.seed[slots], positions)
         uploaded = self._upload(np.stack((table.temperature[slots], draws)))
         scaled = logits / uploaded[0, :, None]
-        leave_out_(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
-        cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        # Strictly less than the total, whatever rounding does: the first sum beyond the target
-        # then belongs to a token of positive probability.
-        below = total.nextafter(torch.zeros_like(total))
-        target = torch.minimum(uploaded[1, :, None] * total, below)
-        drawn = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-        # A broken model's NaNs must not become an id that does not exist.
-        return drawn.clamp_(max=logits.shape[-1] - 1)
+        filters = table.top_k[slots], table.top_p[slots], table.min_p[slots]
+        drawn = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        for rows, weights, ids in candidates(scaled, *filters):
+            picked = _pick_at(weights, self._rows_of(uploaded[1], rows))
+            if ids is not None:
+                picked = ids.gather(1, picked[:, None]).squeeze(1)
+            if len(rows) == len(slots):
+                return picked
+            drawn[self._upload(rows)] = picked
+        return drawn
 
     def _pick(
         self,
@@ -192,6 +192,18 @@ def _send(tensor: Tensor) -> Tensor:
         return tensor
     there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return there.copy_(tensor, non_blocking=True)
+
+
+def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
+    """Where the shares of the ``weights`` [rows, tokens] reach beyond the ``draws`` [rows]."""
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Strictly less than the total, whatever rounding does: the first sum beyond the target then
+    # belongs to a token of positive weight.
+    target = torch.minimum(draws[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    picked = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # A broken model's NaNs must not become an id that does not exist.
+    return picked.clamp_(max=weights.shape[-1] - 1)
 
 
 def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float32]:

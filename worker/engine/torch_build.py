@@ -1,6 +1,5 @@
 """Puts a torch runner together: device, type, weights, KV pool, threads."""
 
-import os
 from typing import Final
 
 import torch
@@ -12,41 +11,44 @@ from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
 from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
+from worker.engine.precision import choose_dtype, set_threads
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.kv.torch_memory import memory_of
 from worker.log import model_log
+from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
+from worker.models.loader import Layout
+from worker.models.phases import Phases
 from worker.models.registry import Model, load_model
 from worker.settings import WorkerSettings
 
 _CPU_POOL_BYTES: Final = 256 * 2**20
 _CUDA_POOL_SHARE: Final = 0.8
 """Of the memory that is free once the weights are loaded; the rest is for activations."""
-_ONE_THREAD_PARAMETER_BYTES: Final = 64 * 2**20
-"""Below this, a layer is over before a second thread has woken up."""
-
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def build_torch_runner(
-    settings: WorkerSettings, config: ModelConfig, eos_token_ids: tuple[int, ...]
+    settings: WorkerSettings,
+    config: ModelConfig,
+    eos_token_ids: tuple[int, ...],
+    phases: Phases,
 ) -> BuiltRunner:
-    """Load the checkpoint and allocate the KV pool.
+    """Load the checkpoint and allocate the KV pool; ``phases`` takes down what took how long.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
     ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
     ``ValueError`` for settings that do not fit.
     """
-    device = open_device(settings.device)
-    dtype = _dtype(settings, config, device)
-    model = load_model(settings.model_path, config, dtype, device)
-    if device.type == "cpu":
-        _limit_threads(model.parameter_bytes)
+    prefetch(settings.model_path)
+    with phases.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
+        device = open_device(settings.device)
+        dtype = choose_dtype(settings, config, device)
+        if device.type == "cpu":
+            set_threads(settings, config)
+    layout = Layout(mapped=settings.weights == "mapped", int8=settings.quantize == "int8")
+    with phases.timed("model_load"):
+        model = load_model(settings.model_path, config, dtype, device, layout)
 
     block_bytes = (
         config.num_layers
@@ -73,10 +75,12 @@ def build_torch_runner(
         )
     on_cuda = device.type == "cuda"
     # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
-    pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
+    with phases.timed("kv_pool"):
+        pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * settings.block_tokens
-    compute, attention = _compute(settings, config, model, pool, max_tokens)
+    with phases.timed("attention_choice"):
+        compute, attention = _compute(settings, config, model, pool, max_tokens)
     sampler = Sampler(
         eos_token_ids,
         device,
@@ -85,15 +89,16 @@ def build_torch_runner(
         max_tokens=max_tokens,
     )
     if on_cuda:
-        runner: TorchRunner = build_cuda_runner(
-            compute,
-            sampler,
-            device=device,
-            block_tokens=settings.block_tokens,
-            max_running=settings.max_running,
-            max_blocks=max_blocks,
-            dummy_block=blocks,
-        )
+        with phases.timed("warm_up"):
+            runner: TorchRunner = build_cuda_runner(
+                compute,
+                sampler,
+                device=device,
+                block_tokens=settings.block_tokens,
+                max_running=settings.max_running,
+                max_blocks=max_blocks,
+                dummy_block=blocks,
+            )
     else:
         runner = TorchRunner(
             compute,
@@ -135,12 +140,6 @@ def _compute(
     return tiled, attention.name
 
 
-def _dtype(settings: WorkerSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if settings.dtype != "auto":
-        return _DTYPES[settings.dtype]
-    return torch.float32 if device.type == "cpu" else _DTYPES[config.dtype]
-
-
 def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
     limits = MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
     meter = CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
@@ -175,9 +174,3 @@ def _allocate_pool(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
         ) from error
-
-
-def _limit_threads(parameter_bytes: int) -> None:
-    """One thread for a small model, unless the environment says how many."""
-    if "OMP_NUM_THREADS" not in os.environ and parameter_bytes < _ONE_THREAD_PARAMETER_BYTES:
-        torch.set_num_threads(1)

@@ -1,11 +1,20 @@
 """Models that the worker can run.
 
-- ``config``    what a checkpoint's ``config.json`` says (no torch)
-- ``families``  the architectures, and how they differ (no torch)
-- ``errors``    what can be wrong with a checkpoint (no torch)
-- ``digest``    a name for a checkpoint's contents (no torch)
-- ``registry``  from a checkpoint to a model
-- ``loader``    safetensors to parameters, fused on the way
-- ``decoder``   the model, in a file that reads like the paper
-- ``rope``      rotary positions and their stretches
+Without torch, what a checkpoint is:
+
+- ``config``       what its ``config.json`` says
+- ``families``     the architectures, and how they differ
+- ``parameters``   what a model wants loaded
+- ``errors``       what can be wrong with a checkpoint
+- ``digest``       a name for its contents
+- ``phases``       how long each phase of a start took
+
+With torch, from files to logits:
+
+- ``checkpoint``   the files, opened and checked
+- ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``heap``
+- ``linear``       linear layers as they lie in memory
+- ``decoder``      the model, in a file that reads like the paper
+- ``rope``         rotary positions and their stretches
+- ``registry``     from a checkpoint to a model
 """

@@ -5,119 +5,133 @@ queries and keys; ``families`` says who has what. Every linear layer acts on the
 step, whatever rows they belong to; only attention knows about rows.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, pad, rms_norm
 
 from worker.attention import AttentionStep
 from worker.models.config import ModelConfig
-from worker.models.loader import Parameter, Part
+from worker.models.linear import Linear
+from worker.models.loader import Weights
+from worker.models.parameters import Kind, Parameter, Part
 from worker.models.rope import AngleTable, Rotation
 
 
 class Decoder:
-    """Weights are plain tensors, fused where one matrix product does for several."""
+    """Knows its layers; how their weights lie in memory is the business of ``linear``."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
-        self._embedding = weights["embedding"]
-        self._head = weights.get("head", self._embedding)
-        self._norm = weights["norm"]
+        self._embedding = weights.tensors["embedding"]
+        self._dtype = weights.dtype
+        self._norm = weights.tensors["norm"]
+        self._head = weights.linears["head"]
         self._layers = [
             Layer.from_weights(weights, f"layers.{i}.") for i in range(config.num_layers)
         ]
-        self._rotation = Rotation(config, self._embedding.device, self._embedding.dtype)
-        self.parameter_bytes = sum(t.numel() * t.element_size() for t in weights.values())
+        self._rotation = Rotation(config, self._embedding.device, weights.dtype)
+        self._least_rows = weights.least_rows
+        self.step_bytes = weights.step_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self._dtype
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
-        x = embedding(token_ids, self._embedding)
+        tokens = len(token_ids)
+        filler = max(0, self._least_rows - tokens)  # rows that nobody looks at
+        if filler:
+            token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
+        x = embedding(token_ids, self._embedding).to(self._dtype)
         rotation = self._rotation.at(positions)
         for i, layer in enumerate(self._layers):
-            x = x + self._attend(
-                layer, self._normed(x, layer.attention_norm), rotation, attention, i
+            queries, keys_values = self._project(
+                layer, self._normed(x, layer.attention_norm), rotation
             )
-            x = x + _feed_forward(layer, self._normed(x, layer.mlp_norm))
-        return self._normed(x, self._norm)
+            mixed = attention.attend(i, queries[:tokens], keys_values[:tokens]).flatten(1)
+            if filler:
+                mixed = pad(mixed, (0, 0, 0, filler))
+            x += layer.output(mixed)
+            x += layer.down(layer.gate_up(self._normed(x, layer.mlp_norm)))
+        return self._normed(x[:tokens], self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
-        return linear(hidden, self._head).float()
+        rows = len(hidden)
+        if rows < self._least_rows:
+            hidden = pad(hidden, (0, 0, 0, self._least_rows - rows))
+        return self._head(hidden)[:rows].float()
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
-
-    def _attend(
-        self,
-        layer: "Layer",
-        x: Tensor,
-        rotation: AngleTable,
-        attention: AttentionStep,
-        index: int,
-    ) -> Tensor:
+    def _project(self, layer: "Layer", x: Tensor, rotation: AngleTable) -> tuple[Tensor, Tensor]:
+        """Rotated queries [tokens, heads, head_dim]; rotated keys, then values, likewise."""
         c = self._config
-        heads = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, c.head_dim)
+        heads = layer.qkv(x).view(len(x), -1, c.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
         rotation.apply_(heads[:, : c.num_heads + c.num_kv_heads])
-        queries, keys_values = heads.tensor_split((c.num_heads,), dim=1)
-        mixed = attention.attend(index, queries, keys_values)
-        return linear(mixed.flatten(1), layer.output)
+        return heads[:, : c.num_heads], heads[:, c.num_heads :]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
 
     @staticmethod
     def parameters(config: ModelConfig) -> dict[str, Parameter]:
-        """What to load, and from which tensors of a checkpoint."""
+        """What to load, and from which tensors of a checkpoint, in the order of their use."""
         c = config
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         hidden, inner = c.hidden_size, c.intermediate_size
 
-        def one(name: str, *shape: int) -> Parameter:
-            return Parameter((Part(name, shape),))
+        def tensor(name: str, *shape: int) -> Parameter:
+            return Parameter(Kind.TENSOR, (Part(name, shape),))
 
-        found = {
-            "embedding": one("model.embed_tokens.weight", c.vocab_size, hidden),
-            "norm": one("model.norm.weight", hidden),
-        }
-        if not c.tie_word_embeddings:
-            found["head"] = one("lm_head.weight", c.vocab_size, hidden)
+        def linear(*names: str, out: tuple[int, ...], into: int, bias: bool = False) -> Parameter:
+            sized = list(zip(names, out, strict=True))
+            return Parameter(
+                Kind.LINEAR,
+                tuple(Part(name + ".weight", (rows, into)) for name, rows in sized),
+                tuple(Part(name + ".bias", (rows,)) for name, rows in sized) if bias else (),
+            )
+
+        table = (Part("model.embed_tokens.weight", (c.vocab_size, hidden)),)
+        found = {"embedding": Parameter(Kind.EMBEDDING, table)}
         for i in range(c.num_layers):
             ours, theirs = f"layers.{i}.", f"model.layers.{i}."
             attention, mlp = theirs + "self_attn.", theirs + "mlp."
             found |= {
-                ours + "attention_norm": one(theirs + "input_layernorm.weight", hidden),
-                ours + "qkv": Parameter(
-                    (
-                        Part(attention + "q_proj.weight", (q, hidden)),
-                        Part(attention + "k_proj.weight", (kv, hidden)),
-                        Part(attention + "v_proj.weight", (kv, hidden)),
-                    )
+                ours + "attention_norm": tensor(theirs + "input_layernorm.weight", hidden),
+                ours + "qkv": linear(
+                    *(attention + name for name in ("q_proj", "k_proj", "v_proj")),
+                    out=(q, kv, kv),
+                    into=hidden,
+                    bias=c.qkv_bias,
                 ),
-                ours + "output": one(attention + "o_proj.weight", hidden, q),
-                ours + "mlp_norm": one(theirs + "post_attention_layernorm.weight", hidden),
+                ours + "output": linear(attention + "o_proj", out=(hidden,), into=q),
+                ours + "mlp_norm": tensor(theirs + "post_attention_layernorm.weight", hidden),
                 ours + "gate_up": Parameter(
+                    Kind.GATED,
                     (
                         Part(mlp + "gate_proj.weight", (inner, hidden)),
                         Part(mlp + "up_proj.weight", (inner, hidden)),
-                    )
+                    ),
                 ),
-                ours + "down": one(mlp + "down_proj.weight", hidden, inner),
+                ours + "down": linear(mlp + "down_proj", out=(hidden,), into=inner),
             }
-            if c.qkv_bias:
-                found[ours + "qkv_bias"] = Parameter(
-                    (
-                        Part(attention + "q_proj.bias", (q,)),
-                        Part(attention + "k_proj.bias", (kv,)),
-                        Part(attention + "v_proj.bias", (kv,)),
-                    )
-                )
             if c.qk_norm:
-                found[ours + "query_norm"] = one(attention + "q_norm.weight", c.head_dim)
-                found[ours + "key_norm"] = one(attention + "k_norm.weight", c.head_dim)
+                found[ours + "query_norm"] = tensor(attention + "q_norm.weight", c.head_dim)
+                found[ours + "key_norm"] = tensor(attention + "k_norm.weight", c.head_dim)
+        found["norm"] = tensor("model.norm.weight", hidden)
+        found["head"] = (
+            Parameter(Kind.LINEAR, table)
+            if c.tie_word_embeddings
+            else linear("lm_head", out=(c.vocab_size,), into=hidden)
+        )
         return found
 
     @staticmethod
@@ -128,34 +142,28 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one decoder layer, each [out, in]; None where the family has none."""
+    """One decoder layer; None where the family has none."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Linear
+    output: Linear
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    qkv_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
 
     @classmethod
-    def from_weights(cls, weights: Mapping[str, Tensor], prefix: str) -> Self:
+    def from_weights(cls, weights: Weights, prefix: str) -> Self:
         """Of the weights whose names begin with ``prefix``."""
+        tensors, linears = weights.tensors, weights.linears
         return cls(
-            attention_norm=weights[prefix + "attention_norm"],
-            qkv=weights[prefix + "qkv"],
-            output=weights[prefix + "output"],
-            mlp_norm=weights[prefix + "mlp_norm"],
-            gate_up=weights[prefix + "gate_up"],
-            down=weights[prefix + "down"],
-            qkv_bias=weights.get(prefix + "qkv_bias"),
-            query_norm=weights.get(prefix + "query_norm"),
-            key_norm=weights.get(prefix + "key_norm"),
+            attention_norm=tensors[prefix + "attention_norm"],
+            qkv=linears[prefix + "qkv"],
+            output=linears[prefix + "output"],
+            mlp_norm=tensors[prefix + "mlp_norm"],
+            gate_up=linears[prefix + "gate_up"],
+            down=linears[prefix + "down"],
+            query_norm=tensors.get(prefix + "query_norm"),
+            key_norm=tensors.get(prefix + "key_norm"),
         )
-
-
-def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
-    gate, up = linear(x, layer.gate_up).chunk(2, dim=-1)
-    return linear(silu(gate) * up, layer.down)

@@ -1,138 +1,190 @@
-"""Weights from safetensors files to the parameters of a model, fused on the way.
+"""Weights from a checkpoint to the parameters of a model, fused and packed on the way.
 
-A model lists its parameters as ``Parameter`` specs; nothing of it depends on how a checkpoint
-names or splits them. All shapes are checked before the first byte of data is read.
+::
+
+    CPU    read (several threads) ─▶ staging, one parameter each ─▶ dense | packed | int8
+           mapped: views of the files, nothing is copied
+    CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
+
+The largest parameters come first and alone, while little else is there, then layer by layer: the
+peak is the weights and about one layer. An embedding on the CPU is always mapped, since a step
+reads but a few of its rows.
 """
 
-import json
-import re
+import os
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from worker.models.errors import BrokenCheckpoint
+from worker.log import model_log
+from worker.models.checkpoint import Checkpoint
+from worker.models.cuda_loader import load_on_cuda
+from worker.models.errors import UnsupportedModel
+from worker.models.heap import returning_large_blocks
+from worker.models.linear import DenseFormat, Format, Int8Format, Linear, PackedFormat, packs
+from worker.models.parameters import Kind, Parameter, Part, stacked_shape
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-# Buffers that old checkpoints carry and models compute themselves.
-_IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A tensor of the checkpoint and the shape that the configuration gives it."""
-
-    name: str
-    shape: tuple[int, ...]
+_READERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of the model: parts of the checkpoint, stacked along dimension 0."""
+class Layout:
+    """How weights lie on the CPU; see ``WorkerSettings.weights`` and ``.quantize``."""
 
-    parts: tuple[Part, ...]
+    mapped: bool = False
+    int8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Loaded parameters by name. ``least_rows``: as of ``Format``."""
+
+    least_rows: int
+    dtype: torch.dtype
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    linears: dict[str, Linear] = field(default_factory=dict)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+    def step_bytes(self) -> int:
+        """What a step reads at least: everything but the rows of the embedding."""
+        norms = sum(t.nbytes for name, t in self.tensors.items() if name != "embedding")
+        return norms + sum(layer.nbytes for layer in self.linears.values())
 
 
-def load_parameters(
+def load_weights(
     path: Path,
     parameters: Mapping[str, Parameter],
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    layout: Layout | None = None,
     unused: Iterable[str] = (),
-) -> dict[str, torch.Tensor]:
-    """Read the ``parameters`` of the checkpoint directory ``path`` onto ``device`` as ``dtype``.
+) -> Weights:
+    """Read ``parameters`` of checkpoint directory ``path`` onto ``device``.
 
-    A single-part parameter whose type fits stays a view of the mapped file on the CPU. Tensors
-    named in ``unused`` may be in the files and are left there. Raises ``BrokenCheckpoint``.
+    Tensors named in ``unused`` may be in the files and are left there. Raises ``CheckpointError``,
+    before any weight is read when files and configuration do not fit.
     """
-    with ExitStack() as stack, torch.inference_mode():
-        tensors = _open(path, stack)
-        _check_fit(path, tensors, parameters, set(unused))
-        loaded = {}
-        for name, parameter in parameters.items():
-            parts = [_read(tensors[part.name], part.name) for part in parameter.parts]
-            if len(parts) == 1:
-                loaded[name] = parts[0].to(device, dtype)
-                continue
-            fused = torch.empty(parameter.shape, dtype=dtype, device=device)
-            row = 0
-            for part in parts:
-                fused[row : row + len(part)].copy_(part)
-                row += len(part)
-            loaded[name] = fused
-        return loaded
+    layout = layout or Layout()
+    with Checkpoint(path) as checkpoint, torch.inference_mode():
+        checkpoint.check_fit(parameters.values(), unused)
+        if device.type == "cuda":
+            if layout.int8:
+                raise UnsupportedModel("quantize=int8 is for the CPU; set it to none on CUDA")
+            return _assembled(
+                parameters, load_on_cuda(checkpoint, parameters, dtype, device), dtype
+            )
+        if layout.mapped:
+            return _map(checkpoint, parameters, dtype)
+        with returning_large_blocks():
+            return _CPULoader(checkpoint, dtype, _format(layout, dtype)).load(parameters)
 
 
-def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
-    """All tensors of the checkpoint by name: the open file that holds each."""
-    tensors: dict[str, Any] = {}
-    for file in _weight_files(path):
-        try:
-            opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            tensors.update(dict.fromkeys(opened.keys(), opened))
-        except FileNotFoundError as error:
-            raise BrokenCheckpoint(
-                f"{file} is missing; the download of this checkpoint is not complete"
-            ) from error
-        except (SafetensorError, OSError) as error:
-            raise BrokenCheckpoint(
-                f"{file} is corrupt or cut short ({error}); download it again"
-            ) from error
-    return tensors
+def _format(layout: Layout, dtype: torch.dtype) -> Format:
+    if layout.int8:
+        return Int8Format()
+    if packs(dtype):
+        return PackedFormat()
+    model_log.warning("oneDNN has no packed %s layers on this CPU; they stay as they are", dtype)
+    return DenseFormat()
 
 
-def _weight_files(path: Path) -> list[Path]:
-    index = path / _INDEX
-    if not index.exists():
-        return [path / _SINGLE]
-    try:
-        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
-        raise BrokenCheckpoint(f"{index} is not a safetensors index: {error!r}") from error
-    return [path / shard for shard in sorted(shards)]
+class _CPULoader:
+    """Reads, converts and packs, a parameter at a time in each thread."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
+        self._checkpoint = checkpoint
+        self._form = form
+        self._weights = Weights(form.least_rows, dtype)
+
+    def load(self, parameters: Mapping[str, Parameter]) -> Weights:
+        layer = sum(p.elements for name, p in parameters.items() if name.startswith("layers.0."))
+        by_size = sorted(parameters.items(), key=lambda item: -item[1].elements)
+        large = {name: p for name, p in by_size if p.elements > layer}
+        for name, parameter in large.items():
+            self._load_one(name, parameter)
+        rest = [(name, p) for name, p in parameters.items() if name not in large]
+        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1), "tidegate-load") as pool:
+            for _ in pool.map(lambda item: self._load_one(*item), rest):
+                pass
+        return self._weights
+
+    @torch.inference_mode()  # it is per thread
+    def _load_one(self, name: str, parameter: Parameter) -> None:
+        match parameter.kind:
+            case Kind.EMBEDDING:
+                self._weights.tensors[name] = self._checkpoint.mapped(parameter.parts[0])
+            case Kind.TENSOR:
+                self._weights.tensors[name] = self._read(parameter.parts)
+            case Kind.LINEAR:
+                bias = self._read(parameter.bias) if parameter.bias else None
+                self._weights.linears[name] = self._form.linear([self._read(parameter.parts)], bias)
+            case Kind.GATED:
+                self._weights.linears[name] = self._form.gated([self._read(parameter.parts)])
+
+    def _read(self, parts: tuple[Part, ...]) -> Tensor:
+        """Parts stacked and converted, in fresh memory."""
+        stacked = torch.empty(stacked_shape(parts), dtype=self._weights.dtype)
+        first = 0
+        for part in parts:
+            rows = stacked[first : first + part.shape[0]]
+            first += part.shape[0]
+            stored = self._checkpoint[part]
+            if stored.dtype == stacked.dtype:
+                self._checkpoint.read_into(part, rows)
+            else:
+                raw = torch.empty(part.shape, dtype=stored.dtype)
+                self._checkpoint.read_into(part, raw)
+                rows.copy_(raw)
+        return stacked
 
 
-def _check_fit(
-    path: Path,
-    tensors: Mapping[str, Any],
+def _map(
+    checkpoint: Checkpoint, parameters: Mapping[str, Parameter], dtype: torch.dtype
+) -> Weights:
+    """Every parameter as views of the files."""
+    for parameter in parameters.values():
+        for part in parameter.parts:
+            if checkpoint[part].dtype != dtype:
+                raise UnsupportedModel(
+                    f"{checkpoint.path}: {part.name} is saved as {checkpoint[part].dtype} and"
+                    f" cannot be mapped as {dtype}; set TIDEGATE_WORKER_DTYPE=auto or"
+                    " TIDEGATE_WORKER_WEIGHTS=packed"
+                )
+    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype)
+    for name, parameter in parameters.items():
+        parts = [checkpoint.mapped(part) for part in parameter.parts]
+        match parameter.kind:
+            case Kind.LINEAR:
+                bias = [checkpoint.mapped(part) for part in parameter.bias]
+                weights.linears[name] = form.linear(parts, torch.cat(bias) if bias else None)
+            case Kind.GATED:
+                weights.linears[name] = form.gated(parts)
+            case Kind.TENSOR | Kind.EMBEDDING:
+                (weights.tensors[name],) = parts
+    return weights
+
+
+def _assembled(
     parameters: Mapping[str, Parameter],
-    unused: set[str],
-) -> None:
-    """Every part is there in its shape, and nothing else is."""
-    parts = [part for parameter in parameters.values() for part in parameter.parts]
-    missing = [part.name for part in parts if part.name not in tensors]
-    known = {part.name for part in parts} | unused
-    extra = [name for name in tensors if name not in known and not _IGNORED.search(name)]
-    wrong = []
-    for part in parts:
-        if part.name in tensors:
-            shape = tuple(tensors[part.name].get_slice(part.name).get_shape())
-            if shape != part.shape:
-                wrong.append(f"{part.name} is {list(shape)}, expected {list(part.shape)}")
-    problems = [
-        f"{title} {len(found)} tensors ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
-        for title, found in (
-            ("lack", missing),
-            ("have unknown", extra),
-            ("have misshapen", wrong),
-        )
-        if found
-    ]
-    if problems:
-        raise BrokenCheckpoint(
-            f"{path}: config.json and the weights do not fit: the weights {'; '.join(problems)}"
-        )
-
-
-def _read(file: Any, name: str) -> torch.Tensor:
-    tensor: torch.Tensor = file.get_tensor(name)
-    return tensor
+    tensors: Mapping[tuple[Part, ...], Tensor],
+    dtype: torch.dtype,
+) -> Weights:
+    """Layers over tensors that are in place already, by their parts."""
+    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype)
+    for name, parameter in parameters.items():
+        tensor = tensors[parameter.parts]
+        match parameter.kind:
+            case Kind.LINEAR:
+                bias = tensors[parameter.bias] if parameter.bias else None
+                weights.linears[name] = form.linear([tensor], bias)
+            case Kind.GATED:
+                weights.linears[name] = form.gated([tensor])
+            case Kind.TENSOR | Kind.EMBEDDING:
+                weights.tensors[name] = tensor
+    return weights

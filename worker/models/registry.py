@@ -8,7 +8,8 @@ import torch
 from worker.attention import AttentionStep
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder
-from worker.models.loader import load_parameters
+from worker.models.loader import Layout, load_weights
+from worker.models.parameters import Kind
 
 
 class Model(Protocol):
@@ -23,12 +24,33 @@ class Model(Protocol):
         """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
 
     @property
-    def parameter_bytes(self) -> int: ...
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step reads of the weights, at least."""
 
 
-def load_model(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+def load_model(
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    layout: Layout | None = None,
+) -> Model:
     """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
-    weights = load_parameters(
-        path, Decoder.parameters(config), dtype, device, unused=Decoder.unused(config)
+    weights = load_weights(
+        path,
+        Decoder.parameters(config),
+        dtype,
+        device,
+        layout=layout,
+        unused=Decoder.unused(config),
     )
     return Decoder(config, weights)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Elements of all weights that a step reads: a tied embedding once, another not at all."""
+    parameters = Decoder.parameters(config).values()
+    return sum(p.elements for p in parameters if p.kind is not Kind.EMBEDDING)

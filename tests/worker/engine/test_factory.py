@@ -7,11 +7,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tests.worker.models.checkpoints import DEMO, make_checkpoint
-from worker.engine import torch_build
+from tests.worker.models.checkpoints import DEMO, edit_config, make_checkpoint
+from worker.engine import precision, torch_build
 from worker.engine.core import Event, Job
 from worker.engine.engine import Engine
 from worker.engine.factory import build_engine
+from worker.models.config import read_config
 from worker.models.errors import BrokenCheckpoint
 from worker.protocol import Sampling
 from worker.settings import EngineName, WorkerSettings
@@ -94,7 +95,7 @@ def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:
 def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
     def dtype(**changes: object) -> torch.dtype:
         engine = build_engine(settings(tiny, **changes)).engine
-        return engine._runner._compute.model._embedding.dtype  # type: ignore[attr-defined]
+        return engine._runner._compute.model.dtype  # type: ignore[attr-defined]
 
     assert dtype() is torch.float32
     assert dtype(dtype="bfloat16") is torch.bfloat16
@@ -116,3 +117,57 @@ def test_checkpoint_errors_come_through(tiny: Path, tmp_path: Path) -> None:
     (copy / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
         build_engine(settings(copy))
+
+
+def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(tiny, dtype="bfloat16")
+    config = read_config(tiny)
+    edit_config(tiny, dtype="float32")
+
+    def chosen(**changes: object) -> torch.dtype:
+        return precision.choose_dtype(settings(tiny, **changes), config, torch.device("cpu"))
+
+    monkeypatch.setattr(precision, "_has_bfloat16", lambda: True)
+    assert chosen() is torch.float32, "a small model stays float32"
+    assert chosen(weights="mapped") is torch.bfloat16
+    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    assert chosen() is torch.bfloat16
+    assert chosen(dtype="float32") is torch.float32
+    monkeypatch.setattr(precision, "_has_bfloat16", lambda: False)
+    assert chosen() is torch.float32
+
+
+def test_threads_by_setting_environment_and_size(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = read_config(tiny)
+    precision.set_threads(settings(tiny), config)
+    precision.set_threads(settings(tiny, cpu_threads=3), config)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    precision.set_threads(settings(tiny), config)
+    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    precision.set_threads(settings(tiny), config)
+    assert set_to == [1, 3]
+
+
+def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:
+    """LB-6."""
+    phases = build_engine(settings(tiny)).load_ms
+    assert {"tokenizer", "cpu_init", "model_load", "kv_pool", "digest", "total"} <= phases.keys()
+    assert all(0 <= ms <= phases["total"] for ms in phases.values())
+
+
+@pytest.mark.parametrize("changes", [{"quantize": "int8"}, {"weights": "mapped"}])
+def test_how_weights_lie_is_part_of_the_digest(changes: dict[str, object]) -> None:
+    """WK-3."""
+    card, other = (
+        build_engine(settings(DEMO, **c)).card for c in ({}, {"dtype": "bfloat16"} | changes)
+    )
+    plain = build_engine(settings(DEMO, dtype="bfloat16")).card
+    assert len({card.engine_digest, other.engine_digest, plain.engine_digest}) == 3

@@ -9,6 +9,7 @@ import torch
 from worker.attention import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.models.config import read_config
+from worker.models.loader import Layout
 from worker.models.registry import load_model
 
 CPU = torch.device("cpu")
@@ -31,11 +32,12 @@ class Rig:
         device: torch.device = CPU,
         *,
         dtype: torch.dtype = torch.float32,
+        layout: Layout | None = None,
         blocks: int = 128,
     ) -> None:
         config = read_config(path)
         self.device = device
-        self.model = load_model(path, config, dtype, device)
+        self.model = load_model(path, config, dtype, device, layout)
         self.pool = KVPool(
             layers=config.num_layers,
             blocks=blocks,

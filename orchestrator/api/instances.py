@@ -1,0 +1,71 @@
+"""``/v2/instances``: what there is, and taking one out of use and back (OR-2)."""
+
+from aiohttp import web
+
+from orchestrator.api.context import GATEWAY, json_response
+from orchestrator.registry import Instance
+
+
+async def listing(request: web.Request) -> web.Response:
+    """Every instance as it stands, and what is wrong with a source of them."""
+    gateway = request.app[GATEWAY]
+    return json_response(
+        {
+            "snapshot_version": gateway.registry.snapshot_version,
+            "instances": [describe(instance) for instance in gateway.registry],
+            "sources": [
+                {"source": source, "error": reason}
+                for source, reason in gateway.roster.complaints.items()
+            ],
+        }
+    )
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Give an instance no new work; its running jobs finish. Idempotent."""
+    instance = request.app[GATEWAY].registry.hold(request.match_info["address"], True)
+    return json_response(describe(instance), status=202)
+
+
+async def undrain(request: web.Request) -> web.Response:
+    """Take an instance back into use. Idempotent."""
+    instance = request.app[GATEWAY].registry.hold(request.match_info["address"], False)
+    return json_response(describe(instance), status=202)
+
+
+def describe(instance: Instance) -> dict[str, object]:
+    """An instance as operators see it. What only its worker can tell is null until it has."""
+    card, stats = instance.card, instance.stats
+    running = None if stats is None else stats.running
+    return {
+        "address": instance.address,
+        "state": instance.state.value,
+        "ready": instance.ready,
+        "draining": instance.draining or instance.held,
+        "leaving": instance.leaving_since is not None,
+        "reason": instance.reason,
+        "load": instance.load,
+        "lanes": {
+            "open": sum(lane.is_open for lane in instance.lanes),
+            "total": len(instance.lanes),
+        },
+        "model": None if card is None else card.model,
+        "engine": None if card is None else card.engine,
+        "engine_version": None if card is None else card.engine_version,
+        "engine_digest": None if card is None else card.engine_digest,
+        "device": None if card is None else card.device,
+        "context_tokens": None if card is None else card.context_tokens,
+        "slots_total": None if card is None else card.max_running,
+        "slots_free": (
+            None if card is None or running is None else max(0, card.max_running - running)
+        ),
+        "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
+    }
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v2/instances", listing),
+        web.post("/v2/instances/{address}/drain", drain),
+        web.post("/v2/instances/{address}/undrain", undrain),
+    ]

@@ -1,0 +1,35 @@
+"""How an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``."""
+
+DNS_PREFIX = "dns:"
+FILE_PREFIX = "file:"
+
+
+def check_address(text: str) -> str:
+    """``text`` if it is ``host:port``, with an IPv6 host in brackets. Raises ``ValueError``."""
+    if "/" in text:
+        raise ValueError(f"expected host:port without a scheme or path, got {text!r}")
+    if any(character.isspace() for character in text):
+        raise ValueError(f"expected one host:port without a space, got {text!r}")
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit()):
+        raise ValueError(f"expected host:port, got {text!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"an IPv6 address needs brackets, as [::1]:8001, got {text!r}")
+    if not 0 < int(port) < 65536:
+        raise ValueError(f"the port must be 1 to 65535, got {text!r}")
+    return text
+
+
+def check_entry(text: str) -> str:
+    """``text`` if it names an instance or a source of them. Raises ``ValueError``."""
+    if text.startswith(FILE_PREFIX):
+        if not text.removeprefix(FILE_PREFIX):
+            raise ValueError(f"expected file:path, got {text!r}")
+        return text
+    check_address(text.removeprefix(DNS_PREFIX))
+    return text
+
+
+def is_source(entry: str) -> bool:
+    """Whether an entry stands for addresses that change, rather than being one."""
+    return entry.startswith((DNS_PREFIX, FILE_PREFIX))

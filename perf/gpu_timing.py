@@ -1,0 +1,55 @@
+"""Times of calls on a device."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+import torch
+
+_REPEATS: Final = 15
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def replayed_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Median time of ``call``: on CUDA of a graph of it, by the device's clock."""
+    for _ in range(3):
+        call()
+    if device.type != "cuda":
+        return timed_ms(call, device)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return timed_ms(graph.replay, device)
+
+
+def timed_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Median time of ``call`` as it is, after one to warm up."""
+    call()
+    times = []
+    for _ in range(_REPEATS):
+        if device.type == "cuda":
+            before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            before.record()
+            call()
+            after.record()
+            after.synchronize()
+            times.append(float(before.elapsed_time(after)))
+        else:
+            started = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - started) * 1e3)
+    return median(times)
+
+
+def copy_gb_per_s(device: torch.device, nbytes: int) -> float:
+    """Device-to-device copy, bytes read plus bytes written."""
+    source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
+    there = torch.empty_like(source)
+    return 2 * nbytes / timed_ms(lambda: there.copy_(source), device) / 1e6

@@ -1,0 +1,266 @@
+"""Two instances under load, and what can befall them: every request ends in exactly one outcome,
+every slot comes back, and the service is well again (DL-10, WK-4, OR-6, OR-11)."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.e2e.stack import Orchestrator, Triton, eventually, running
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS = 24
+PATH = "/v1/completions"
+SHORT = {"model": "demo", "prompt": "Time", "max_tokens": 30, "ignore_eos": True, "stream": True}
+"""0.6 s at the pace of the engine."""
+
+
+@dataclass
+class Pair:
+    """Two Tritons behind one orchestrator; the first one's steps take as ``slow`` says."""
+
+    first: Triton
+    second: Triton
+    slow: Path
+    orchestrator: Orchestrator
+
+    def up(self) -> int:
+        return round(self.orchestrator.metric("tidegate_instance_state", state="up"))
+
+    def assert_well(self) -> None:
+        """Both instances up and empty, one outcome per request, ready."""
+        metric = self.orchestrator.metric
+
+        def well() -> bool:
+            blocks = {kind: metric("tidegate_kv_blocks", kind=kind) for kind in ("used", "free")}
+            return (
+                self.up() == 2
+                and blocks["used"] == 0
+                and blocks["free"] == metric("tidegate_kv_blocks", kind="total") > 0
+                and metric("tidegate_worker_jobs") == 0
+                and metric("tidegate_instance_load") == 0
+                and metric("tidegate_queue_depth") == 0
+            )
+
+        eventually(well, "both instances to be up and empty")
+        eventually(
+            lambda: metric("tidegate_offered_total") == metric("tidegate_outcomes_total"),
+            "every request to have exactly one outcome",
+        )
+        assert self.orchestrator.status("/health/ready") == 200
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    slow = tmp_path_factory.mktemp("pair") / "slow"
+    paced = {"engine": "synthetic-paced", "min_start_budget_ms": 20}
+    first, second = Triton(**paced, synthetic_slow_file=slow), Triton(**paced)
+    try:
+        with ThreadPoolExecutor(2) as starters:
+            list(starters.map(Triton.start, (first, second)))
+        orchestrator = Orchestrator(
+            first.grpc,
+            second.grpc,
+            queue_size=-1,
+            slow_client_buffer_bytes=16384,
+            slow_client_kernel_bytes=4096,
+            slow_client_timeout_s=2.0,
+        )
+        with running(orchestrator):
+            made = Pair(first, second, slow, orchestrator)
+            eventually(lambda: made.up() == 2, "both instances to be up")
+            yield made
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.fixture(autouse=True)
+def well_afterwards(pair: Pair) -> Iterator[None]:
+    yield
+    pair.assert_well()
+
+
+async def ask(http: aiohttp.ClientSession, **changes: object) -> str:
+    """One streamed completion; how it ended: ``length``, or an error's code."""
+    async with http.post(PATH, json=SHORT | changes) as response:
+        if response.status != 200:
+            return str((await response.json())["error"]["code"])
+        text = await response.text()
+    events = [event for event in text.split("\n\n") if event.startswith("data: ")]
+    terminal = [e for e in events if '"error":{' in e or e == "data: [DONE]"]
+    assert len(terminal) == 1 and events[-1] == terminal[0], "not exactly one terminal event"
+    return (
+        "length" if events[-1] == "data: [DONE]" else events[-1].split('"code":"')[1].split('"')[0]
+    )
+
+
+@asynccontextmanager
+async def load(pair: Pair, ends: Counter[str], **changes: object) -> AsyncIterator[None]:
+    """Clients that ask again and again while the body runs, and how their requests end."""
+    going = True
+
+    async def one(http: aiohttp.ClientSession) -> None:
+        while going:
+            ends[await ask(http, **changes)] += 1
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(pair.orchestrator.url, connector=connector) as http:
+        clients = [asyncio.create_task(one(http)) for _ in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            going = False
+            await asyncio.gather(*clients)
+
+
+async def until(condition: object, what: str) -> None:
+    await asyncio.to_thread(eventually, condition, what)  # type: ignore[arg-type]
+
+
+async def test_one_of_two_is_killed_under_load(pair: Pair) -> None:
+    """OR-6, DL-10: what ran there ends as retriable or goes on elsewhere, the rest goes on."""
+    ends: Counter[str] = Counter()
+    async with load(pair, ends):
+        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
+        os.kill(pair.first.server_pid, signal.SIGKILL)
+        await until(lambda: pair.up() == 1, "the dead one to be missed")
+        before = ends["length"]
+        await until(lambda: ends["length"] >= before + 2 * CLIENTS, "the other one to go on")
+        await asyncio.to_thread(pair.first.stop, 0.0)
+        await asyncio.to_thread(pair.first.start)
+        await until(lambda: pair.up() == 2, "it to come back")
+    assert set(ends) <= {"length", "instance_lost", "no_capacity"}, ends
+    assert ends["instance_lost"] + ends["no_capacity"] <= CLIENTS, ends
+
+
+async def test_one_of_two_stops_answering(pair: Pair) -> None:
+    """OR-6: SIGSTOP, a grey failure: the connection lives, nothing comes. Deadlines hold for those
+    who wait there, and nobody else is sent.
+
+    Server and stub stop together, as on a frozen machine: when the stub stops alone, Triton 2.51
+    sooner or later aborts over the lock in shared memory that it holds (seen).
+    """
+    ends: Counter[str] = Counter()
+    pids = (pair.first.stub_pid, pair.first.server_pid)
+    async with load(pair, ends, deadline_ms=2500):
+        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(lambda: pair.up() == 1, "the silent one to be suspected")
+            before = ends["length"]
+            await until(lambda: ends["length"] >= before + 4 * CLIENTS, "the other one to go on")
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        await until(lambda: pair.up() == 2, "it to come back")
+    late = sum(count for code, count in ends.items() if code != "length")
+    known = {"length", "deadline_exceeded", "deadline_infeasible", "instance_lost"}
+    assert set(ends) <= known, ends
+    assert late <= 2 * CLIENTS, ends
+
+
+async def test_one_of_two_becomes_ten_times_slower(pair: Pair) -> None:
+    """DL-11: the other one carries on, the slow one is not taken for dead, and it recovers."""
+    ends: Counter[str] = Counter()
+    async with load(pair, ends, deadline_ms=2500):
+        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
+        await asyncio.to_thread(pair.slow.write_text, "10")
+        before = ends["length"]
+        await until(lambda: ends["length"] >= before + 4 * CLIENTS, "the other one to go on")
+        assert pair.up() == 2
+        await asyncio.to_thread(pair.slow.unlink)
+        before = ends["length"]
+        await until(lambda: ends["length"] >= before + 2 * CLIENTS, "both to go on")
+    assert set(ends) <= {"length", "deadline_exceeded", "deadline_infeasible"}, ends
+
+
+async def test_or11_stalled_and_slow_clients_by_the_hundred(pair: Pair) -> None:
+    """OR-11: who does not read is given up and his work stopped; who reads is served."""
+    host, port = "127.0.0.1", pair.orchestrator.port
+    body = b'{"model":"demo","prompt":"x","max_tokens":1500,"ignore_eos":true,"stream":true}'
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    loop = asyncio.get_running_loop()
+
+    async def connect() -> socket.socket:
+        client = socket.socket()
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(client, (host, port))
+        await loop.sock_sendall(client, request)
+        return client
+
+    async def trickle(client: socket.socket) -> None:
+        """A tenth of what comes; until it is cut off."""
+        try:
+            while await loop.sock_recv(client, 80):  # noqa: ASYNC110 - a pace, no poll
+                await asyncio.sleep(0.1)
+        except ConnectionError:
+            return
+
+    aborted = pair.orchestrator.metric("tidegate_outcomes_total", outcome="aborted")
+    clients = [await connect() for _ in range(200)]
+    slow = [asyncio.create_task(trickle(client)) for client in clients[:50]]
+    try:
+        async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+            ends = await asyncio.gather(*(ask(http) for _ in range(20)))
+        assert set(ends) == {"length"}
+        await until(
+            lambda: (
+                pair.orchestrator.metric("tidegate_outcomes_total", outcome="aborted")
+                == aborted + 200
+            ),
+            "all of them to be given up",
+        )
+        await asyncio.gather(*slow)
+    finally:
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        for client in clients:
+            client.close()
+
+
+async def test_wp2_a_storm_of_ten_thousand_cancels(pair: Pair) -> None:
+    """WP-2: each task is cancelled four times over, some while they run, most while they wait."""
+    tasks, again = 2500, 4
+    metric = pair.orchestrator.metric
+    before = metric("tidegate_outcomes_total", outcome="aborted")
+    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+    connector = aiohttp.TCPConnector(limit=64)
+    async with aiohttp.ClientSession(pair.orchestrator.url, connector=connector) as http:
+
+        async def submit() -> str:
+            async with http.post("/v2/tasks", json=body) as response:
+                assert response.status == 202
+                return str((await response.json())["task_id"])
+
+        async def cancel(task_id: str, turn: int) -> int:
+            path = f"/v2/tasks/{task_id}"
+            call = http.delete(path) if turn % 2 else http.post(f"{path}/cancel")
+            async with call as response:
+                return response.status
+
+        ids = await asyncio.gather(*(submit() for _ in range(tasks)))
+        statuses = await asyncio.gather(
+            *(cancel(task_id, turn) for turn in range(again) for task_id in ids)
+        )
+    # Ended tasks are kept up to a bound, so a late cancel may find its task forgotten.
+    assert set(statuses) <= {202, 404} and statuses[:tasks] == [202] * tasks
+    await asyncio.to_thread(
+        eventually,
+        lambda: metric("tidegate_outcomes_total", outcome="aborted") == before + tasks,
+        "every task to be aborted once",
+    )

@@ -1,0 +1,117 @@
+"""``perf/gpu.py`` on toy sizes without a GPU: its logic, not its figures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from perf import gpu, gpu_engine, gpu_model
+from perf.gpu_rows import Report, read_rows
+from tests.worker.engine.test_cuda_runner import CallAgain, RefilledReference
+from worker.attention.choice import Choice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "perf.gpu", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
+    """PF-6: a table, and a bundle that says on what."""
+    bundle_file = tmp_path / "bundle.json"
+    done = run("--device", "cpu", "--tiny", "--json", str(bundle_file))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    bundle = json.loads(bundle_file.read_text())
+    rows = {(row["section"], row["what"]): row for row in bundle["rows"]}
+    assert not [row for row in bundle["rows"] if row["value"] == "FAILED"]
+    assert {section for section, _ in rows} == set(gpu.SECTIONS)
+    assert rows["attention", "reference: right"]["value"] == "yes"
+    assert rows["tokens", "float32, reference, overlap on"]["value"] == "24/24"
+    assert rows["engine", "mixed load: all blocks and slots back"]["value"] == "yes"
+    assert bundle["complete"] and bundle["versions"]["torch"] and bundle["commit"]
+    assert "mixed load: all blocks" in done.stdout
+
+
+def test_a_section_without_time_is_named(tmp_path: Path) -> None:
+    done = run("--device", "cpu", "--tiny", "--budget-s", "3", "--scratch", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout.count("no time left") >= len(gpu.SECTIONS)
+
+
+def test_a_section_whose_process_dies_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import json, os, sys\n"
+        "rows = sys.argv[sys.argv.index('--rows') + 1]\n"
+        "with open(rows, 'w') as out:\n"
+        "    row = dict(section='ceilings', what='one', value=1.0, unit='', note='')\n"
+        "    out.write(json.dumps(row) + '\\n')\n"
+        "os._exit(7)\n"
+    )
+    started = subprocess.run
+
+    def start(command: list[str], **rest: object) -> object:
+        return started([command[0], str(broken), *command[3:]], **rest)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(gpu.subprocess, "run", start)
+    options = gpu._parser().parse_args(["--device", "cpu", "--tiny"])
+    rows, whole = gpu._section_in_child("ceilings", options, tmp_path, 60.0)
+    assert not whole
+    assert [row.what for row in rows] == ["one", "section"]
+    assert "ended with 7" in rows[-1].note
+
+
+def test_a_part_that_fails_does_not_end_its_section(tmp_path: Path) -> None:
+    report = Report("ceilings", tmp_path / "rows", ends_at=1e18)
+    report.attempt("broken", lambda: [][1])  # type: ignore[misc]
+    report.attempt("sound", lambda: report.add("sound", 1.0))
+    late = Report("ceilings", tmp_path / "rows", ends_at=0.0)
+    late.attempt("late", lambda: late.add("late", 1.0))
+    found = {row.what: (row.value, row.note) for row in read_rows(tmp_path / "rows")}
+    assert found["broken"] == ("FAILED", "IndexError: list index out of range")
+    assert found["sound"][0] == 1.0
+    assert found["late"] == ("left out", "no time left")
+
+
+def test_the_engine_section_with_recorded_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, but what a graph would replay is called again."""
+    build = gpu_model.build
+
+    def recorded(*args: object, **rest: object) -> object:
+        return build(*args, **rest, recorder=CallAgain())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gpu_engine, "build", recorded)
+    monkeypatch.setattr(
+        gpu_model,
+        "choose_attention",
+        lambda setting, pool, heads: Choice("triton", RefilledReference(pool, heads)),
+    )
+    report = Report("engine", tmp_path / "rows", ends_at=1e18)
+    gpu_engine.engine(report, torch.device("cpu"), tmp_path, tiny=True)
+    rows = {row.what: row for row in read_rows(tmp_path / "rows")}
+    assert not [row for row in rows.values() if row.value == "FAILED"], rows
+    assert "% of the copy bandwidth" in rows["decode 4 x 40, device"].note
+    assert rows["mixed load: all blocks and slots back"].value == "yes"
+
+
+def test_bytes_of_the_8b_shape() -> None:
+    """Llama 3 8B: 8.03 billion parameters, and 128 KiB of KV a token."""
+    shape = gpu_model.LLAMA_8B
+    assert shape.file_bytes / 2 == 8_030_261_248
+    assert shape.kv_token_bytes == 128 * 1024
+    assert shape.file_bytes - shape.step_bytes == 128256 * 4096 * 2

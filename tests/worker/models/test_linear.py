@@ -1,0 +1,84 @@
+"""Every way that a linear layer can lie in memory, against float64."""
+
+import pytest
+import torch
+
+from worker.models.errors import UnsupportedModel
+from worker.models.linear import DenseFormat, Format, Int8Format, PackedFormat, packs, quantise
+
+FORMATS: dict[str, Format] = {
+    "dense": DenseFormat(),
+    "packed": PackedFormat(),
+    "int8": Int8Format(),
+}
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
+INT8_STEP = 1 / 127
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.fixture(params=FORMATS, ids=list(FORMATS))
+def form(request: pytest.FixtureRequest) -> Format:
+    return FORMATS[request.param]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 5, 33, 80])
+@pytest.mark.parametrize("apart", [False, True], ids=["fused", "apart"])
+def test_products_are_right(form: Format, dtype: torch.dtype, rows: int, apart: bool) -> None:
+    weight, bias, x = (
+        tensor.to(dtype) for tensor in (random(96, 128), random(96, seed=1), random(rows, 128))
+    )
+    parts = weight.chunk(2) if apart else (weight,)
+    tolerance = TOLERANCE[dtype] + INT8_STEP * isinstance(form, Int8Format)
+    with torch.inference_mode():
+        plain, biased = form.linear(parts, None), form.linear(parts, bias)
+        gated = form.gated(parts)
+        exact = x.double() @ weight.double().T
+        assert error(plain(x), exact) < tolerance
+        assert error(biased(x), exact + bias.double()) < tolerance
+        gate, up = exact.chunk(2, dim=-1)
+        assert error(gated(x), torch.nn.functional.silu(gate) * up) < 2 * tolerance
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(96, 72), (128, 1000), (500, 64)], ids=str)
+def test_packed_rows_do_not_depend_on_company(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """WK-3: with the rows that a packed layer wants at least, bit for bit."""
+    form = PackedFormat()
+    x = random(64, shape[1]).to(dtype)
+    with torch.inference_mode():
+        layer = form.linear([random(*shape, seed=1).to(dtype)], None)
+        everyone = layer(x)
+        for rows in (form.least_rows, 5, 8, 17, 32, 63):
+            assert torch.equal(layer(x[:rows]), everyone[:rows]), rows
+
+
+def test_int8_rounds_to_half_a_step() -> None:
+    weight = random(50, 70)
+    weight[7] = 0
+    rounded, scales = quantise(weight)
+    assert rounded.dtype == torch.int8
+    assert ((rounded * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all()
+
+
+def test_int8_refuses_what_its_kernel_cannot_read() -> None:
+    with pytest.raises(UnsupportedModel, match=r"multiple of 64, this model has one with 72"):
+        Int8Format().linear([random(96, 72)], None)
+    assert Int8Format().linear([random(97, 64)], None).nbytes == 97 * 64 * 4
+
+
+def test_a_use_reads_the_weights() -> None:
+    with torch.inference_mode():
+        sizes = {name: f.linear([random(96, 64)], None).nbytes for name, f in FORMATS.items()}
+    assert sizes == {"dense": 96 * 64 * 4, "packed": 96 * 64 * 4, "int8": 96 * 64 + 96 * 4}
+
+
+def test_this_cpu_packs_float32() -> None:
+    assert packs(torch.float32)

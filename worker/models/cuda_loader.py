@@ -1,0 +1,113 @@
+"""Weights onto a GPU: several readers fill pinned buffers, a side stream empties them.
+
+::
+
+    file ──preadv──▶ pinned buffer ──copy, side stream──▶ its place in the fused tensor
+                      ▲ free again once the copy's event has passed
+
+Reading, copying and converting overlap; nothing but the ring is held on the host.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from worker.models.checkpoint import Checkpoint
+from worker.models.parameters import Parameter, Part, stacked_shape
+
+_BUFFER_BYTES: Final = 32 * 2**20
+_READERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of one file and where they belong: elements ``first`` on of a flat fused tensor."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    out: Tensor
+    first: int
+
+
+def load_on_cuda(
+    checkpoint: Checkpoint,
+    parameters: Mapping[str, Parameter],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[tuple[Part, ...], Tensor]:
+    """Every stack of parts as one tensor on ``device``; parts that two parameters share, once."""
+    stacks = {parts for p in parameters.values() for parts in (p.parts, p.bias) if parts}
+    fused = {
+        parts: torch.empty(stacked_shape(parts), dtype=dtype, device=device) for parts in stacks
+    }
+    readers = min(_READERS, os.cpu_count() or 1)
+    ring = _Ring(2 * readers, device)
+    # The tensors' memory may still be in use by work that was queued before.
+    ring.stream.wait_stream(torch.cuda.current_stream(device))
+    with ThreadPoolExecutor(readers, "tidegate-load") as pool:
+        for _ in pool.map(
+            lambda chunk: ring.carry(checkpoint, chunk), _in_file_order(checkpoint, fused)
+        ):
+            pass
+    torch.cuda.current_stream(device).wait_stream(ring.stream)
+    ring.stream.synchronize()
+    return fused
+
+
+def cut(checkpoint: Checkpoint, parts: tuple[Part, ...], out: Tensor, most: int) -> Iterator[Chunk]:
+    """Reads of at most ``most`` bytes that fill ``out``, the stack of ``parts``."""
+    flat, first = out.view(-1), 0
+    for part in parts:
+        stored = checkpoint[part]
+        step = most // stored.dtype.itemsize * stored.dtype.itemsize
+        for start in range(0, stored.nbytes, step):
+            nbytes = min(step, stored.nbytes - start)
+            yield Chunk(stored.file, stored.offset + start, nbytes, stored.dtype, flat, first)
+            first += nbytes // stored.dtype.itemsize
+
+
+def _in_file_order(
+    checkpoint: Checkpoint, fused: Mapping[tuple[Part, ...], Tensor]
+) -> Iterable[Chunk]:
+    chunks = [c for parts, out in fused.items() for c in cut(checkpoint, parts, out, _BUFFER_BYTES)]
+    return sorted(chunks, key=lambda chunk: (chunk.file, chunk.offset))
+
+
+class _Ring:
+    """Pinned buffers, each with the event of the copy that last left it."""
+
+    def __init__(self, buffers: int, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._free: SimpleQueue[tuple[Tensor, torch.cuda.Event]] = SimpleQueue()
+        for _ in range(buffers):
+            buffer = torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._free.put((buffer, event))
+
+    @torch.inference_mode()  # it is per thread
+    def carry(self, checkpoint: Checkpoint, chunk: Chunk) -> None:
+        """Read one chunk and queue its copy."""
+        buffer, copied = self._free.get()
+        try:
+            copied.synchronize()
+            held = buffer[: chunk.nbytes]
+            checkpoint.read_bytes(chunk.file, chunk.offset, held)
+            values = held.view(chunk.dtype)
+            with torch.cuda.stream(self.stream):
+                place = chunk.out[chunk.first : chunk.first + len(values)]
+                if chunk.dtype != chunk.out.dtype:
+                    values = values.to(self._device, non_blocking=True)
+                place.copy_(values, non_blocking=True)
+                copied.record()
+        finally:
+            self._free.put((buffer, copied))

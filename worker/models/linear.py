@@ -1,0 +1,239 @@
+"""Linear layers as they lie in memory: dense, mapped from the file, packed for oneDNN, or int8.
+
+Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
+bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
+four rows (``least_rows``); from two rows on their sums also run in one order whatever the number
+of rows, which ``deterministic`` needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from worker.models.errors import UnsupportedModel
+
+_INT8_INPUTS: Final = 64
+_QUANTISE_ROWS: Final = 256
+_INT8_OUTPUTS: Final = 16
+_DEQUANTISE_ROWS: Final = 64
+"""From here on an int8 product in one piece costs more than to make the weights float first."""
+
+
+class Linear(Protocol):
+    """A linear layer, or a gated pair of them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] → [rows, out]."""
+
+    @property
+    def nbytes(self) -> int:
+        """What one use reads."""
+
+
+class Format(Protocol):
+    """Makes layers from weights [out, in] of one type, given in one piece or several."""
+
+    @property
+    def least_rows(self) -> int:
+        """Fewer rows than this cost as much, or more."""
+
+    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear: ...
+
+    def gated(self, parts: Sequence[Tensor]) -> Linear:
+        """x → silu(x Gᵀ) * (x Uᵀ); ``parts`` are G and U, stacked or apart."""
+
+
+class DenseFormat:
+    """Weights as they come; parts that lie apart are multiplied apart."""
+
+    least_rows = 1
+
+    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        return DenseLinear(tuple(parts), bias)
+
+    def gated(self, parts: Sequence[Tensor]) -> Linear:
+        return DenseGated(tuple(parts))
+
+
+class PackedFormat:
+    """Weights in oneDNN's own order, which is a copy of them."""
+
+    least_rows = 4
+
+    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        return PackedLinear(_pack(_stacked(parts)), bias)
+
+    def gated(self, parts: Sequence[Tensor]) -> Linear:
+        # Apart, so that activation and product happen where the sums are.
+        gate, up = _stacked(parts).chunk(2)
+        return PackedGated(_pack(gate), _pack(up))
+
+
+class Int8Format:
+    """Weights rounded to int8 with one scale per output (symmetric, largest magnitude at 127).
+
+    A layer whose number of outputs is odd (some vocabularies) stays dense. Raises
+    ``UnsupportedModel`` for inputs that are no multiple of 64: torch's kernel reads beyond them.
+    """
+
+    least_rows = 1
+
+    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        weight = _stacked(parts)
+        out, into = weight.shape
+        if into % _INT8_INPUTS:
+            raise UnsupportedModel(
+                f"quantize=int8 needs layers whose inputs are a multiple of {_INT8_INPUTS}, this"
+                f" model has one with {into}; set TIDEGATE_WORKER_QUANTIZE=none"
+            )
+        if out % _INT8_OUTPUTS:
+            return DenseLinear((weight,), bias)
+        return Int8Linear(*quantise(weight), bias)
+
+    def gated(self, parts: Sequence[Tensor]) -> Linear:
+        return SplitGated(self.linear(parts, None))
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN on this CPU has packed layers of that type."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.float32:
+        return True
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    parts: tuple[Tensor, ...]
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return linear(x, self.parts[0], self.bias)
+        out = torch.cat([linear(x, part) for part in self.parts], dim=-1)
+        return out if self.bias is None else out.add_(self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseGated:
+    parts: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            gate, up = linear(x, self.parts[0]).chunk(2, dim=-1)
+        else:
+            gate, up = (linear(x, part) for part in self.parts)
+        return silu(gate) * up
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+_linear_pointwise = torch.ops.mkldnn._linear_pointwise.default
+_linear_binary = torch.ops.mkldnn._linear_pointwise.binary
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in oneDNN's order; ``nbytes`` as it was (padding of odd shapes is not counted)."""
+
+    weight: Tensor
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    packed: Packed
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = _linear_pointwise(x, self.packed.weight, self.bias, "none", [], "")
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGated:
+    gate: Packed
+    up: Packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate = _linear_pointwise(x, self.gate.weight, None, "swish", [], "")
+        out: Tensor = _linear_binary(x, gate, self.up.weight, None, "mul")
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate.nbytes + self.up.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """``weight`` int8 [out, in], ``scales`` [out] of the activations' type."""
+
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) >= _DEQUANTISE_ROWS:
+            return linear(x, self.weight.to(x.dtype).mul_(self.scales[:, None]), self.bias)
+        out = torch._weight_int8pack_mm(x, self.weight, self.scales)
+        return out if self.bias is None else out.add_(self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGated:
+    """Over one layer whose outputs are gate and up."""
+
+    both: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.both(x).chunk(2, dim=-1)
+        return silu(gate) * up
+
+    @property
+    def nbytes(self) -> int:
+        return self.both.nbytes
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 weights [out, in] and their scales [out] in the type of ``weight``."""
+    # Of the rounded scale, so that its own rounding is made up for.
+    largest = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1))
+    scales = (largest.float() / 127).clamp_(min=1e-12).to(weight.dtype)
+    rounded = torch.empty(weight.shape, dtype=torch.int8)
+    # In pieces: a whole layer in float32, twice, would be more than the layer.
+    for first in range(0, len(weight), _QUANTISE_ROWS):
+        rows = slice(first, first + _QUANTISE_ROWS)
+        steps = weight[rows].float() / scales[rows].float()[:, None]
+        rounded[rows] = steps.round_().clamp_(-127, 127).to(torch.int8)
+    return rounded, scales
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def _pack(weight: Tensor) -> Packed:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    return Packed(packed, weight.nbytes)
