@@ -24,6 +24,7 @@ help:
 	@echo 'make lint          style and types'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
+	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo 'make setup         only what each of these does first'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
@@ -55,6 +56,9 @@ bench-quick: setup
 
 bench-goodput: setup
 	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
+
+sim: setup
+	$(BIN)/python -m perf.sim $(ARGS)
 
 clean:
 	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

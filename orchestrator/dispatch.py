@@ -85,9 +85,20 @@ class Dispatcher:
             if chosen is None:
                 blocked.add(need)
                 continue
+            if now > task.doubtful_from and not self._is_worth_it(task, chosen.name, now):
+                if self._queue.is_aside(task):
+                    return  # those behind it have less of a chance still
+                self._queue.set_aside(task)
+                continue
             self._queue.take(task)
             self._dispatch(task, chosen.name)
             candidates = self._registry.candidates()
+
+    def _is_worth_it(self, task: Task, address: str, now: float) -> bool:
+        instance = self._registry.instances[address]
+        return instance.pace is None or self._forecaster.is_worth_it(
+            task, instance.pace.model, instance.load_ahead, task.deadline.left_ms(now)
+        )
 
     def _dispatch(self, task: Task, address: str) -> None:
         now = self._clock.now()

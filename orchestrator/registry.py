@@ -19,7 +19,7 @@ from enum import StrEnum
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement import Candidate
 from orchestrator.prediction import Load, PaceLearner
@@ -38,6 +38,10 @@ class InstanceState(StrEnum):
 
 LANE_SILENT_S = 0.6
 """A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
+
+
+LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
+"""How lanes come to be; a simulator has its own."""
 
 
 class Instance:
@@ -117,6 +121,7 @@ class Registry:
         executor: Executor,
         on_change: Callable[[], None],
         on_emission: Callable[[float, int], None],
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
@@ -133,6 +138,7 @@ class Registry:
         self._started = False
         self._lanes_per_instance = lanes_per_instance
         self._lane_config = lane_config
+        self._make_lane = make_lane
         self._rng = rng
         for address in addresses:
             self.add(address)
@@ -170,7 +176,7 @@ class Registry:
         if instance is None:
             instance = self.instances[address] = Instance(address)
             instance.lanes = [
-                Lane(address, self._lane_config, self, self._clock, self._rng)
+                self._make_lane(address, self._lane_config, self, self._clock, self._rng)
                 for _ in range(self._lanes_per_instance)
             ]
             if self._started:
@@ -392,6 +398,8 @@ class Registry:
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder
-            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            instance.pace = None
             self.snapshot_version += 1
+        if instance.pace is None:
+            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
         self._judge(instance)

@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     """An instance without a frame for this long gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
     """After this long its work is given up."""
-    worker_backlog: int = Field(default=8, ge=0)
+    worker_backlog: int = Field(default=2, ge=0)
     """Jobs sent to an instance beyond those that it can run, so that a free slot never idles."""
 
     # deadlines (DL-1, DL-3)
