@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
+_SAME_LOSS_S = 1.0
+
 
 class BreakerState(StrEnum):
     """Whether an instance is given work: all, none, or a few probes."""
@@ -39,6 +41,8 @@ class JobEnd(StrEnum):
     """Somebody outside wanted it to stop."""
     REFUSED = "refused"
     """The instance said that it has no room, or is going away."""
+    LOST = "lost"
+    """It went down with its lane, which counts once however many jobs were on it."""
     FAILED = "failed"
 
 
@@ -174,6 +178,7 @@ class Breakers:
         self._peers = peers
         self._now = now
         self._breakers: dict[str, Breaker] = {}
+        self._lost_at: dict[str, float] = {}
         self.ejections: Counter[str] = Counter()
         """How often each instance's breaker opened."""
 
@@ -204,6 +209,7 @@ class Breakers:
     def forget(self, instance: str) -> None:
         """An instance is gone for good."""
         self._breakers.pop(instance, None)
+        self._lost_at.pop(instance, None)
         del self.ejections[instance]
 
     def _judge(
@@ -211,6 +217,10 @@ class Breakers:
     ) -> _Result | None:
         if end in (JobEnd.ABORTED, JobEnd.REFUSED):
             return None
+        if end is JobEnd.LOST:
+            before = self._lost_at.get(name, -math.inf)
+            self._lost_at[name] = self._now()
+            return _Result(True, None) if self._now() - before >= _SAME_LOSS_S else None
         if end is JobEnd.FAILED:
             return _Result(True, None)
         ratio = actual_ms / predicted_ms if predicted_ms > 0 else None

@@ -86,6 +86,16 @@ def test_errors_are_charged() -> None:
     assert run(breakers, "a:1", JobEnd.FAILED)
 
 
+def test_a_lane_that_breaks_counts_once_however_many_jobs_it_had() -> None:
+    breakers, clock = make(*NAMES)
+    assert not run(breakers, "a:1", JobEnd.LOST, times=100)
+    for _ in range(3):
+        clock.advance(2)
+        assert not run(breakers, "a:1", JobEnd.LOST, times=100)
+    clock.advance(2)
+    assert run(breakers, "a:1", JobEnd.LOST, times=100)  # the fifth time
+
+
 def test_a_model_that_is_wrong_everywhere_ejects_nobody() -> None:
     breakers, _ = make(*NAMES)
     for _ in range(50):
@@ -193,7 +203,7 @@ class BreakersMachine(RuleBasedStateMachine):
             ticket = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
             resting = self.resting()
             opened = self.breakers.end(ticket, end, predicted_ms=100, actual_ms=100 * ratio)
-            charged = end is JobEnd.FAILED or (
+            charged = end in (JobEnd.FAILED, JobEnd.LOST) or (
                 ratio == 50.0 and end in (JobEnd.FINISHED, JobEnd.DEADLINE)
             )
             assert charged or not opened  # DL-11
