@@ -51,13 +51,14 @@ class Rig:
         self.scheduler.prefixes.label(new, prefix_salt(b"m", new.job.cache_salt))
         if self.scheduler.enqueue(new, self.now) is not None:
             return None
-        self.tier.restore(new, self.now)
+        self.tier.restore(self.scheduler.waiting, self.now)
         return new
 
     def step(self) -> list[Request]:
         """One step; returns who ended."""
         ended = []
         self.tier.collect(self.now)
+        self.tier.restore(self.scheduler.waiting, self.now)
         plan = self.scheduler.schedule().plan
         if plan is not None:
             self.memory.compute(plan)
@@ -126,6 +127,18 @@ class TierMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, more: list[int], kept: int) -> None:
         salt, text = data.draw(st.sampled_from(self.texts))
         self.submit([*text[: max(1, len(text) - kept)], *more], 5, salt, "a", 30.0)
+
+    @rule(which=st.integers(0, 2), answered=st.integers(0, 12), is_cold=st.booleans())
+    def talk_on(self, which: int, answered: int, is_cold: bool) -> None:
+        """One of three conversations, at some point of it; perhaps when it has left memory."""
+        if is_cold:
+            for _ in range(12):
+                self.step()
+                self.rig.loading.run()
+                self.rig.saving.run()
+            self.evict()
+        ids = [20 + which] * (12 + 3 * which) + [7] * answered
+        self.submit(ids, 3, "tenant" if which else "", "a", math.inf)
 
     @rule()
     def step(self) -> None:
@@ -201,7 +214,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestTier.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture
@@ -243,6 +256,20 @@ def test_two_that_want_the_same_wait_for_one_load(rig: Rig) -> None:
     rig.finish(one)
     rig.finish(two) if two.slot >= 0 or two in rig.scheduler.waiting else None
     assert one.cached_tokens >= 20 and two.cached_tokens >= 20
+
+
+def test_only_those_near_their_turn_are_loaded_for(rig: Rig) -> None:
+    """A long queue would flush its own heads out of the pool again."""
+    first = rig.talk(list(range(10, 30)), session="s")
+    rig.restart()
+    others = [rig.submit([90 + i] * 3, max_tokens=40) for i in range(4)]
+    late = rig.submit([*first.tokens, 50, 51])
+    assert late is not None and not late.is_looked_up
+    for other in others:
+        assert other is not None and other.is_looked_up and not other.loading
+        rig.end(other)
+    rig.step()
+    assert late.loading
 
 
 def test_a_broken_file_is_computed_instead(rig: Rig) -> None:
