@@ -6,7 +6,7 @@ are copied to pinned memory behind it, and an event behind that says when they a
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Protocol, cast
 
 import numpy as np
@@ -72,6 +72,7 @@ class CudaRunner(TorchRunner):
         )
         self._state: SlotState | None = state
         self._graphs = graphs
+        self._cuda = device.type == "cuda"
         self.meter = StreamMeter(_timing_events(device))
 
     @property
@@ -82,7 +83,9 @@ class CudaRunner(TorchRunner):
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
         """See ``OverlappingRunner``."""
         try:
-            return self._launch(plan)
+            # The engine's thread may have another current device than the one that loaded.
+            with torch.cuda.device(self._device) if self._cuda else nullcontext():
+                return self._launch(plan)
         except Exception:
             self.settle()
             raise
@@ -100,7 +103,7 @@ class CudaRunner(TorchRunner):
 
     def settle(self) -> None:
         """Wait until the device is done with everything."""
-        if self._device.type == "cuda":
+        if self._cuda:
             with suppress(RuntimeError):  # a device that is lost touches nothing any more
                 torch.cuda.synchronize(self._device)
 
