@@ -21,6 +21,7 @@ from rich.console import Console
 
 from perf.bundle import BenchResult, Bundle, write
 from perf.context import SEED, Skip
+from perf.engine.aside import aside
 from perf.engine.parts import PARTS, Bench, Load
 from perf.engine.rig import Rig
 from perf.engine.shapes import SHAPES, make_checkpoint
@@ -40,7 +41,7 @@ def run_all(args: argparse.Namespace, console: Console) -> Bundle:
     load = _QUICK if args.quick else _FULL
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=args.scratch) as scratch:
         console.print(f"making a checkpoint of shape {name} …", style="dim")
-        checkpoint = make_checkpoint(Path(scratch) / name, SHAPES[name], SEED)
+        checkpoint = aside(lambda: make_checkpoint(Path(scratch) / name, SHAPES[name], SEED))
         with Rig(checkpoint, args.device, **settings) as rig:
             bench = Bench(checkpoint, args.device, rig, load, Path(scratch), settings)
             card = rig.bundle.card

@@ -3,6 +3,7 @@
 - ``shapes``      random-weight checkpoints of real shapes, made on the spot
 - ``rig``         an engine on its own thread, with the time of every event
 - ``peer``        ``transformers`` ``generate`` on the same weights
+- ``aside``       computing beside an engine without slowing it down
 - ``bandwidth``   how fast this machine reads memory
 - ``parts``       what is measured
 """

@@ -5,6 +5,8 @@ from typing import Final
 
 import torch
 
+from perf.engine.aside import aside
+
 _CPU_BYTES: Final = 512 * 2**20
 _CUDA_BYTES: Final = 4 * 2**30
 
@@ -15,7 +17,7 @@ class Bandwidth:
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
         elements = (_CUDA_BYTES if self._cuda else _CPU_BYTES) // 4
-        self._buffer = torch.ones(elements, device=device)
+        self._buffer = aside(lambda: torch.ones(elements, device=device))
         self._out = torch.empty_like(self._buffer) if self._cuda else None
         self.samples: list[float] = []
         self.sample()
@@ -23,6 +25,9 @@ class Bandwidth:
 
     def sample(self) -> None:
         """Add one sample, bytes per second."""
+        self.samples.append(aside(self._measure))
+
+    def _measure(self) -> float:
         begun = time.perf_counter()
         moved = self._buffer.nbytes
         if self._out is None:
@@ -31,4 +36,4 @@ class Bandwidth:
             self._out.copy_(self._buffer)
             torch.cuda.synchronize()
             moved *= 2
-        self.samples.append(moved / (time.perf_counter() - begun))
+        return moved / (time.perf_counter() - begun)

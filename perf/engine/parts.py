@@ -2,8 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 import torch
 
 from perf.bundle import Figure
+from perf.engine.aside import aside
 from perf.engine.bandwidth import Bandwidth
 from perf.engine.peer import Peer
 from perf.engine.rig import Rig, Run
@@ -47,7 +47,7 @@ class Bench:
 def decode(bench: Bench) -> list[Figure]:
     """Whole runs beside ``generate`` in turns; steps against the read bandwidth."""
     model = bench.rig.model
-    peer = Peer(bench.checkpoint, bench.device, model.dtype)
+    peer = aside(lambda: Peer(bench.checkpoint, bench.device, model.dtype))
     bandwidth = Bandwidth(bench.device)
     figures = []
     for batch in bench.load.batches:
@@ -58,8 +58,7 @@ def decode(bench: Bench) -> list[Figure]:
             runs = _together(bench.rig, prompts, bench.load.new_tokens)
             bandwidth.sample()
             seconds = _ended(runs) - min(run.submitted_at for run in runs)
-            with _all_threads(bench.device):
-                peer_seconds = peer.generate(prompts, bench.load.new_tokens)
+            peer_seconds = _generate(bench, peer, prompts)
             if i == 0:  # warm-up
                 continue
             tokens = batch * bench.load.new_tokens
@@ -233,16 +232,19 @@ def _warm(rig: Rig) -> None:
     rig.ask(rig.prompts.draw(rig.engine.scheduler.config.max_step_tokens), 2)
 
 
-@contextmanager
-def _all_threads(device: str) -> Iterator[None]:
-    """One thread per core, whatever the engine chose for a small model."""
+def _generate(bench: Bench, peer: Peer, prompts: list[list[int]]) -> float:
+    """Seconds, with one thread per core, whatever the engine chose for a small model."""
     chosen = torch.get_num_threads()
-    if device == "cpu":
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(chosen)
+
+    def call() -> float:
+        if bench.device == "cpu":
+            torch.set_num_threads(len(os.sched_getaffinity(0)))
+        try:
+            return peer.generate(prompts, bench.load.new_tokens)
+        finally:
+            torch.set_num_threads(chosen)
+
+    return aside(call)
 
 
 def _evict(checkpoint: Path) -> None:
