@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 _STYLES = {
     "ours": ("#0b6e99", "o", 2.6),
-    "unpredicted": ("#7fb069", "D", 1.6),
-    "fifo_timeout": ("#e6953b", "s", 1.6),
+    "no-prediction": ("#7fb069", "D", 1.6),
+    "fifo-timeout": ("#e6953b", "s", 1.6),
     "fifo": ("#b5404a", "^", 1.6),
 }
 """Colour-blind safe: hue, lightness and marker all differ."""
