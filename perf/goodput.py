@@ -235,10 +235,13 @@ def _judge(cells: list[Cell], console: Console) -> None:
     if not {1.0, 2.0} <= set(ours):
         return
     kept = ours[2.0].goodput / ours[1.0].goodput if ours[1.0].goodput else 0.0
-    waste = max(cell.waste for cell in ours.values())
+    wasted = sum(cell.wasted for cell in ours.values()) / sum(c.tokens for c in ours.values())
+    sampled = sum(cell.sampled for cell in ours.values())
+    false = sum(cell.sampled_met for cell in ours.values())
     console.print(
-        f"goodput at 2 × is {100 * kept:.0f} % of that at 1 × (aim: 95 % or more); "
-        f"waste at most {100 * waste:.2f} % (aim: under 1 %)"
+        f"goodput at 2 × is {100 * kept:.0f} % of that at 1 × (aim: 95 % or more); waste over all "
+        f"loads {100 * wasted:.2f} % (aim: under 1 %); false refusals {false} of {sampled} sampled "
+        "(aim: under 1 %)"
     )
 
 
