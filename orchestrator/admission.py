@@ -1,34 +1,47 @@
 """What is refused before it costs anything (LB-1: under 10 ms, in fact a few microseconds).
 
 ``begin`` looks at what needs no prompt, ``fit`` at the prompt against the context, ``finish`` at
-whether there is room. Later issues put feasibility (DL-7) and rate limits (OR-12) behind these.
+whether the deadline can be kept (DL-7) and whether there is room (OR-4).
 """
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
+from orchestrator.choices import AdmissionMode, QueuePolicy
 from orchestrator.clock import Clock
-from orchestrator.errors import ContextOverflow, Draining, InvalidRequest, NotReady, QueueFull
+from orchestrator.errors import (
+    ContextOverflow,
+    DeadlineInfeasible,
+    Draining,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+)
+from orchestrator.forecast import Forecaster
+from orchestrator.log import fields, service_log
 from orchestrator.placement import Need, place
 from orchestrator.queue import TaskQueue
+from orchestrator.refusals import Refusals
 from orchestrator.registry import Registry
 from orchestrator.task import Task
-from worker.protocol import InvalidSampling, ModelCard
-
-_SMOOTHING = 0.1
+from worker.protocol import InvalidSampling, ModelCard, OnDeadline, Outcome
 
 
-class ServiceTime:
-    """Moving average of how long a task occupies a slot, in seconds."""
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """What an operator wants."""
 
-    def __init__(self, first_guess_s: float = 1.0) -> None:
-        self.mean_s = first_guess_s
-
-    def observe(self, seconds: float) -> None:
-        self.mean_s += _SMOOTHING * (seconds - self.mean_s)
-
-    def wait_ms(self, ahead: int, slots: int) -> float:
-        """How long until ``slots`` busy slots have taken ``ahead`` tasks and one more."""
-        return 1000 * self.mean_s * (ahead + 1) / max(1, slots)
+    floor_ms: float
+    default_max_tokens: int
+    mode: AdmissionMode = AdmissionMode.ENFORCE
+    queue_policy: QueuePolicy = QueuePolicy.REJECT
+    refusal_cap: float = 1.0
+    """At most this share of what is offered is refused as infeasible, over the last 100 or so."""
+    sample: float = 0.01
+    """This share of would-be refusals is let through, to measure how many would have been wrong."""
 
 
 class Admission:
@@ -38,25 +51,31 @@ class Admission:
         self,
         registry: Registry,
         queue: TaskQueue[Task],
-        service_time: ServiceTime,
+        forecaster: Forecaster,
         clock: Clock,
+        rng: random.Random,
+        rules: AdmissionRules,
         *,
-        floor_ms: float,
-        default_max_tokens: int,
+        drop: Callable[[Task, QueueFull], None],
+        sweep: Callable[[], None],
     ) -> None:
+        """``drop`` ends a waiting task, ``sweep`` those that have waited in vain."""
         self.draining = False
+        self.refusals = Refusals()
         self._registry = registry
         self._queue = queue
-        self._service_time = service_time
+        self._forecaster = forecaster
         self._clock = clock
-        self._floor_ms = floor_ms
-        self._default_max_tokens = default_max_tokens
+        self._rng = rng
+        self._rules = rules
+        self._drop = drop
+        self._sweep = sweep
 
     def begin(self, task: Task) -> None:
         """Raises ``Draining`` or ``DeadlineExceeded``."""
         if self.draining:
             raise Draining("the service is going down and takes no new work")
-        task.deadline.require(self._floor_ms, self._clock.now())
+        task.deadline.require(self._rules.floor_ms, self._clock.now())
 
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""
@@ -74,7 +93,7 @@ class Admission:
         sampling = task.sampling
         wanted = asked
         if wanted is None:
-            wanted = min(left, max(self._default_max_tokens, sampling.min_tokens))
+            wanted = min(left, max(self._rules.default_max_tokens, sampling.min_tokens))
         # Wider than the vocabulary is the same as all of it, and need not fit in 64 bits.
         top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
         sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
@@ -85,21 +104,101 @@ class Admission:
         task.sampling = sampling
 
     def finish(self, task: Task) -> None:
-        """Raises ``NotReady``, ``QueueFull`` or ``DeadlineExceeded``."""
+        """Raises ``NotReady``, ``DeadlineExceeded``, ``DeadlineInfeasible`` or ``QueueFull``."""
         if not self._registry.any_ready(task.model):
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
-        task.deadline.require(self._floor_ms, self._clock.now())
+        now = self._clock.now()
+        task.deadline.require(self._rules.floor_ms, now)
+        if task.job.on_deadline is OnDeadline.FIT:
+            wait_ms = 0.0 if self.could_start(task) else self.predicted_wait_ms(len(self._queue))
+            self._forecaster.fit(task, task.deadline.left_ms(now) - wait_ms)
+        self._judge(task, now)
         if self._queue.full and not self.could_start(task):
-            raise QueueFull(
-                f"{len(self._queue)} tasks wait already, the queue's bound",
-                retry_after_ms=self.predicted_wait_ms(len(self._queue)),
-            )
+            self._make_room(task)
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for this task now."""
         return place(Need(task.model, task.vocabulary), self._registry.candidates()) is not None
 
     def predicted_wait_ms(self, ahead: int) -> float:
-        """How long until a task with that many before it starts, by recent service times."""
-        slots = sum(candidate.slots for candidate in self._registry.candidates() if candidate.ready)
-        return self._service_time.wait_ms(ahead, slots)
+        """How long until a task with that many before it starts."""
+        waiting = len(self._queue)
+        share = min(1.0, ahead / waiting) if waiting else 0.0
+        return self._forecaster.drain_ms("", self._queue.service_ms * share)
+
+    def _judge(self, task: Task, now: float) -> None:
+        """Forecast, and refuse what is certain to miss (DL-7)."""
+        forecast = self._forecaster.plan(task)
+        rules, refusals = self._rules, self.refusals
+        if rules.mode is AdmissionMode.OFF:
+            return
+        left_ms = task.deadline.left_ms(now)
+        if forecast.least_ms < left_ms:
+            refusals.offered(refused=False)
+            return
+        refusals.judged += 1
+        if (
+            rules.mode is AdmissionMode.OBSERVE
+            or refusals.recent_share > rules.refusal_cap
+            or self._rng.random() < rules.sample
+        ):
+            refusals.offered(refused=False)
+            task.probe = True
+            task.on_end.append(self._sample_ended)
+            self._forecaster.plan(task)
+            service_log.info(
+                "a deadline that is certain to be missed was let through",
+                extra=fields(
+                    correlation_id=task.correlation_id,
+                    left_ms=round(left_ms, 1),
+                    least_ms=round(forecast.least_ms, 1),
+                ),
+            )
+            return
+        refusals.offered(refused=True)
+        raise self.infeasible(task)
+
+    def _sample_ended(self, task: Task) -> None:
+        ending = task.ending
+        if ending is None or ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
+            return
+        kept = ending.outcome in (Outcome.MET, Outcome.PARTIAL)
+        self.refusals.sample_ended(met=kept)
+
+    def infeasible(self, task: Task) -> DeadlineInfeasible:
+        """Why a task cannot make its deadline from here."""
+        now = self._clock.now()
+        waited_ms = 1000 * (now - task.marks.received)
+        ahead = self._queue.position(task)
+        wait_ms = self.predicted_wait_ms(len(self._queue) if ahead is None else ahead)
+        forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
+        left_ms = task.deadline.left_ms(now)
+        # With what it has waited it would have had enough: then waiting is what it lacked.
+        in_vain = forecast.least_ms < left_ms + waited_ms and task.marks.queued > 0
+        binding = "queue" if in_vain else forecast.bottleneck
+        return DeadlineInfeasible(
+            f"{left_ms:.0f} ms remain until the deadline; this is likely to take "
+            f"{forecast.finish_ms:.0f} ms and cannot take less than {forecast.least_ms:.0f} ms: "
+            "state a later deadline, or ask for less",
+            predicted_finish_ms=forecast.finish_ms,
+            earliest_feasible_unix_ms=round(
+                1000 * self._clock.unix() + forecast.wait_ms + forecast.slow_ms
+            ),
+            binding_constraint=binding,
+        )
+
+    def _make_room(self, task: Task) -> None:
+        self._sweep()
+        if not self._queue.full:
+            return
+        retry_after_ms = self.predicted_wait_ms(len(self._queue))
+        if self._rules.queue_policy is QueuePolicy.DROP_LRU:
+            oldest = self._queue.oldest_batch()
+            if oldest is not None:
+                message = "newer work took this task's place in the queue, which is full"
+                self._drop(oldest, QueueFull(message, retry_after_ms=retry_after_ms))
+                return
+        raise QueueFull(
+            f"{len(self._queue)} tasks wait already, the queue's bound",
+            retry_after_ms=retry_after_ms,
+        )

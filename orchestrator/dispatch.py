@@ -1,18 +1,21 @@
 """From the queue onto a lane, and back: a queued task becomes a flight, a flight ends a task."""
 
 import asyncio
+from collections.abc import Callable
 
 from orchestrator.clock import Clock
 from orchestrator.errors import TidegateError
+from orchestrator.forecast import Forecaster
 from orchestrator.lanes import Lane
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Need, place
+from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
-from orchestrator.settle import Settler, failed, judge, overdue
+from orchestrator.settle import Settler, failed, judge, overdue, refused
 from orchestrator.task import Ending, Job, Stage, Task
-from worker.protocol import AbortCause, Delta, End
+from worker.protocol import AbortCause, Delta, End, OnDeadline
 
 
 class Dispatcher:
@@ -27,13 +30,23 @@ class Dispatcher:
         clock: Clock,
         *,
         grace_ms: float,
+        forecaster: Forecaster,
+        infeasible: Callable[[Task], TidegateError],
+        lets_run_s: float | None = None,
     ) -> None:
+        """``infeasible`` says why a waiting task cannot make its deadline any more.
+
+        With ``lets_run_s`` work that has started has this long, whatever its deadline.
+        """
         self._registry = registry
         self._queue = queue
         self._settler = settler
         self._metrics = metrics
         self._clock = clock
         self._grace_s = grace_ms / 1000
+        self._forecaster = forecaster
+        self._infeasible = infeasible
+        self._lets_run_s = lets_run_s
         self.landed = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
@@ -54,8 +67,12 @@ class Dispatcher:
         """Start every waiting task that has somewhere to go."""
         if not self._queue:
             return
-        for task in self._queue.expired(self._clock.now()):
-            self._settler.settle(task, overdue(task, self._clock.now()))
+        now = self._clock.now()
+        for task in self._queue.expired(now):
+            in_vain = task.deadline.left_ms(now) > 0
+            self._settler.settle(
+                task, refused(self._infeasible(task)) if in_vain else overdue(task, now)
+            )
         candidates = self._registry.candidates()
         blocked: set[Need] = set()
         for task in self._queue:
@@ -68,25 +85,34 @@ class Dispatcher:
             if chosen is None:
                 blocked.add(need)
                 continue
-            self._queue.remove(task)
+            self._queue.take(task)
             self._dispatch(task, chosen.name)
             candidates = self._registry.candidates()
 
     def _dispatch(self, task: Task, address: str) -> None:
         now = self._clock.now()
-        lane = self._registry.instances[address].best_lane()
+        instance = self._registry.instances[address]
+        lane = instance.best_lane()
+        self._forecaster.fit(task, task.deadline.left_ms(now))
         task.stage = Stage.DISPATCHED
         task.instance = address
         task.marks.dispatched = now
         flight = LaneFlight(self, task, lane)
+        if instance.pace is not None:
+            flight.basis = (instance.pace.model, instance.load_ahead)
         task.flight = flight
         flight.handle = lane.submit(
             flight,
             token_ids=list(task.token_ids),
             sampling=task.sampling,
-            budget_ms=task.deadline.left_ms(now),
+            budget_ms=task.deadline.left_ms(now)
+            if self._lets_run_s is None
+            else 1000 * self._lets_run_s,
             deadline_unix_ms=task.deadline.unix_ms,
-            on_deadline=task.job.on_deadline,
+            # What fit leaves too long after all ends cleanly.
+            on_deadline=OnDeadline.PARTIAL
+            if task.job.on_deadline is OnDeadline.FIT
+            else task.job.on_deadline,
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
             session=_session(task.job),
@@ -94,6 +120,8 @@ class Dispatcher:
 
     def _deadline_passed(self, task: Task) -> None:
         """A task's timer. A worker that has it gets a moment to say so itself."""
+        if task.flight is not None and self._lets_run_s is not None:
+            return
         now = self._clock.now()
         ends_at = task.deadline.at + (self._grace_s if task.flight is not None else 0.0)
         if now < ends_at:
@@ -117,6 +145,9 @@ class Dispatcher:
                 self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
         flight.task.flight = None
         self.landed.set()
+        instance = self._registry.instances.get(flight.task.instance)
+        pace = None if instance is None else instance.pace
+        self._forecaster.ended(flight.task, end, pace, flight.basis)
         self._settler.settle(flight.task, judge(flight.task, end, now), end)
         self.pump()
 
@@ -147,6 +178,7 @@ class LaneFlight:
         "_dispatcher",
         "_lane",
         "abandoned_at",
+        "basis",
         "cause",
         "handle",
         "late_tokens",
@@ -158,6 +190,8 @@ class LaneFlight:
         self._lane = lane
         self.task = task
         self.handle = -1
+        self.basis: tuple[PaceModel, Load] | None = None
+        """What was known of the instance when the job was sent there."""
         self.late_tokens = 0
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None

@@ -14,6 +14,7 @@
     │   ├── ModelNotFound                404 model_not_found
     │   └── MethodNotAllowed             405 method_not_allowed
     ├── DeadlineExceeded (TimeoutError)  504 deadline_exceeded
+    │   └── DeadlineInfeasible           504 deadline_infeasible
     ├── Aborted                          499
     │   ├── Cancelled                        cancelled
     │   └── ClientDisconnected               client_disconnected
@@ -183,6 +184,30 @@ class DeadlineExceeded(TidegateError, TimeoutError):
             details={"exceeded_by_ms": exceeded_by_ms},
             headers={"X-Deadline-Exceeded-By-Ms": f"{exceeded_by_ms:.3f}"},
         )
+
+
+class DeadlineInfeasible(DeadlineExceeded):
+    """The deadline is still to come, but is certain to be missed (DL-7).
+
+    ``earliest_feasible_unix_ms`` is the deadline that this would take now, as epoch milliseconds.
+    """
+
+    code = Code.DEADLINE_INFEASIBLE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        predicted_finish_ms: float,
+        earliest_feasible_unix_ms: int,
+        binding_constraint: str,
+    ) -> None:
+        super().__init__(message, exceeded_by_ms=0.0)
+        self.details = {
+            "predicted_finish_ms": round(predicted_finish_ms, 1),
+            "earliest_feasible_deadline": earliest_feasible_unix_ms,
+            "binding_constraint": binding_constraint,
+        }
 
 
 class Aborted(TidegateError):

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from orchestrator.admission import Admission, ServiceTime
+from orchestrator.admission import Admission, AdmissionRules
+from orchestrator.choices import AdmissionMode
 from orchestrator.clock import Clock
 from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
-from orchestrator.errors import Draining, TidegateError
+from orchestrator.errors import Draining, QueueFull, TidegateError
+from orchestrator.forecast import Forecaster
 from orchestrator.health import HealthBoard
 from orchestrator.instances import Roster, source_of
 from orchestrator.instances.addresses import is_source
@@ -45,7 +47,7 @@ class Gateway:
         self.started_unix = int(clock.unix())
         self.metrics = Metrics()
         self.limits = limiter_of(settings, clock)
-        self.queue: TaskQueue[Task] = TaskQueue(settings.queue_size)
+        self.queue: TaskQueue[Task] = TaskQueue(settings.queue_size, settings.queue_order)
         self.deadlines = DeadlinePolicy(
             default_s=settings.default_deadline_s, max_s=settings.max_deadline_s
         )
@@ -76,6 +78,11 @@ class Gateway:
             on_change=self._instances_changed,
             on_emission=self.metrics.emission_sampled,
         )
+        self._settler = Settler(self.metrics, journal, clock)
+        self.forecaster = Forecaster(
+            self.registry.prospect,
+            is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
+        )
         self.roster = Roster(
             self.registry,
             listed,
@@ -84,15 +91,22 @@ class Gateway:
             read_every_s=settings.read_instances_every_s,
             grace_s=settings.leave_grace_s,
         )
-        service_time = ServiceTime()
-        self._settler = Settler(self.metrics, journal, service_time, clock)
         self._admission = Admission(
             self.registry,
             self.queue,
-            service_time,
+            self.forecaster,
             clock,
-            floor_ms=settings.admission_floor_ms,
-            default_max_tokens=settings.default_max_tokens,
+            rng,
+            AdmissionRules(
+                floor_ms=settings.admission_floor_ms,
+                default_max_tokens=settings.default_max_tokens,
+                mode=settings.admission,
+                queue_policy=settings.queue_policy,
+                refusal_cap=settings.refusal_cap,
+                sample=settings.refusal_sample,
+            ),
+            drop=self._drop,
+            sweep=lambda: self._dispatcher.pump(),
         )
         self._isolate_tenants = settings.isolate_tenants
         self._dispatcher = Dispatcher(
@@ -102,10 +116,13 @@ class Gateway:
             self.metrics,
             clock,
             grace_ms=settings.deadline_grace_ms,
+            forecaster=self.forecaster,
+            infeasible=self._admission.infeasible,
+            lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
-        self.metrics.watch(self.registry, self.queue)
+        self.metrics.watch(self.registry, self.queue, self._admission.refusals)
         self._live: set[Task] = set()
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -235,7 +252,14 @@ class Gateway:
             except Exception:
                 service_log.exception("looking after the instances failed; trying again")
 
+    def _drop(self, task: Task, error: QueueFull) -> None:
+        self._end(task, refused(error))
+
     def _instances_changed(self) -> None:
+        if self.forecaster.has_drifted(self.clock.now()):
+            for task in self.queue.tasks():
+                self.forecaster.plan(task)
+            self.queue.reorder()
         self._dispatcher.pump()
         if self.registry.snapshot_version != self._health_version:
             self._health_version = self.registry.snapshot_version

@@ -20,9 +20,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from orchestrator.queue import TaskQueue
+from orchestrator.refusals import Refusals
 from orchestrator.registry import InstanceState, Registry
 from orchestrator.task import Task
-from worker.protocol import WorkerStats
+from worker.protocol import Outcome, WorkerStats
 
 _MS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 1e5, 3e5)
 _US = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
@@ -101,13 +102,26 @@ class Metrics:
             "How long the last drain took",
             registry=self.registry,
         )
+        self.settled = dict.fromkeys(Outcome, 0)
+        """How many requests came to each outcome (DL-10)."""
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
 
-    def watch(self, registry: Registry, queue: TaskQueue[Task]) -> None:
-        """Collect the state of instances and queue at every scrape."""
-        self.registry.register(_StateCollector(self, registry, queue))
+    @property
+    def attainment(self) -> float:
+        """Requests whose deadline was kept, of all that have ended (DL-10); 1 before any has."""
+        ended = sum(self.settled.values())
+        return self.settled[Outcome.MET] / ended if ended else 1.0
+
+    @property
+    def waste(self) -> float:
+        """Tokens for requests that ended neither met nor partial, of all tokens (DL-10)."""
+        return self.tokens_wasted / self.tokens_generated if self.tokens_generated else 0.0
+
+    def watch(self, registry: Registry, queue: TaskQueue[Task], refusals: Refusals) -> None:
+        """Collect the state of instances, queue and admission at every scrape."""
+        self.registry.register(_StateCollector(self, registry, queue, refusals))
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
         self.emission_us.observe(1e6 * seconds / tokens)
@@ -132,7 +146,10 @@ class Metrics:
 class _StateCollector(Collector):
     """Reads what others count anyway, when asked."""
 
-    def __init__(self, metrics: Metrics, registry: Registry, queue: TaskQueue[Task]) -> None:
+    def __init__(
+        self, metrics: Metrics, registry: Registry, queue: TaskQueue[Task], refusals: Refusals
+    ) -> None:
+        self._refusals = refusals
         self._metrics = metrics
         self._registry = registry
         self._queue = queue
@@ -150,8 +167,43 @@ class _StateCollector(Collector):
             ("tokens_late", "Generated after a deadline or abort", self._metrics.tokens_late),
         ):
             yield CounterMetricFamily(f"tidegate_{name}", text, value)
+        yield from self._deadlines()
         yield from self._lanes()
         yield from self._instances()
+
+    def _deadlines(self) -> Iterable[Metric]:
+        refusals, metrics = self._refusals, self._metrics
+        yield GaugeMetricFamily(
+            "tidegate_queue_doubtful", "Waiting tasks that will probably miss", self._queue.doubtful
+        )
+        yield GaugeMetricFamily(
+            "tidegate_queue_service_ms",
+            "Predicted service of those",
+            self._queue.service_ms,
+        )
+        yield GaugeMetricFamily(
+            "tidegate_attainment", "Requests met, of all that ended (DL-10)", metrics.attainment
+        )
+        yield GaugeMetricFamily(
+            "tidegate_waste", "Tokens for requests not met, of all tokens (DL-10)", metrics.waste
+        )
+        yield CounterMetricFamily(
+            "tidegate_infeasible_judged", "Offers certain to miss (DL-7)", refusals.judged
+        )
+        yield CounterMetricFamily(
+            "tidegate_infeasible_refused", "Of these, refused", refusals.refused
+        )
+        samples = CounterMetricFamily(
+            "tidegate_infeasible_samples", "Of these, let in: what they came to", labels=["result"]
+        )
+        samples.add_metric(["met"], refusals.samples_met)
+        samples.add_metric(["lost"], refusals.samples_lost)
+        yield samples
+        yield GaugeMetricFamily(
+            "tidegate_false_refusal_rate",
+            "Share of those let in and met",
+            refusals.false_rate,
+        )
 
     def _lanes(self) -> Iterable[Metric]:
         lanes = [lane for instance in self._registry for lane in instance.lanes]

@@ -342,6 +342,10 @@ class LengthLearner:
     def __init__(self) -> None:
         self._shares = Quantiles([(i + 0.5) / 16 for i in range(16)])
 
+    @property
+    def observed(self) -> int:
+        return self._shares.observed
+
     def finished(self, tokens: int, max_tokens: int) -> None:
         """An answer came to its own end, by a stop or by ``max_tokens``."""
         self._shares.add(min(1.0, tokens / max_tokens))

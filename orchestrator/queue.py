@@ -1,94 +1,373 @@
-"""Tasks that wait for an instance: bounded, earliest deadline first, first come among equals.
+"""Tasks that wait for an instance: bounded, fair between tenants, least slack first (DL-8, OR-4).
 
-No clock and no tasks of its own: the dispatcher says what time it is. A deadline is checked again
-when a task leaves, so that expired work is never dispatched and never sorts as most urgent (DL-8).
+What leaves next::
+
+    safe interactive ─▶ safe batch ─▶ doubtful interactive ─▶ doubtful batch
+      └─ but every 17th is batch while batch waits
+
+Within each: the least slack among the tenants that have had no more than four jobs' worth
+of service beyond the least served one (virtual time as in start-time fair queueing; Goyal, Vin and
+Cheng, 1996). Slack is deadline − now − service; as now is common, tasks are kept in order of
+deadline − service, the *latest start*.
+
+A task past its latest start is *doubtful*: it will probably miss. Plain least-slack order would
+run it before all others, each of which then starts too late in its turn: under overload everything
+misses. So doubtful tasks only get what others leave idle, those with the best chance first, and
+at its *last chance* (deadline − the least that its work can take) a task is taken out.
+
+No clock and no tasks of its own: the dispatcher says what time it is.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from orchestrator.choices import QueueOrder
 from orchestrator.deadline import Deadline
+from orchestrator.task import Priority
+
+BATCH_EVERY = 16
+"""At most so many interactive tasks leave before a batch task that could go."""
+FAIR_LAG_JOBS = 4.0
+_SMOOTHING = 0.05
+_TENANTS = 1024
+"""Those that came last; more than wait at a time, so that only idle ones are forgotten."""
 
 
 class Queueable(Protocol):
-    """What the queue needs to know of a task."""
+    """What the queue needs to know of a task. Times are seconds of the clock.
+
+    They may change while the task waits: call ``reorder`` then.
+    """
 
     @property
     def id(self) -> str: ...
     @property
     def deadline(self) -> Deadline: ...
+    @property
+    def priority(self) -> Priority: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def service_ms(self) -> float: ...
+    @property
+    def latest_start(self) -> float:
+        """Deadline less service: the order."""
+
+    @property
+    def doubtful_from(self) -> float:
+        """After this it will probably miss; usually the latest start."""
+
+    @property
+    def last_chance(self) -> float:
+        """After this it is taken out; the deadline, or earlier."""
 
 
 T = TypeVar("T", bound=Queueable)
 
 
 class _Key(NamedTuple):
-    deadline: float
+    rank: float
     arrival: int
+
+
+class _Tier(IntEnum):
+    """In the order in which they leave."""
+
+    SAFE = 0
+    SAFE_BATCH = 1
+    DOUBTFUL = 2
+    DOUBTFUL_BATCH = 3
+
+
+class _Entry(NamedTuple, Generic[T]):
+    task: T
+    tier: _Tier
+    tenant: str
+    key: _Key
+    turn: _Key
+    chance: _Key
+    service_ms: float
+
+
+class _Flow:
+    """One tier: every tenant's keys in order, and the tenants in order of their first keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[_Key]] = {}
+        self.heads: list[tuple[_Key, str]] = []
+        self.size = 0
+
+    def add(self, tenant: str, key: _Key) -> None:
+        keys = self.keys.setdefault(tenant, [])
+        before = keys[0] if keys else None
+        insort(keys, key)
+        self.size += 1
+        self._head_changed(tenant, before)
+
+    def discard(self, tenant: str, key: _Key) -> None:
+        keys = self.keys[tenant]
+        before = keys[0]
+        del keys[bisect_left(keys, key)]
+        self.size -= 1
+        self._head_changed(tenant, before)
+        if not keys:
+            del self.keys[tenant]
+
+    def before(self, key: _Key) -> int:
+        """How many keys are smaller."""
+        return sum(bisect_left(keys, key) for keys in self.keys.values())
+
+    def _head_changed(self, tenant: str, before: _Key | None) -> None:
+        keys = self.keys[tenant]
+        after = keys[0] if keys else None
+        if before == after:
+            return
+        if before is not None:
+            del self.heads[bisect_left(self.heads, (before, tenant))]
+        if after is not None:
+            insort(self.heads, (after, tenant))
+
+
+class _Shares:
+    """What tenants have been served, as virtual time; an idle one saves nothing up."""
+
+    def __init__(self) -> None:
+        self._served_ms: dict[str, float] = {}
+        self._floor_ms = 0.0
+        self._mean_ms = 0.0
+
+    def joined(self, tenant: str) -> None:
+        """A tenant has a waiting task."""
+        self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
+        if len(self._served_ms) > _TENANTS:
+            del self._served_ms[next(iter(self._served_ms))]
+
+    def served(self, tenant: str, service_ms: float) -> None:
+        """One of its tasks went."""
+        before = self.of(tenant)
+        self._floor_ms = max(self._floor_ms, before - self._lag_ms)
+        self._served_ms[tenant] = before + service_ms
+        self._mean_ms += (service_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
+
+    @property
+    def _lag_ms(self) -> float:
+        return FAIR_LAG_JOBS * self._mean_ms
+
+    def of(self, tenant: str) -> float:
+        return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
+
+    def next_of(self, tenants: list[tuple[_Key, str]]) -> str:
+        """Whose turn it is among tenants in order of their first keys."""
+        if len(tenants) == 1:
+            return tenants[0][1]
+        served = [self.of(tenant) for _, tenant in tenants]
+        most = min(served) + self._lag_ms
+        return next(t for (_, t), ms in zip(tenants, served, strict=True) if ms <= most)
 
 
 class TaskQueue(Generic[T]):
     """Waiting tasks in the order in which they will leave."""
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, order: QueueOrder = QueueOrder.SLACK) -> None:
         """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once."""
         self.bound = bound
-        self._order: list[_Key] = []
-        self._tasks: dict[_Key, T] = {}
-        self._keys: dict[str, _Key] = {}
+        self.service_ms = 0.0
+        """Predicted service of all waiting tasks together."""
+        self._order = order
+        self._flows = [_Flow() for _ in _Tier]
+        self._shares = {priority: _Shares() for priority in Priority}
+        self._entries: dict[str, _Entry[T]] = {}
+        self._ids: dict[int, str] = {}
+        self._turns: list[_Key] = []
+        self._chances: list[_Key] = []
         self._arrivals = 0
+        self._since_batch = 0
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[T]:
-        """Waiting tasks in order. The one just given may be removed meanwhile, no other."""
-        place = 0
-        while place < len(self._order):
-            key = self._order[place]
-            yield self._tasks[key]
-            if place < len(self._order) and self._order[place] is key:
-                place += 1
+        return len(self._entries)
 
     @property
     def full(self) -> bool:
-        return self.bound >= 0 and len(self._order) >= self.bound
+        return self.bound >= 0 and len(self._entries) >= self.bound
+
+    @property
+    def doubtful(self) -> int:
+        """How many tasks are past their latest start."""
+        return self._flows[_Tier.DOUBTFUL].size + self._flows[_Tier.DOUBTFUL_BATCH].size
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────
 
     def push(self, task: T) -> None:
         """Add a task. Whether there is room is the caller's to ask first (``full``)."""
-        assert task.id not in self._keys, f"task {task.id} is queued already"
-        key = _Key(task.deadline.at, self._arrivals)
-        self._arrivals += 1
-        insort(self._order, key)
-        self._tasks[key] = task
-        self._keys[task.id] = key
+        assert task.id not in self._entries, f"task {task.id} is queued already"
+        arrival, self._arrivals = self._arrivals, self._arrivals + 1
+        self._add(task, arrival, self._tier(task.priority, doubtful=False))
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands. False when it is not here."""
-        key = self._keys.pop(task.id, None)
-        if key is None:
-            return False
-        del self._order[bisect_left(self._order, key)]
-        del self._tasks[key]
-        return True
+        """Take a task out, wherever it stands, at nobody's cost. False when it is not here."""
+        return self._discard(task.id) is not None
 
-    def position(self, task: T) -> int | None:
-        """How many tasks leave before this one; None when it is not here."""
-        key = self._keys.get(task.id)
-        return None if key is None else bisect_left(self._order, key)
+    def take(self, task: T) -> None:
+        """Take a task out to run it: its tenant's share pays for it."""
+        entry = self._discard(task.id)
+        assert entry is not None, f"task {task.id} is not queued"
+        self._shares[task.priority].served(entry.tenant, entry.service_ms)
+        if entry.tier in (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH):
+            self._since_batch = 0
+        elif self._flows[_Tier.SAFE_BATCH].size:
+            self._since_batch += 1
 
     def expired(self, now: float) -> list[T]:
-        """Take out every task whose deadline is past."""
-        end = bisect_left(self._order, _Key(now, self._arrivals))
-        gone = [self._tasks[key] for key in self._order[:end]]
-        for task in gone:
-            self.remove(task)
+        """Take out every task whose last chance is past, and demote those that turned doubtful."""
+        self._demote(now)
+        gone = []
+        while self._chances and self._chances[0].rank <= now:
+            entry = self._discard(self._ids[self._chances[0].arrival])
+            assert entry is not None
+            gone.append(entry.task)
         return gone
 
+    def oldest_batch(self) -> T | None:
+        """The batch task that has waited longest: whom ``drop-lru`` drops."""
+        batch = [e for e in self._entries.values() if e.task.priority is Priority.BATCH]
+        return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
+
+    def reorder(self) -> None:
+        """Read every task's times again: predictions have changed."""
+        entries = sorted(self._entries.values(), key=lambda entry: entry.key.arrival)
+        for entry in entries:
+            self._discard(entry.task.id)
+        for entry in entries:
+            arrival = entry.key.arrival
+            self._add(entry.task, arrival, self._tier(entry.task.priority, doubtful=False))
+
+    def tasks(self) -> list[T]:
+        """All that wait, in no order."""
+        return [entry.task for entry in self._entries.values()]
+
+    # ── order ────────────────────────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[T]:
+        """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
+        passed: dict[_Tier, dict[str, int]] = {tier: {} for tier in _Tier}
+        while (chosen := self._choose(passed)) is not None:
+            yield chosen.task
+            if chosen.task.id in self._entries:
+                skipped = passed[chosen.tier]
+                skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
+
+    def position(self, task: T) -> int | None:
+        """How many tasks leave before this one by slack and class; None when it is not here.
+
+        Fair shares between tenants may still change that.
+        """
+        entry = self._entries.get(task.id)
+        if entry is None:
+            return None
+        earlier = sum(self._flows[tier].size for tier in _Tier if tier < entry.tier)
+        return earlier + self._flows[entry.tier].before(entry.key)
+
+    def _choose(self, passed: dict[_Tier, dict[str, int]]) -> _Entry[T] | None:
+        tiers = list(_Tier)
+        if self._since_batch >= BATCH_EVERY:
+            tiers = [_Tier.SAFE_BATCH, _Tier.SAFE, _Tier.DOUBTFUL, _Tier.DOUBTFUL_BATCH]
+        for tier in tiers:
+            flow, skipped = self._flows[tier], passed[tier]
+            heads = flow.heads
+            if skipped:
+                heads = sorted(
+                    (keys[skipped.get(tenant, 0)], tenant)
+                    for tenant, keys in flow.keys.items()
+                    if len(keys) > skipped.get(tenant, 0)
+                )
+            if not heads:
+                continue
+            batch = tier in (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH)
+            shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
+            tenant = shares.next_of(heads)
+            key = flow.keys[tenant][skipped.get(tenant, 0)]
+            return self._entries[self._ids[key.arrival]]
+        return None
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _tier(self, priority: Priority, *, doubtful: bool) -> _Tier:
+        if self._order is QueueOrder.FIFO or priority is Priority.INTERACTIVE:
+            return _Tier.DOUBTFUL if doubtful else _Tier.SAFE
+        return _Tier.DOUBTFUL_BATCH if doubtful else _Tier.SAFE_BATCH
+
+    def _has_turn(self, tier: _Tier) -> bool:
+        """Whether tasks of this tier can turn doubtful."""
+        return self._order is QueueOrder.SLACK and tier < _Tier.DOUBTFUL
+
+    def _add(self, task: T, arrival: int, tier: _Tier) -> None:
+        tenant = "" if self._order is QueueOrder.FIFO else task.tenant
+        shares = self._shares[task.priority]
+        shares.joined(tenant)
+        entry = _Entry(
+            task,
+            tier,
+            tenant,
+            _Key(self._rank(task, tier), arrival),
+            _Key(task.doubtful_from, arrival),
+            _Key(task.last_chance, arrival),
+            task.service_ms,
+        )
+        self._entries[task.id] = entry
+        self._ids[arrival] = task.id
+        self._flows[tier].add(tenant, entry.key)
+        insort(self._chances, entry.chance)
+        if self._has_turn(tier):
+            insort(self._turns, entry.turn)
+        self.service_ms += entry.service_ms
+
+    def _rank(self, task: T, tier: _Tier) -> float:
+        if self._order is QueueOrder.FIFO:
+            return 0.0
+        if self._order is QueueOrder.DEADLINE:
+            return task.deadline.at
+        return task.latest_start if tier < _Tier.DOUBTFUL else -task.latest_start
+
+    def _discard(self, task_id: str) -> _Entry[T] | None:
+        entry = self._entries.pop(task_id, None)
+        if entry is None:
+            return None
+        del self._ids[entry.key.arrival]
+        self._flows[entry.tier].discard(entry.tenant, entry.key)
+        del self._chances[bisect_left(self._chances, entry.chance)]
+        if self._has_turn(entry.tier):
+            del self._turns[bisect_left(self._turns, entry.turn)]
+        self.service_ms -= entry.service_ms
+        if not self._entries:
+            self.service_ms = 0.0
+        return entry
+
+    def _demote(self, now: float) -> None:
+        while self._turns and self._turns[0].rank < now:
+            arrival = self._turns[0].arrival
+            entry = self._discard(self._ids[arrival])
+            assert entry is not None
+            task = entry.task
+            self._add(task, arrival, self._tier(task.priority, doubtful=True))
+
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless order, tasks and keys agree."""
-        assert self._order == sorted(self._order)
-        assert set(self._order) == set(self._tasks) == set(self._keys.values())
-        assert len(self._order) == len(self._tasks) == len(self._keys)
-        assert all(self._keys[task.id] == key for key, task in self._tasks.items())
+        """Raise ``AssertionError`` unless every part tells the same."""
+        keys = [
+            (tier, tenant, key)
+            for tier in _Tier
+            for tenant, keys in self._flows[tier].keys.items()
+            for key in keys
+        ]
+        assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
+        assert self._chances == sorted(entry.chance for entry in self._entries.values())
+        turns = (entry.turn for entry in self._entries.values() if self._has_turn(entry.tier))
+        assert self._turns == sorted(turns)
+        assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
+        for flow in self._flows:
+            assert all(keys and keys == sorted(keys) for keys in flow.keys.values())
+            assert flow.heads == sorted((keys[0], tenant) for tenant, keys in flow.keys.items())
+            assert flow.size == sum(map(len, flow.keys.values()))
+        total_ms = sum(entry.service_ms for entry in self._entries.values())
+        assert abs(self.service_ms - total_ms) < 1e-6 * (1 + total_ms)

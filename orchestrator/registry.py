@@ -18,9 +18,11 @@ from enum import StrEnum
 
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
+from orchestrator.forecast import Prospect
 from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.log import fields, lane_log
 from orchestrator.placement import Candidate
+from orchestrator.prediction import Load, PaceLearner
 from orchestrator.tokens import BadCard, PromptEncoder
 from worker.protocol import Frame, ModelCard, WorkerStats
 
@@ -56,6 +58,8 @@ class Instance:
         self.forgotten = False
         self.encoder: PromptEncoder | None = None
         self.stats: WorkerStats | None = None
+        self.pace: PaceLearner | None = None
+        """What it has taught about its speed; None until its card is known."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
 
@@ -75,6 +79,13 @@ class Instance:
     @property
     def load(self) -> int:
         return sum(lane.load for lane in self.lanes) + self.foreign_load
+
+    @property
+    def load_ahead(self) -> Load:
+        """What it has to do, as far as the last statistics and our own jobs tell."""
+        slots = 1 if self.card is None else self.card.max_running
+        running = min(self.load, slots)
+        return Load(running=running, waiting=self.load - running)
 
     def best_lane(self) -> Lane:
         """The open lane with the fewest jobs, of those that have had a frame lately."""
@@ -223,6 +234,23 @@ class Registry:
             if (encoder := instance.encoder) is not None
         ]
 
+    def prospect(self, model: str) -> Prospect:
+        """What the instances that are ready can do for ``model``, or all of them for ``""``."""
+        serving = [
+            (i, i.pace.model, i.encoder.card)
+            for i in self
+            if i.ready
+            and i.pace is not None
+            and i.encoder is not None
+            and (not model or i.encoder.card.model == model)
+        ]
+        return Prospect(
+            models=tuple(pace for _, pace, _ in serving),
+            slots=sum(pace.slots for _, pace, _ in serving),
+            free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
+            min_start_ms=min((card.min_start_budget_ms for *_, card in serving), default=0.0),
+        )
+
     def models(self) -> dict[str, PromptEncoder]:
         """Models by name that are known, up or not. A ready instance's card is preferred."""
         known: dict[str, PromptEncoder] = {}
@@ -266,6 +294,8 @@ class Registry:
             self._know(instance, frame.card)
         if frame.stats is not None:
             instance.stats = frame.stats
+            if instance.pace is not None:
+                instance.pace.observe(frame.stats)
             ours = sum(lane.load for lane in instance.lanes)
             instance.foreign_load = max(0, frame.stats.running + frame.stats.waiting - ours)
             if frame.draining != instance.draining:
@@ -362,5 +392,6 @@ class Registry:
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder
+            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             self.snapshot_version += 1
         self._judge(instance)

@@ -27,6 +27,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from orchestrator.choices import AdmissionMode, QueueOrder, QueuePolicy
 from orchestrator.instances.addresses import check_entry
 from orchestrator.log import LogFormat
 
@@ -131,6 +132,23 @@ class Settings(BaseSettings):
     """Tenants share no cached prefixes: nobody learns from a quick answer what others have sent."""
     queue_size: int = Field(default=100, ge=-1)
     """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
+
+    queue_policy: QueuePolicy = QueuePolicy.REJECT
+    """A full queue refuses (``reject``), or the oldest batch task makes room (``drop-lru``)."""
+    queue_order: QueueOrder = QueueOrder.SLACK
+    """``deadline`` and ``fifo`` are there to compare with (DL-8)."""
+    admission: AdmissionMode = AdmissionMode.ENFORCE
+    """Work that is certain to miss its deadline is refused, counted only (``observe``), or neither
+    (``off``) (DL-7)."""
+    refusal_cap: float = Field(default=0.95, ge=0, le=1)
+    """At most this share of recent work is refused so; beyond it all is let in."""
+    refusal_sample: float = Field(default=0.01, ge=0, le=1)
+    """This share of such refusals is let in, to measure how many are wrong."""
+    drop_infeasible: bool = True
+    """With ``admission = enforce``: drop waiting work once it is certain to miss, not only at its
+    deadline."""
+    deadline_scope: Literal["request", "queue"] = "request"
+    """``queue`` leaves work alone once it has started, to compare with: a queue timeout."""
 
     # limits (OR-12); 0 is none, per-minute rates allow one minute's worth at once
     key_requests_per_min: int = Field(default=0, ge=0)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from orchestrator.admission import ServiceTime
 from orchestrator.clock import Clock
 from orchestrator.errors import (
     Aborted,
@@ -55,7 +54,7 @@ def judge(task: Task, end: End, now: float) -> Verdict:
 
 def overdue(task: Task, now: float) -> Verdict:
     """The deadline is past: an error, or what there is where the client asked for that (DL-6)."""
-    if task.job.on_deadline is OnDeadline.PARTIAL and task.completion_tokens:
+    if task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
         return Verdict(Outcome.PARTIAL, FinishReason.DEADLINE)
     late_ms = max(0.0, -task.deadline.left_ms(now))
     tokens = f"after {task.completion_tokens} tokens" if task.completion_tokens else "before any"
@@ -127,12 +126,9 @@ def _worker_failure(end: End) -> Verdict:
 class Settler:
     """Ends tasks, each exactly once: whoever comes second changes nothing."""
 
-    def __init__(
-        self, metrics: Metrics, journal: Journal, service_time: ServiceTime, clock: Clock
-    ) -> None:
+    def __init__(self, metrics: Metrics, journal: Journal, clock: Clock) -> None:
         self._metrics = metrics
         self._journal = journal
-        self._service_time = service_time
         self._clock = clock
 
     def settle(self, task: Task, verdict: Verdict, end: End | None = None) -> bool:
@@ -160,6 +156,7 @@ class Settler:
         metrics, marks, error = self._metrics, task.marks, ending.error
         code = error.code.value if error is not None else ""
         metrics.outcomes.labels(task.job.api, task.model, ending.outcome, code).inc()
+        metrics.settled[ending.outcome] += 1
         metrics.tokens_generated += task.completion_tokens
         if ending.outcome not in (Outcome.MET, Outcome.PARTIAL):
             metrics.tokens_wasted += task.completion_tokens
@@ -168,7 +165,6 @@ class Settler:
             metrics.admission_ms.observe(1000 * (marks.queued - marks.received))
         if marks.dispatched:
             metrics.queue_ms.observe(1000 * (marks.dispatched - marks.queued))
-            self._service_time.observe(marks.ended - marks.dispatched)
         if marks.started:
             metrics.dispatch_ms.observe(1000 * (marks.started - marks.dispatched))
         if marks.first_token:

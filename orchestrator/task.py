@@ -236,17 +236,23 @@ class Task:
         "completion_tokens",
         "correlation_id",
         "deadline",
+        "doubtful_from",
         "ending",
+        "fitted_tokens",
         "flight",
         "id",
         "instance",
         "job",
+        "last_chance",
+        "latest_start",
         "listeners",
         "marks",
         "model",
         "on_end",
+        "probe",
         "prompt_tokens",
         "sampling",
+        "service_ms",
         "stage",
         "timer",
         "token_ids",
@@ -271,6 +277,15 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; forgotten when the task ends."""
         self.prompt_tokens = 0
+        self.service_ms = 0.0
+        """Forecast: what it takes of a slot."""
+        self.latest_start = self.doubtful_from = self.last_chance = job.deadline.at
+        """Forecast: the queue's order, see there."""
+        self.fitted_tokens: int | None = None
+        """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
+        self.probe = False
+        """It would have been refused, and is let through to see whether that would have been right
+        (DL-7): nothing but its deadline stops it."""
         self.instance = ""
         self.worker_wait_ms = 0.0
         self.completion_tokens = 0
@@ -281,6 +296,14 @@ class Task:
         self.flight: Flight | None = None
         self.timer: Timer | None = None
         self.ending: Ending | None = None
+
+    @property
+    def priority(self) -> Priority:
+        return self.job.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.job.tenant
 
     def usage(self) -> dict[str, int]:
         """Tokens read and written, as every dialect spells it."""

@@ -19,6 +19,19 @@ class Policy:
 
 
 OURS = Policy("ours", "Tidegate", True)
-FIFO = Policy("fifo", "FIFO, no deadlines", False)
+FIFO = Policy("fifo", "FIFO, no deadlines", False, {"QUEUE_ORDER": "fifo", "ADMISSION": "off"})
 
-POLICIES = (OURS, FIFO)
+FIFO_TIMEOUT = Policy(
+    "fifo-timeout",
+    "FIFO, queue timeouts",
+    True,
+    {"QUEUE_ORDER": "fifo", "ADMISSION": "off", "DEADLINE_SCOPE": "queue"},
+)
+UNPREDICTED = Policy(
+    "no-prediction",
+    "Tidegate without prediction",
+    True,
+    {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
+)
+
+POLICIES = (OURS, FIFO, FIFO_TIMEOUT, UNPREDICTED)

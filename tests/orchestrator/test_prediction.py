@@ -61,18 +61,19 @@ def learnt(worker: Steps, windows: int = 200, seed: int = 5) -> PaceLearner:
     return learner
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     base=st.floats(0.5, 50), row=st.floats(0.05, 2), prompt=st.floats(0.02, 0.5), seed=st.integers()
 )
 def test_the_step_model_is_found(base: float, row: float, prompt: float, seed: int) -> None:
-    """Whatever the worker's constants, steps within the seen range are predicted within 30 %."""
+    """Steps within the seen range are predicted within 15 %, or 5 % of the largest of them."""
     worker = Steps(base, row, prompt, rng=random.Random(seed))
     model = learnt(worker, seed=seed).model
     for rows, prompts in ((1, 0), (16, 0), (32, 0), (16, 200), (8, 400)):
         exact = base + row * rows + prompt * prompts
         found = model.base_ms + model.row_ms * rows + model.prompt_token_ms * prompts
-        assert found == pytest.approx(exact, rel=0.3)
+        largest = base + row * 32 + prompt * 400
+        assert found == pytest.approx(exact, rel=0.15, abs=0.05 * largest)
     assert min(model.base_ms, model.row_ms, model.prompt_token_ms) > 0
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from orchestrator.admission import ServiceTime
 from orchestrator.deadline import Deadline
 from orchestrator.errors import TidegateError
 from orchestrator.journal import MemoryJournal
@@ -110,7 +109,7 @@ def test_every_code_of_the_protocol_has_a_verdict() -> None:
 def test_dl10_only_the_first_ending_counts() -> None:
     clock = ManualClock()
     metrics, journal = Metrics(), MemoryJournal()
-    settler = Settler(metrics, journal, ServiceTime(), clock)
+    settler = Settler(metrics, journal, clock)
     heard: list[Outcome] = []
 
     class Ear:

@@ -46,7 +46,7 @@ class OnDeadline(StrEnum):
     ERROR = "error"
     PARTIAL = "partial"
     FIT = "fit"
-    """Admission shrinks ``max_tokens`` to what the deadline allows; to a worker it is ``ERROR``."""
+    """Admission shrinks ``max_tokens`` to what the deadline allows; ``PARTIAL`` to a worker."""
 
 
 class Code(StrEnum):

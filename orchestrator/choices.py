@@ -1,0 +1,28 @@
+"""What an operator may choose of scheduling; the default is first in each."""
+
+from enum import StrEnum
+
+
+class QueueOrder(StrEnum):
+    """``slack`` is ours. The others are there to compare with; ``fifo`` knows no classes either."""
+
+    SLACK = "slack"
+    DEADLINE = "deadline"
+    FIFO = "fifo"
+
+
+class AdmissionMode(StrEnum):
+    """What becomes of work that is certain to miss its deadline."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    """It is let in and counted."""
+    OFF = "off"
+
+
+class QueuePolicy(StrEnum):
+    """What becomes of work that finds the queue full."""
+
+    REJECT = "reject"
+    DROP_LRU = "drop-lru"
+    """The batch task that has waited longest makes room."""
