@@ -1,6 +1,7 @@
 """One policy at one load: what became of its requests, as figures and as a row of a table."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -40,6 +41,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     sampled: int
     sampled_met: int
     late_send_ms: float
+    ends: dict[str, int]
+    """Requests by how they ended: ``met``, ``late``, ``unanswered`` or the error's code."""
 
     @property
     def attainment(self) -> float:
@@ -55,9 +58,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """For people who wait."""
+        ends = ", ".join(f"{code} {count}" for code, count in sorted(self.ends.items()))
         return (
             f"{self.load:g} × {self.label}: {self.goodput:.1f} met/s, "
-            f"{100 * self.attainment:.0f} % of {self.offered}"
+            f"{100 * self.attainment:.0f} % of {self.offered} ({ends})"
         )
 
     def figures(self) -> list[Figure]:
@@ -112,6 +116,14 @@ def is_met(arrival: Arrival, result: Result) -> bool:
     return result.complete and 1000 * result.end_s <= arrival.deadline_ms
 
 
+def _end_of(arrival: Arrival, result: Result) -> str:
+    if result.complete:
+        return "met" if is_met(arrival, result) else "late"
+    if result.code and result.tokens:
+        return f"{result.code} after tokens"
+    return result.code or "unanswered"
+
+
 def cell_of(
     policy: Policy,
     load: float,
@@ -143,6 +155,7 @@ def cell_of(
         sampled=round(told.total(_SAMPLES)),
         sampled_met=round(told.total(_SAMPLES, result="met")),
         late_send_ms=1000 * max(result.late_s for _, result in measured),
+        ends=dict(Counter(_end_of(*each) for each in measured)),
     )
 
 

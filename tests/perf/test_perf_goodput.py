@@ -46,6 +46,13 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
     }
     cell = cell_of(OURS, 2.0, 0.5, measured, Scrape(samples))
     assert (cell.sampled, cell.sampled_met) == (4, 1)
+    assert cell.ends == {
+        "met": 1,
+        "late": 1,
+        "deadline_exceeded after tokens": 1,
+        "deadline_infeasible": 1,
+        "unanswered": 1,
+    }
     assert (cell.offered, cell.met, cell.refused) == (5, 1, 1)
     assert (cell.goodput, cell.attainment, cell.waste) == (2.0, 0.2, 0.6)
     assert cell.goodput_low <= cell.goodput <= cell.goodput_high
@@ -135,6 +142,7 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
             sampled=4,
             sampled_met=1,
             late_send_ms=0.0,
+            ends={"met": 5, "unanswered": 5},
         )
 
     cells = [cell(p.name, p.label, load) for p in POLICIES for load in (1.0, 2.0)]
