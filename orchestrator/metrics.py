@@ -228,6 +228,7 @@ class _StateCollector(Collector):
         load = _family("instance_load", "Our jobs on the instance")
         step = _family("step_ms", "Moving average of a decoding step")
         check = _family("deadline_check_duration_us", "Per request and step, sampled (DL-13)")
+        busy = _family("cuda_stream_utilization", "Share of the time the GPU is at a step (LB-7)")
         made = CounterMetricFamily(
             "tidegate_worker_tokens", "Tokens generated since the worker began", labels=["instance"]
         )
@@ -258,9 +259,21 @@ class _StateCollector(Collector):
             jobs.add_metric([name, "waiting"], stats.waiting)
             step.add_metric([name], stats.step_ms)
             check.add_metric([name], stats.check_us)
+            busy.add_metric([name], stats.stream_utilization)
             made.add_metric([name], stats.tokens_total)
             jobs_made.add_metric([name], stats.jobs_total)
-        return [state, blocks, jobs, load, step, check, made, jobs_made, *(f for f, _ in totals)]
+        return [
+            state,
+            blocks,
+            jobs,
+            load,
+            step,
+            check,
+            busy,
+            made,
+            jobs_made,
+            *(f for f, _ in totals),
+        ]
 
 
 def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -30,13 +30,16 @@ def pack_int32(
     )
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy of ``array`` on ``device``; on CUDA it is queued behind what the stream does.
+def staged(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """``array`` where ``device`` copies it from without a wait.
 
-    From pinned memory, since a copy from pageable memory may wait for the stream. torch's pinned
-    allocator hands a freed block out again only when the copies queued from it are done.
+    Pinned, since a copy from pageable memory may wait for the stream. torch's pinned allocator
+    hands a freed block out again only when the copies queued from it are done.
     """
     tensor: torch.Tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy of ``array`` on ``device``; on CUDA it is queued behind what the stream does."""
+    return staged(array, device).to(device, non_blocking=True)

@@ -20,6 +20,8 @@ from worker.attention.staging import pack_int32, to_device
 _DECODE_ROWS: Final = 16
 """The least that the matrix units multiply."""
 _CHUNK_ROWS: Final = 64
+_EXACT_CHUNK_ROWS: Final = 32
+"""In float32, which has no matrix units to itself: larger tiles spill registers."""
 _MAX_SPLITS: Final = 32
 _LEAST_SPLIT_KEYS: Final = 128
 """A shorter share of the keys is not worth the second pass."""
@@ -51,7 +53,10 @@ class TritonAttention:
         self._shared = num_heads // pool.kv_heads
         self._windows = tuple(windows)
         self._invariant = invariant
-        self._chunk_rows = max(_CHUNK_ROWS, _power_of_two(self._shared))
+        self._exact = pool.data.dtype == torch.float32
+        self._padded_dim = max(16, _power_of_two(pool.data.shape[-1]))
+        chunk_rows = _EXACT_CHUNK_ROWS if self._exact else _CHUNK_ROWS
+        self._chunk_rows = max(chunk_rows, _power_of_two(self._shared))
         self._decode_rows = (
             self._chunk_rows if invariant else max(_DECODE_ROWS, _power_of_two(self._shared))
         )
@@ -140,9 +145,7 @@ class TritonAttention:
     def run(self, layer: int, step: "TritonStep", queries: Tensor, out: Tensor) -> None:
         """The step's passes over one layer, whose keys and values are in the pool already."""
         data = self._pool.data
-        dim = queries.shape[-1]
-        padded = max(16, _power_of_two(dim))
-        exact = queries.dtype == torch.float32
+        dim, wide = queries.shape[-1], self._padded_dim >= 256
         for a_pass in step.passes:
             shares, log_sums = a_pass.shares, a_pass.log_sums
             self._kernels.attend[(len(a_pass.tile_rows), self._pool.kv_heads, a_pass.splits)](
@@ -167,13 +170,14 @@ class TritonAttention:
                 SHARED=self._shared,
                 KV_HEADS=self._pool.kv_heads,
                 DIM=dim,
-                PADDED_DIM=padded,
+                PADDED_DIM=self._padded_dim,
                 PAGE=self._pool.block_tokens,
                 TILE_ROWS=a_pass.tile_lines,
-                TILE_KEYS=32 if exact else 64,
+                # So that nothing spills and three programs fit on a multiprocessor (ptxas).
+                TILE_KEYS=16 if self._exact else 32 if wide else 64,
                 SPLITS=a_pass.splits,
-                PRECISION="ieee" if exact else "tf32",
-                num_warps=4,
+                PRECISION="ieee" if self._exact else "tf32",
+                num_warps=8 if self._exact or wide else 4,
                 num_stages=2,
             )
             if shares is not None:
@@ -182,7 +186,7 @@ class TritonAttention:
                     log_sums,
                     out,
                     DIM=dim,
-                    PADDED_DIM=padded,
+                    PADDED_DIM=self._padded_dim,
                     SPLITS=a_pass.splits,
                     num_warps=2,
                 )

@@ -114,6 +114,7 @@ class EngineStats:
     disk_load_ms_total: float = 0.0
     disk_failures_total: int = 0
     disk_skipped_blocks_total: int = 0
+    stream_utilization: float = 0.0
 
 
 class EngineService(Protocol):

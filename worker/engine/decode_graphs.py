@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention import AttentionBackend, AttentionStep
-from worker.attention.staging import to_device
+from worker.attention.staging import staged, to_device
 from worker.log import model_log
 from worker.models.registry import Model
 
@@ -161,9 +161,8 @@ class DecodeGraphs:
         inputs = np.empty((recorded.size, 3), np.int64)
         inputs[:rows, 0], inputs[:rows, 1], inputs[:rows, 2] = ids, positions, slots
         inputs[rows:] = 0, 0, self._state.dummy_slot
-        self._inputs[: recorded.size].copy_(
-            to_device(inputs, self._state.device), non_blocking=True
-        )
+        waiting = staged(inputs, self._state.device)
+        self._inputs[: recorded.size].copy_(waiting, non_blocking=True)
         recorded.recording.replay()
         logits, token_ids = recorded.recording.results
         return logits[:rows], token_ids[:rows], self._inputs[:rows, 2]

@@ -111,7 +111,7 @@ class Engine:
         self._journal = CacheJournal(scheduler.pool)
         self._totals = Totals()
         self._tier.attach(self._notify)
-        self._stats = snapshot(scheduler, self._lookout, self._totals, self._tier.stats())
+        self._stats = self._snapshot()
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
 
@@ -210,7 +210,7 @@ class Engine:
         self._stalled = not is_busy and self.scheduler.has_work
         self._tier.spill()
         self._journal.publish()
-        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())
+        self._stats = self._snapshot()
         return events
 
     def _look(self, now: float, events: list[Event]) -> None:
@@ -403,4 +403,8 @@ class Engine:
         self._publish(events)
         self._tier.close()
         self._runner.close()
-        self._stats = snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats())
+        self._stats = self._snapshot()
+
+    def _snapshot(self) -> EngineStats:
+        busy = 0.0 if self._launcher is None else self._launcher.stream_utilization
+        return snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats(), busy)

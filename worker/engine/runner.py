@@ -77,6 +77,10 @@ class OverlappingRunner(Runner, Protocol):
     follows, a row may start at a token that is ``PENDING`` in ``request.tokens``.
     """
 
+    @property
+    def stream_utilization(self) -> float:
+        """Share of the time in which the device was at a step, sampled; 0 until measured (LB-7)."""
+
     def launch(self, plan: Plan) -> LaunchedStep:
         """Give the device a step. When this raises, no launched step runs any more.
 

@@ -22,7 +22,11 @@ class Totals:
 
 
 def snapshot(
-    scheduler: Scheduler, lookout: Lookout, totals: Totals, disk: TierStats
+    scheduler: Scheduler,
+    lookout: Lookout,
+    totals: Totals,
+    disk: TierStats,
+    stream_utilization: float,
 ) -> EngineStats:
     """The state after a step."""
     pool, pace, prefixes = scheduler.pool, scheduler.pace, scheduler.prefixes
@@ -52,4 +56,5 @@ def snapshot(
         disk_load_ms_total=disk.load_ms,
         disk_failures_total=disk.failures,
         disk_skipped_blocks_total=disk.skipped_blocks,
+        stream_utilization=stream_utilization,
     )

@@ -154,7 +154,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
     admitted prompts that the prefix cache did and did not hold. ``disk_…`` are of the tier beneath
     it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
-    before the disk had taken those before them.
+    before the disk had taken those before them. ``stream_utilization`` is the share of the time in
+    which the GPU was at a step, sampled; 0 where there is none.
     """
 
     kv_blocks_total: int
@@ -183,6 +184,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_load_ms_total: float = 0.0
     disk_failures_total: int = 0
     disk_skipped_blocks_total: int = 0
+    stream_utilization: float = 0.0
 
 
 class CacheReport(msgspec.Struct, array_like=True, frozen=True):

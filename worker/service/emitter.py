@@ -285,4 +285,5 @@ class Emitter:
             disk_load_ms_total=stats.disk_load_ms_total,
             disk_failures_total=stats.disk_failures_total,
             disk_skipped_blocks_total=stats.disk_skipped_blocks_total,
+            stream_utilization=stats.stream_utilization,
         )

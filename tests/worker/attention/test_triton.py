@@ -50,7 +50,7 @@ def interpreter_that_multiplies_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_shapes(dtype: torch.dtype, seed: int, invariant: bool) -> None:
     case = random_case(seed, dtype, DEVICE)
@@ -60,10 +60,10 @@ def test_random_shapes(dtype: torch.dtype, seed: int, invariant: bool) -> None:
         assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_keys_split_over_programs(seed: int) -> None:
     """Long contexts in a small batch: several shares, some of them empty."""
-    case = random_case(seed, torch.float32, DEVICE, longest=700)
+    case = random_case(seed, torch.float32, DEVICE, longest=300)
     backend = TritonAttention(case.pool, case.heads, windows=case.windows)
     for layer, window in enumerate(case.windows):
         expected = exact(case.pool, layer, case.trial, window)

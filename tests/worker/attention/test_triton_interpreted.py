@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_under_the_interpreter() -> None:
     """Every backend against the reference on random shapes (issue 3)."""

@@ -75,6 +75,7 @@ class FakeDevice:
         self.fail_next_launch = False
         self.fail_next_collect = False
         self.closed = False
+        self.stream_utilization = 0.0
 
     def launch(self, plan: Plan) -> LaunchedFake:
         if self.fail_next_launch:

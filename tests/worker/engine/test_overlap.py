@@ -210,6 +210,15 @@ def test_a_runner_that_cannot_is_run_plainly() -> None:
     assert end_of(job, events).reason is FinishReason.LENGTH
 
 
+def test_stream_utilization_is_in_the_statistics() -> None:
+    """LB-7."""
+    bench = Bench()
+    bench.device.stream_utilization = 0.75
+    bench.submit([9])
+    bench.step()
+    assert bench.engine.stats().stream_utilization == 0.75
+
+
 def test_no_step_is_launched_past_the_limit() -> None:
     """The engine knows beforehand that the last token is the last."""
     bench = Bench()

@@ -127,6 +127,18 @@ class TierMachine(RuleBasedStateMachine):
         salt, text = data.draw(st.sampled_from(self.texts))
         self.submit([*text[: max(1, len(text) - kept)], *more], 5, salt, "a", 30.0)
 
+    @rule(which=st.integers(0, 2), answered=st.integers(0, 12), is_cold=st.booleans())
+    def talk_on(self, which: int, answered: int, is_cold: bool) -> None:
+        """One of three conversations, at some point of it; perhaps when it has left memory."""
+        if is_cold:
+            for _ in range(12):
+                self.step()
+                self.rig.loading.run()
+                self.rig.saving.run()
+            self.evict()
+        ids = [20 + which] * (12 + 3 * which) + [7] * answered
+        self.submit(ids, 3, "tenant" if which else "", "a", math.inf)
+
     @rule()
     def step(self) -> None:
         for one in self.rig.step():
@@ -201,7 +213,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestTier.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture
