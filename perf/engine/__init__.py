@@ -1,0 +1,8 @@
+"""Parts of ``make bench-engine``: the engine by itself, without Triton or an orchestrator.
+
+- ``shapes``      random-weight checkpoints of real shapes, made on the spot
+- ``rig``         an engine on its own thread, with the time of every event
+- ``peer``        ``transformers`` ``generate`` on the same weights
+- ``bandwidth``   how fast this machine reads memory
+- ``parts``       what is measured
+"""
