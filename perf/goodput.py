@@ -49,6 +49,8 @@ INSTANCES = 2
 # perf.fit_pace on the demo model, 2 cores: 1.28 ms + 0.127 ms a row + 0.088 ms a prompt token.
 SLOWER = 5.0
 STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
+FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
+"""Of a busy engine: every slot decodes, and a third of a prompt comes beside."""
 _IDLE_S = 30.0
 
 
@@ -67,7 +69,7 @@ class Size:
         return self.warm_s + self.window_s
 
 
-FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=14.0, flood=240)
+FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
 QUICK = Size((1.0, 2.0), warm_s=1.5, window_s=3.5, flood=100)
 DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=400)
 
@@ -83,14 +85,13 @@ class Experiment:
 
 
 def paced(card: ModelCard, size: Size, spec: StackSpec) -> Experiment:
-    half_full_ms = STEP_MS + ROW_MS * SLOTS / 2
-    speed = Speed(PROMPT_TOKEN_MS, half_full_ms)
+    speed = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
     return Experiment(spec, Workload(speed, card.vocab_size), size, POLICIES)
 
 
 def demo(card: ModelCard, size: Size, spec: StackSpec) -> Experiment:
     """The real engine: two of them share this machine's cores, so each has half the speed."""
-    speed = Speed(2 * PROMPT_TOKEN_MS / SLOWER, 2 * (STEP_MS + ROW_MS * SLOTS / 2) / SLOWER)
+    speed = Speed(2 * PROMPT_TOKEN_MS / SLOWER, 2 * FULL_STEP_MS / SLOWER)
     answers = Sizes(median=48, sigma=0.7, least=8, most=192)
     workload = Workload(speed, card.vocab_size, answers=answers)
     return Experiment(spec, workload, size, (OURS, FIFO))
