@@ -247,6 +247,21 @@ def test_what_is_on_disk_is_not_written_again(rig: Rig) -> None:
     assert rig.tier.stats().saved_blocks == len(rig.store) == 7
 
 
+def test_what_is_being_written_is_not_written_twice(rig: Rig) -> None:
+    """A text may go on after its blocks were copied, and before they are files."""
+    ids = list(range(10, 26))
+    for _ in range(2):
+        one = rig.submit(ids, max_tokens=1, session="s")
+        assert one is not None
+        while one not in rig.step():
+            pass
+        rig.tier._take_back(list(rig.tier._saving.values()))
+    assert len(rig.saving.tasks) == 2
+    rig.saving.run()
+    rig.tier.collect(0.0)
+    assert rig.tier.stats().saved_blocks == len(rig.store) == 4
+
+
 def test_two_that_want_the_same_wait_for_one_load(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
