@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from worker.attention import PackedBatch
+from worker.attention.staging import to_device
 from worker.engine.compute import Compute, Whole
 from worker.engine.decode_graphs import (
     CudaRecorder,
@@ -184,6 +186,7 @@ def build_cuda_runner(
     ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
     when the device has too little left for the recordings.
     """
+    warm_up(compute, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
     state = SlotState(max_running, max_blocks, dummy_block, device)
     graphs = None
     if isinstance(compute, Whole) and isinstance(compute.attention, FixedDecodes):
@@ -213,6 +216,37 @@ def build_cuda_runner(
         max_running=max_running,
         max_blocks=max_blocks,
     )
+
+
+@torch.inference_mode()
+def warm_up(
+    compute: Compute,
+    dummy_block: int,
+    *,
+    block_tokens: int,
+    max_blocks: int,
+    device: torch.device,
+) -> None:
+    """Run what steps are made of once, on the dummy block: what compiles does so now (LB-6).
+
+    Texts of every power of two of keys, since the kernel of a decode is chosen by its length, and
+    a chunk of a prompt.
+    """
+    most = block_tokens * max_blocks
+    contexts = [(1, 1 << power) for power in range(most.bit_length())]
+    for new, keys in [*contexts, (block_tokens, block_tokens)]:
+        positions = np.arange(keys - new, keys)
+        batch = PackedBatch(
+            decodes=int(new == 1),
+            query_tokens=np.array([new]),
+            context_tokens=np.array([keys]),
+            block_table=np.full((1, max_blocks), dummy_block),
+            slots=dummy_block * block_tokens + positions % block_tokens,
+        )
+        ids = to_device(np.zeros(new, np.int64), device)
+        compute.logits(compute.hidden(batch, ids, to_device(positions, device)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class LaunchedOnDevice:

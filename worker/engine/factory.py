@@ -218,6 +218,7 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     facts = {
         "torch": _version_of("torch"),
+        "triton": _version_of("triton"),
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,
