@@ -7,6 +7,7 @@ instance, at a pace that fewer than one job in a hundred has beaten. Nothing is 
 enough jobs have taught it.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from enum import StrEnum
 
+from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
@@ -125,6 +126,7 @@ class Registry:
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
+        self.breakers = Breakers(self._peers, clock.now)
         self._suspect_after_s = suspect_after_s
         self._down_after_s = down_after_s
         self._backlog = worker_backlog
@@ -202,6 +204,7 @@ class Registry:
         instance.forgotten = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
         del self.instances[address]
+        self.breakers.forget(address)
         lane_log.info("instance removed", extra=fields(instance=address))
         self._topology_moved()
 
@@ -232,7 +235,7 @@ class Registry:
                 name=instance.address,
                 model=encoder.card.model,
                 vocabulary=encoder.vocabulary,
-                ready=instance.ready,
+                ready=instance.ready and self.breakers.admits(instance.address),
                 slots=encoder.card.max_running + self._backlog,
                 load=instance.load,
             )
@@ -287,6 +290,14 @@ class Registry:
     def any_ready(self, model: str) -> bool:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
+
+    def _peers(self, address: str) -> list[str]:
+        """Those that are ready and could do an instance's work, itself among them."""
+        instance = self.instances.get(address)
+        card = None if instance is None else instance.card
+        if card is None:
+            return []
+        return [i.address for i in self if i.ready and i.card and i.card.model == card.model]
 
     # ── what lanes tell ──────────────────────────────────────────────────────────────────────
 
