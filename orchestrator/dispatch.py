@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from orchestrator.breaker import Ticket
 from orchestrator.clock import Clock
+from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.forecast import Forecaster
 from orchestrator.lanes import Lane
@@ -12,10 +14,11 @@ from orchestrator.metrics import Metrics
 from orchestrator.placement import Need, place
 from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Registry
-from orchestrator.settle import Settler, failed, judge, overdue, refused
+from orchestrator.registry import InstanceState, Registry
+from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of, without
+from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
 from orchestrator.task import Ending, Job, Stage, Task
-from worker.protocol import AbortCause, Delta, End, OnDeadline
+from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
 
 
 class Dispatcher:
@@ -32,6 +35,7 @@ class Dispatcher:
         grace_ms: float,
         forecaster: Forecaster,
         infeasible: Callable[[Task], TidegateError],
+        retrier: Retrier,
         lets_run_s: float | None = None,
     ) -> None:
         """``infeasible`` says why a waiting task cannot make its deadline any more.
@@ -46,12 +50,15 @@ class Dispatcher:
         self._grace_s = grace_ms / 1000
         self._forecaster = forecaster
         self._infeasible = infeasible
+        self._retrier = retrier
         self._lets_run_s = lets_run_s
+        self._flights: set[LaneFlight] = set()
         self.landed = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now, later, or ends at its deadline."""
+        self._retrier.budget.offered()
         task.stage = Stage.QUEUED
         task.marks.queued = self._clock.now()
         task.timer = self._clock.call_at(task.deadline.at, lambda: self._deadline_passed(task))
@@ -81,30 +88,46 @@ class Dispatcher:
             need = Need(task.model, task.vocabulary)
             if need in blocked:
                 continue
-            chosen = place(need, candidates)
+            chosen = place(need, without(candidates, task))
             if chosen is None:
-                blocked.add(need)
+                if not task.failed_on:
+                    blocked.add(need)
+                continue
+            if now > task.doubtful_from and not self._is_worth_it(task, chosen.name, now):
+                if self._queue.is_aside(task):
+                    return  # those behind it have less of a chance still
+                self._queue.set_aside(task)
                 continue
             self._queue.take(task)
             self._dispatch(task, chosen.name)
             candidates = self._registry.candidates()
 
+    def _is_worth_it(self, task: Task, address: str, now: float) -> bool:
+        instance = self._registry.instances[address]
+        return instance.pace is None or self._forecaster.is_worth_it(
+            task, instance.pace.model, instance.load_ahead, task.deadline.left_ms(now)
+        )
+
     def _dispatch(self, task: Task, address: str) -> None:
         now = self._clock.now()
         instance = self._registry.instances[address]
         lane = instance.best_lane()
-        self._forecaster.fit(task, task.deadline.left_ms(now))
         task.stage = Stage.DISPATCHED
         task.instance = address
-        task.marks.dispatched = now
-        flight = LaneFlight(self, task, lane)
+        if not task.completion_tokens:
+            self._forecaster.fit(task, task.deadline.left_ms(now))
+            task.trail = self._retrier.trail_for(task)
+            task.marks.dispatched = now
+        flight = LaneFlight(self, task, lane, self._registry.breakers.begin(address), now)
+        self._flights.add(flight)
+        token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
         task.flight = flight
         flight.handle = lane.submit(
             flight,
-            token_ids=list(task.token_ids),
-            sampling=task.sampling,
+            token_ids=token_ids,
+            sampling=sampling,
             budget_ms=task.deadline.left_ms(now)
             if self._lets_run_s is None
             else 1000 * self._lets_run_s,
@@ -143,21 +166,100 @@ class Dispatcher:
             self._metrics.cancellation_ms.observe(freed_ms)
             if end.abort_ms is not None:
                 self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
-        flight.task.flight = None
-        self.landed.set()
-        instance = self._registry.instances.get(flight.task.instance)
-        pace = None if instance is None else instance.pace
-        self._forecaster.ended(flight.task, end, pace, flight.basis)
-        self._settler.settle(flight.task, judge(flight.task, end, now), end)
+        task, is_current = flight.task, self._take_down(flight)
+        instance = self._registry.instances.get(flight.address)
+        charge(self._registry.breakers, instance, flight, end, now)
+        if is_current and not flight.continues:
+            pace = None if instance is None else instance.pace
+            self._forecaster.ended(task, end, pace, flight.basis)
+        if is_current and not (end.code in WORTH_ANOTHER_TRY and self._try_again(flight)):
+            self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 
     def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
         """The lane is gone, and what the job did with it."""
         self._metrics.count_late(flight.late_tokens)
-        flight.task.flight = None
-        self.landed.set()
-        self._settler.settle(flight.task, failed(error))
+        task, is_current = flight.task, self._take_down(flight)
+        instance = self._registry.instances.get(flight.address)
+        charge(self._registry.breakers, instance, flight, None, self._clock.now())
+        if is_current and not self._try_again(flight):
+            self._settler.settle(task, self._last_word(flight) or failed(error))
         self.pump()
+
+    def _take_down(self, flight: "LaneFlight") -> bool:
+        """A job is over; whether its task still counted on it."""
+        self._flights.discard(flight)
+        self.landed.set()
+        is_current = flight.task.flight is flight
+        if is_current:
+            flight.task.flight = None
+        return is_current
+
+    # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
+
+    def look(self) -> None:
+        """Take back what waits for its first token on an instance that has fallen silent."""
+        silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
+        if not silent:
+            return
+        for flight in [f for f in self._flights if f.address in silent]:
+            task = flight.task
+            if task.flight is flight and not task.completion_tokens:
+                again = self._retrier.again(task, flight.address, self._clock.now(), elsewhere=True)
+                if again is not None:
+                    flight.withdraw()
+                    self._go_again(task, flight.address, again)
+        self.pump()
+
+    def _try_again(self, flight: "LaneFlight") -> bool:
+        task = flight.task
+        if self._last_word(flight) is not None:
+            return False
+        again = self._retrier.again(task, flight.address, self._clock.now())
+        if again is None:
+            return False
+        self._go_again(task, flight.address, again)
+        return True
+
+    def _go_again(self, task: Task, failed_on: str, again: Again) -> None:
+        task.attempts += 1
+        task.failed_on |= {failed_on}
+        task.stage = Stage.QUEUED
+        task.instance = ""
+        service_log.info(
+            "sent again",
+            extra=fields(
+                task_id=task.id,
+                correlation_id=task.correlation_id,
+                instance=failed_on,
+                attempt=task.attempts,
+                after_tokens=task.completion_tokens,
+            ),
+        )
+        if again.delay_s <= 0:
+            self._queue_again(task)
+            return
+        now = self._clock.now()
+        self._clock.call_at(now + again.delay_s, lambda: self._queue_again(task, pump=True))
+
+    def _queue_again(self, task: Task, *, pump: bool = False) -> None:
+        if task.ending is not None:
+            return
+        # What it has already made must not be lost to a forecast for the whole of it.
+        task.probe |= task.completion_tokens > 0
+        self._forecaster.plan(task)
+        self._queue.push(task)
+        if pump:
+            self.pump()
+
+    def _last_word(self, flight: "LaneFlight") -> Verdict | None:
+        """The end of a text that is complete though its worker could not say so any more."""
+        task, now = flight.task, self._clock.now()
+        reason = self._retrier.finish_of(task, flight.address)
+        if reason is None:
+            return None
+        in_time = task.deadline.left_ms(now) >= 0
+        return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)
 
     def listener_failed(self, flight: "LaneFlight") -> None:
         """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
@@ -178,17 +280,28 @@ class LaneFlight:
         "_dispatcher",
         "_lane",
         "abandoned_at",
+        "address",
         "basis",
         "cause",
+        "continues",
+        "dispatched_at",
         "handle",
         "late_tokens",
         "task",
+        "ticket",
     )
 
-    def __init__(self, dispatcher: Dispatcher, task: Task, lane: Lane) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, task: Task, lane: Lane, ticket: Ticket, now: float
+    ) -> None:
         self._dispatcher = dispatcher
         self._lane = lane
+        self.address = lane.address
         self.task = task
+        self.ticket = ticket
+        self.dispatched_at = now
+        self.continues = task.completion_tokens > 0
+        """It goes on with a text that another instance began."""
         self.handle = -1
         self.basis: tuple[PaceModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
@@ -199,17 +312,22 @@ class LaneFlight:
     # what the lane tells
 
     def started(self, wait_ms: float) -> None:
+        if self.task.flight is not self:
+            return
         try:
             self.task.begin(self._dispatcher.now(), wait_ms)
         except Exception:
             self._dispatcher.listener_failed(self)
 
     def tokens(self, delta: Delta, now: float) -> None:
-        if self.task.ending is not None:
+        task = self.task
+        if task.flight is not self:
             self.late_tokens += len(delta.ids)
             return
         try:
-            self.task.deliver(delta, now)
+            if task.trail is not None:
+                task.trail.add(delta)
+            task.deliver(delta, now)
         except Exception:
             self._dispatcher.listener_failed(self)
 
@@ -231,6 +349,13 @@ class LaneFlight:
         self.cause = ending.cause
         self.abandoned_at = self._dispatcher.now()
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
+
+    # what the dispatcher tells
+
+    def withdraw(self) -> None:
+        """The task goes elsewhere: stop the job, count what still comes."""
+        self.task.flight = None
+        self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 
 def _session(job: Job) -> str:

@@ -8,22 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from orchestrator.admission import Admission, AdmissionRules
-from orchestrator.choices import AdmissionMode
+from orchestrator.choices import AdmissionMode, QueueOrder
 from orchestrator.clock import Clock
 from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
 from orchestrator.errors import Draining, QueueFull, TidegateError
+from orchestrator.fleet_metrics import FleetCollector
 from orchestrator.forecast import Forecaster
 from orchestrator.health import HealthBoard
 from orchestrator.instances import Roster, source_of
 from orchestrator.instances.addresses import is_source
 from orchestrator.journal import Journal
-from orchestrator.lanes import LaneConfig
+from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Registry
+from orchestrator.registry import LaneMaker, Registry
+from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
@@ -40,7 +42,13 @@ class Gateway:
     """The stages, wired up. One per process."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, rng: random.Random, journal: Journal
+        self,
+        settings: Settings,
+        clock: Clock,
+        rng: random.Random,
+        journal: Journal,
+        *,
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -77,11 +85,13 @@ class Gateway:
             executor=self._executor,
             on_change=self._instances_changed,
             on_emission=self.metrics.emission_sampled,
+            make_lane=make_lane,
         )
         self._settler = Settler(self.metrics, journal, clock)
         self.forecaster = Forecaster(
             self.registry.prospect,
             is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
+            doubts=settings.queue_order is QueueOrder.SLACK,
         )
         self.roster = Roster(
             self.registry,
@@ -109,6 +119,16 @@ class Gateway:
             sweep=lambda: self._dispatcher.pump(),
         )
         self._isolate_tenants = settings.isolate_tenants
+        self.retrier = Retrier(
+            self.registry,
+            self.registry.prospect,
+            rng,
+            RetryRules(
+                share=settings.retry_share,
+                attempts=settings.attempts,
+                floor_ms=settings.admission_floor_ms,
+            ),
+        )
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -118,11 +138,13 @@ class Gateway:
             grace_ms=settings.deadline_grace_ms,
             forecaster=self.forecaster,
             infeasible=self._admission.infeasible,
+            retrier=self.retrier,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
         self.metrics.watch(self.registry, self.queue, self._admission.refusals)
+        self.metrics.registry.register(FleetCollector(self.registry, self.retrier))
         self._live: set[Task] = set()
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -246,6 +268,7 @@ class Gateway:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 self.registry.look()
+                self._dispatcher.look()
                 await self.roster.sweep()
                 self.store.prune()
                 self.health.refresh()

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from enum import StrEnum
 
+from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement import Candidate
 from orchestrator.prediction import Load, PaceLearner
@@ -38,6 +39,10 @@ class InstanceState(StrEnum):
 
 LANE_SILENT_S = 0.6
 """A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
+
+
+LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
+"""How lanes come to be; a simulator has its own."""
 
 
 class Instance:
@@ -117,9 +122,11 @@ class Registry:
         executor: Executor,
         on_change: Callable[[], None],
         on_emission: Callable[[float, int], None],
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
+        self.breakers = Breakers(self._peers, clock.now)
         self._suspect_after_s = suspect_after_s
         self._down_after_s = down_after_s
         self._backlog = worker_backlog
@@ -133,6 +140,7 @@ class Registry:
         self._started = False
         self._lanes_per_instance = lanes_per_instance
         self._lane_config = lane_config
+        self._make_lane = make_lane
         self._rng = rng
         for address in addresses:
             self.add(address)
@@ -170,7 +178,7 @@ class Registry:
         if instance is None:
             instance = self.instances[address] = Instance(address)
             instance.lanes = [
-                Lane(address, self._lane_config, self, self._clock, self._rng)
+                self._make_lane(address, self._lane_config, self, self._clock, self._rng)
                 for _ in range(self._lanes_per_instance)
             ]
             if self._started:
@@ -196,6 +204,7 @@ class Registry:
         instance.forgotten = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
         del self.instances[address]
+        self.breakers.forget(address)
         lane_log.info("instance removed", extra=fields(instance=address))
         self._topology_moved()
 
@@ -226,7 +235,7 @@ class Registry:
                 name=instance.address,
                 model=encoder.card.model,
                 vocabulary=encoder.vocabulary,
-                ready=instance.ready,
+                ready=instance.ready and self.breakers.admits(instance.address),
                 slots=encoder.card.max_running + self._backlog,
                 load=instance.load,
             )
@@ -281,6 +290,14 @@ class Registry:
     def any_ready(self, model: str) -> bool:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
+
+    def _peers(self, address: str) -> list[str]:
+        """Those that are ready and could do an instance's work, itself among them."""
+        instance = self.instances.get(address)
+        card = None if instance is None else instance.card
+        if card is None:
+            return []
+        return [i.address for i in self if i.ready and i.card and i.card.model == card.model]
 
     # ── what lanes tell ──────────────────────────────────────────────────────────────────────
 
@@ -392,6 +409,8 @@ class Registry:
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder
-            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            instance.pace = None
             self.snapshot_version += 1
+        if instance.pace is None:
+            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
         self._judge(instance)

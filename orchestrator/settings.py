@@ -115,8 +115,14 @@ class Settings(BaseSettings):
     """An instance without a frame for this long gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
     """After this long its work is given up."""
-    worker_backlog: int = Field(default=8, ge=0)
+    worker_backlog: int = Field(default=2, ge=0)
     """Jobs sent to an instance beyond those that it can run, so that a free slot never idles."""
+
+    # second tries (OR-10)
+    retry_share: float = Field(default=0.1, ge=0, le=1)
+    """Jobs sent again, over requests offered; 0 sends none again."""
+    attempts: int = Field(default=3, ge=1, le=10)
+    """How often a job is sent in all."""
 
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)
