@@ -9,13 +9,17 @@ from orchestrator.forecast import Forecaster
 from orchestrator.lanes import Lane
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
-from orchestrator.placement import Need, place
+from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
 from orchestrator.settle import Settler, failed, judge, overdue, refused
 from orchestrator.task import Ending, Job, Stage, Task
+from orchestrator.window import Flown, Window
 from worker.protocol import AbortCause, Delta, End, OnDeadline
+
+POLICY_PASSES = 32
+"""Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 
 
 class Dispatcher:
@@ -31,6 +35,7 @@ class Dispatcher:
         *,
         grace_ms: float,
         forecaster: Forecaster,
+        placer: Placer,
         infeasible: Callable[[Task], TidegateError],
         lets_run_s: float | None = None,
     ) -> None:
@@ -45,6 +50,7 @@ class Dispatcher:
         self._clock = clock
         self._grace_s = grace_ms / 1000
         self._forecaster = forecaster
+        self._placer = placer
         self._infeasible = infeasible
         self._lets_run_s = lets_run_s
         self.landed = asyncio.Event()
@@ -73,33 +79,42 @@ class Dispatcher:
             self._settler.settle(
                 task, refused(self._infeasible(task)) if in_vain else overdue(task, now)
             )
-        candidates = self._registry.candidates()
-        blocked: set[Need] = set()
+        placer = self._placer
+        placer.refresh()
+        blocked: set[Spec] = set()
+        passes = POLICY_PASSES
+        has_room = placer.has_room
         for task in self._queue:
-            if not any(candidate.ready and candidate.free > 0 for candidate in candidates):
+            if not has_room or not passes:
                 return
-            need = Need(task.model, task.vocabulary)
-            if need in blocked:
+            spec = placer.spec(task)
+            if spec in blocked:
                 continue
-            chosen = place(need, candidates)
-            if chosen is None:
-                blocked.add(need)
-                continue
-            self._queue.take(task)
-            self._dispatch(task, chosen.name)
-            candidates = self._registry.candidates()
+            choice = placer.choose(task)
+            if choice is not None:
+                self._queue.take(task)
+                self._dispatch(task, choice)
+                placer.sent(task, choice)
+                has_room = placer.has_room
+            elif placer.has_room_for(spec):  # the policy's word, and of this task only
+                passes -= 1
+            else:
+                blocked.add(spec)
 
-    def _dispatch(self, task: Task, address: str) -> None:
+    def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
+        address = choice.name
         instance = self._registry.instances[address]
         lane = instance.best_lane()
         self._forecaster.fit(task, task.deadline.left_ms(now))
         task.stage = Stage.DISPATCHED
         task.instance = address
         task.marks.dispatched = now
-        flight = LaneFlight(self, task, lane)
+        flight = LaneFlight(self, task, lane, instance.window, choice)
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
+        flight.job.output_tokens = self._forecaster.usual_tokens(task)
+        instance.window.sent(flight.job, instance.load)
         task.flight = flight
         flight.handle = lane.submit(
             flight,
@@ -144,6 +159,7 @@ class Dispatcher:
             if end.abort_ms is not None:
                 self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
         flight.task.flight = None
+        flight.window.over(flight.job)
         self.landed.set()
         instance = self._registry.instances.get(flight.task.instance)
         pace = None if instance is None else instance.pace
@@ -155,6 +171,7 @@ class Dispatcher:
         """The lane is gone, and what the job did with it."""
         self._metrics.count_late(flight.late_tokens)
         flight.task.flight = None
+        flight.window.over(flight.job)
         self.landed.set()
         self._settler.settle(flight.task, failed(error))
         self.pump()
@@ -181,14 +198,29 @@ class LaneFlight:
         "basis",
         "cause",
         "handle",
+        "job",
         "late_tokens",
         "task",
+        "window",
     )
 
-    def __init__(self, dispatcher: Dispatcher, task: Task, lane: Lane) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, task: Task, lane: Lane, window: Window, choice: Choice
+    ) -> None:
         self._dispatcher = dispatcher
         self._lane = lane
         self.task = task
+        self.window = window
+        blocks = 0
+        if task.block_tokens:
+            new = task.prompt_tokens - choice.cached_tokens + task.sampling.max_tokens
+            blocks = -(-new // task.block_tokens)
+        self.job = Flown(
+            new_tokens=task.prompt_tokens - choice.cached_tokens,
+            output_tokens=1,
+            blocks=blocks,
+            is_computing_prompt=lambda: not task.marks.first_token,
+        )
         self.handle = -1
         self.basis: tuple[PaceModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
@@ -200,6 +232,7 @@ class LaneFlight:
 
     def started(self, wait_ms: float) -> None:
         try:
+            self.window.started(self.job, wait_ms)
             self.task.begin(self._dispatcher.now(), wait_ms)
         except Exception:
             self._dispatcher.listener_failed(self)

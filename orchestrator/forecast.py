@@ -122,6 +122,14 @@ class Forecaster:
             task.last_chance = end - forecast.least_ms / 1000
         return forecast
 
+    def usual_tokens(self, task: Task) -> int:
+        """How long its answer will usually be."""
+        sampling = task.sampling
+        if sampling.ignore_eos and not sampling.stop:
+            return sampling.max_tokens
+        lengths = self.lengths.of(task.model, task.job.tenant)
+        return max(sampling.min_tokens, lengths.tokens(sampling.max_tokens, USUAL_LENGTH))
+
     def has_drifted(self, now: float) -> bool:
         """Whether the pace has changed so much since this was last true that plans are stale."""
         if now < self._looked_at + _LOOK_EVERY_S:

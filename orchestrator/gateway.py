@@ -22,6 +22,8 @@ from orchestrator.lanes import LaneConfig
 from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
+from orchestrator.placement import Placer
+from orchestrator.policy import Policy
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
 from orchestrator.settings import Settings
@@ -83,6 +85,13 @@ class Gateway:
             self.registry.prospect,
             is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
         )
+        policy = settings.placement_policy
+        self.placer = Placer(
+            self.registry,
+            clock,
+            self.forecaster.usual_tokens,
+            Policy.compile(policy, now=clock.now) if policy else None,
+        )
         self.roster = Roster(
             self.registry,
             listed,
@@ -95,6 +104,7 @@ class Gateway:
             self.registry,
             self.queue,
             self.forecaster,
+            self.placer,
             clock,
             rng,
             AdmissionRules(
@@ -117,12 +127,13 @@ class Gateway:
             clock,
             grace_ms=settings.deadline_grace_ms,
             forecaster=self.forecaster,
+            placer=self.placer,
             infeasible=self._admission.infeasible,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
-        self.metrics.watch(self.registry, self.queue, self._admission.refusals)
+        self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
         self._live: set[Task] = set()
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -148,6 +159,9 @@ class Gateway:
             task.vocabulary = encoder.vocabulary
             task.token_ids = await encoder.encode(prompt, ids_field=job.api.ids_field)
             task.prompt_tokens = len(task.token_ids)
+            task.block_tokens = encoder.card.block_tokens
+            if self.registry.prefixes:
+                task.prefix_names = await encoder.prefix_names(task.token_ids, task.cache_salt)
             self._admission.fit(task, encoder.card)
             self.limits.charge(task)
             self._admission.finish(task)

@@ -232,6 +232,7 @@ class Task:
     """One offered request."""
 
     __slots__ = (
+        "block_tokens",
         "cache_salt",
         "completion_tokens",
         "correlation_id",
@@ -249,6 +250,7 @@ class Task:
         "marks",
         "model",
         "on_end",
+        "prefix_names",
         "probe",
         "prompt_tokens",
         "sampling",
@@ -277,6 +279,9 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; forgotten when the task ends."""
         self.prompt_tokens = 0
+        self.prefix_names: Sequence[bytes] = ()
+        """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
+        self.block_tokens = 0
         self.service_ms = 0.0
         """Forecast: what it takes of a slot."""
         self.latest_start = self.doubtful_from = self.last_chance = job.deadline.at
@@ -354,6 +359,7 @@ class Task:
         self.stage = Stage.ENDED
         self.marks.ended = now
         self.token_ids = ()
+        self.prefix_names = ()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
