@@ -15,7 +15,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick bench-goodput clean
+.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput clean
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -25,6 +25,8 @@ help:
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
+	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
+	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make setup         only what each of these does first'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
 	@echo 'make clean         removes everything that set-up made'
@@ -55,6 +57,9 @@ bench-quick: setup
 
 bench-goodput: setup
 	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
+
+bench-engine: setup
+	$(BIN)/python -m perf.bench_engine --device $(DEVICE) $(ARGS)
 
 clean:
 	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from orchestrator.breaker import Ticket
 from orchestrator.clock import Clock
+from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.forecast import Forecaster
 from orchestrator.lanes import Lane
@@ -12,11 +14,12 @@ from orchestrator.metrics import Metrics
 from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Registry
-from orchestrator.settle import Settler, failed, judge, overdue, refused
+from orchestrator.registry import InstanceState, Registry
+from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
+from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
 from orchestrator.task import Ending, Job, Stage, Task
 from orchestrator.window import Flown, Window
-from worker.protocol import AbortCause, Delta, End, OnDeadline
+from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
 
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
@@ -37,6 +40,7 @@ class Dispatcher:
         forecaster: Forecaster,
         placer: Placer,
         infeasible: Callable[[Task], TidegateError],
+        retrier: Retrier,
         lets_run_s: float | None = None,
     ) -> None:
         """``infeasible`` says why a waiting task cannot make its deadline any more.
@@ -52,12 +56,15 @@ class Dispatcher:
         self._forecaster = forecaster
         self._placer = placer
         self._infeasible = infeasible
+        self._retrier = retrier
         self._lets_run_s = lets_run_s
+        self._flights: set[LaneFlight] = set()
         self.landed = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now, later, or ends at its deadline."""
+        self._retrier.budget.offered()
         task.stage = Stage.QUEUED
         task.marks.queued = self._clock.now()
         task.timer = self._clock.call_at(task.deadline.at, lambda: self._deadline_passed(task))
@@ -96,7 +103,7 @@ class Dispatcher:
                 self._dispatch(task, choice)
                 placer.sent(task, choice)
                 has_room = placer.has_room
-            elif placer.has_room_for(spec):  # the policy's word, and of this task only
+            elif placer.has_room_for(spec):  # a word about this task only, mostly the policy's
                 passes -= 1
             else:
                 blocked.add(spec)
@@ -106,20 +113,25 @@ class Dispatcher:
         address = choice.name
         instance = self._registry.instances[address]
         lane = instance.best_lane()
-        self._forecaster.fit(task, task.deadline.left_ms(now))
         task.stage = Stage.DISPATCHED
         task.instance = address
-        task.marks.dispatched = now
-        flight = LaneFlight(self, task, lane, instance.window, choice)
+        if not task.completion_tokens:
+            self._forecaster.fit(task, task.deadline.left_ms(now))
+            task.trail = self._retrier.trail_for(task)
+            task.marks.dispatched = now
+        ticket = self._registry.breakers.begin(address)
+        job = self._flown(task, choice)
+        flight = LaneFlight(self, task, lane, ticket, instance.window, job, now)
+        self._flights.add(flight)
+        token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
-        flight.job.output_tokens = self._forecaster.usual_tokens(task)
-        instance.window.sent(flight.job, instance.load)
+        instance.window.sent(job, instance.load)
         task.flight = flight
         flight.handle = lane.submit(
             flight,
-            token_ids=list(task.token_ids),
-            sampling=task.sampling,
+            token_ids=token_ids,
+            sampling=sampling,
             budget_ms=task.deadline.left_ms(now)
             if self._lets_run_s is None
             else 1000 * self._lets_run_s,
@@ -131,6 +143,18 @@ class Dispatcher:
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
             session=_session(task.job),
+        )
+
+    def _flown(self, task: Task, choice: Choice) -> Flown:
+        """What a task is to the window of the instance that takes it."""
+        made = task.completion_tokens
+        new = task.prompt_tokens - choice.cached_tokens + made
+        most = new + task.sampling.max_tokens - made
+        return Flown(
+            new_tokens=new,
+            output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
+            blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
+            is_computing_prompt=lambda: not task.marks.first_token,
         )
 
     def _deadline_passed(self, task: Task) -> None:
@@ -158,23 +182,101 @@ class Dispatcher:
             self._metrics.cancellation_ms.observe(freed_ms)
             if end.abort_ms is not None:
                 self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
-        flight.task.flight = None
-        flight.window.over(flight.job)
-        self.landed.set()
-        instance = self._registry.instances.get(flight.task.instance)
-        pace = None if instance is None else instance.pace
-        self._forecaster.ended(flight.task, end, pace, flight.basis)
-        self._settler.settle(flight.task, judge(flight.task, end, now), end)
+        task, is_current = flight.task, self._take_down(flight)
+        instance = self._registry.instances.get(flight.address)
+        charge(self._registry.breakers, instance, flight, end, now)
+        if is_current and not flight.continues:
+            pace = None if instance is None else instance.pace
+            self._forecaster.ended(task, end, pace, flight.basis)
+        if is_current and not (end.code in WORTH_ANOTHER_TRY and self._try_again(flight)):
+            self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 
     def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
         """The lane is gone, and what the job did with it."""
         self._metrics.count_late(flight.late_tokens)
-        flight.task.flight = None
+        task, is_current = flight.task, self._take_down(flight)
+        instance = self._registry.instances.get(flight.address)
+        charge(self._registry.breakers, instance, flight, None, self._clock.now())
+        if is_current and not self._try_again(flight):
+            self._settler.settle(task, self._last_word(flight) or failed(error))
+        self.pump()
+
+    def _take_down(self, flight: "LaneFlight") -> bool:
+        """A job is over; whether its task still counted on it."""
+        self._flights.discard(flight)
         flight.window.over(flight.job)
         self.landed.set()
-        self._settler.settle(flight.task, failed(error))
+        is_current = flight.task.flight is flight
+        if is_current:
+            flight.task.flight = None
+        return is_current
+
+    # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
+
+    def look(self) -> None:
+        """Take back what waits for its first token on an instance that has fallen silent."""
+        silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
+        if not silent:
+            return
+        for flight in [f for f in self._flights if f.address in silent]:
+            task = flight.task
+            if task.flight is flight and not task.completion_tokens:
+                again = self._retrier.again(task, flight.address, self._clock.now(), elsewhere=True)
+                if again is not None:
+                    flight.withdraw()
+                    self._go_again(task, flight.address, again)
         self.pump()
+
+    def _try_again(self, flight: "LaneFlight") -> bool:
+        task = flight.task
+        if self._last_word(flight) is not None:
+            return False
+        again = self._retrier.again(task, flight.address, self._clock.now())
+        if again is None:
+            return False
+        self._go_again(task, flight.address, again)
+        return True
+
+    def _go_again(self, task: Task, failed_on: str, again: Again) -> None:
+        task.attempts += 1
+        task.failed_on |= {failed_on}
+        task.stage = Stage.QUEUED
+        task.instance = ""
+        service_log.info(
+            "sent again",
+            extra=fields(
+                task_id=task.id,
+                correlation_id=task.correlation_id,
+                instance=failed_on,
+                attempt=task.attempts,
+                after_tokens=task.completion_tokens,
+            ),
+        )
+        if again.delay_s <= 0:
+            self._queue_again(task)
+            return
+        now = self._clock.now()
+        self._clock.call_at(now + again.delay_s, lambda: self._queue_again(task, pump=True))
+
+    def _queue_again(self, task: Task, *, pump: bool = False) -> None:
+        if task.ending is not None:
+            return
+        # What it has already made must not be lost to a forecast for the whole of it.
+        task.probe |= task.completion_tokens > 0
+        self._forecaster.plan(task)
+        self._queue.push(task)
+        if pump:
+            self.pump()
+
+    def _last_word(self, flight: "LaneFlight") -> Verdict | None:
+        """The end of a text that is complete though its worker could not say so any more."""
+        task, now = flight.task, self._clock.now()
+        reason = self._retrier.finish_of(task, flight.address)
+        if reason is None:
+            return None
+        in_time = task.deadline.left_ms(now) >= 0
+        return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)
 
     def listener_failed(self, flight: "LaneFlight") -> None:
         """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
@@ -195,32 +297,39 @@ class LaneFlight:
         "_dispatcher",
         "_lane",
         "abandoned_at",
+        "address",
         "basis",
         "cause",
+        "continues",
+        "dispatched_at",
         "handle",
         "job",
         "late_tokens",
         "task",
+        "ticket",
         "window",
     )
 
     def __init__(
-        self, dispatcher: Dispatcher, task: Task, lane: Lane, window: Window, choice: Choice
+        self,
+        dispatcher: Dispatcher,
+        task: Task,
+        lane: Lane,
+        ticket: Ticket,
+        window: Window,
+        job: Flown,
+        now: float,
     ) -> None:
         self._dispatcher = dispatcher
         self._lane = lane
+        self.address = lane.address
         self.task = task
+        self.ticket = ticket
         self.window = window
-        blocks = 0
-        if task.block_tokens:
-            new = task.prompt_tokens - choice.cached_tokens + task.sampling.max_tokens
-            blocks = -(-new // task.block_tokens)
-        self.job = Flown(
-            new_tokens=task.prompt_tokens - choice.cached_tokens,
-            output_tokens=1,
-            blocks=blocks,
-            is_computing_prompt=lambda: not task.marks.first_token,
-        )
+        self.job = job
+        self.dispatched_at = now
+        self.continues = task.completion_tokens > 0
+        """It goes on with a text that another instance began."""
         self.handle = -1
         self.basis: tuple[PaceModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
@@ -231,6 +340,8 @@ class LaneFlight:
     # what the lane tells
 
     def started(self, wait_ms: float) -> None:
+        if self.task.flight is not self:
+            return
         try:
             self.window.started(self.job, wait_ms)
             self.task.begin(self._dispatcher.now(), wait_ms)
@@ -238,11 +349,14 @@ class LaneFlight:
             self._dispatcher.listener_failed(self)
 
     def tokens(self, delta: Delta, now: float) -> None:
-        if self.task.ending is not None:
+        task = self.task
+        if task.flight is not self:
             self.late_tokens += len(delta.ids)
             return
         try:
-            self.task.deliver(delta, now)
+            if task.trail is not None:
+                task.trail.add(delta)
+            task.deliver(delta, now)
         except Exception:
             self._dispatcher.listener_failed(self)
 
@@ -264,6 +378,13 @@ class LaneFlight:
         self.cause = ending.cause
         self.abandoned_at = self._dispatcher.now()
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
+
+    # what the dispatcher tells
+
+    def withdraw(self) -> None:
+        """The task goes elsewhere: stop the job, count what still comes."""
+        self.task.flight = None
+        self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 
 def _session(job: Job) -> str:

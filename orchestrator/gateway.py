@@ -13,6 +13,7 @@ from orchestrator.clock import Clock
 from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
 from orchestrator.errors import Draining, QueueFull, TidegateError
+from orchestrator.fleet_metrics import FleetCollector
 from orchestrator.forecast import Forecaster
 from orchestrator.health import HealthBoard
 from orchestrator.instances import Roster, source_of
@@ -26,6 +27,7 @@ from orchestrator.placement import Placer
 from orchestrator.policy import Policy
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
+from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
@@ -119,6 +121,16 @@ class Gateway:
             sweep=lambda: self._dispatcher.pump(),
         )
         self._isolate_tenants = settings.isolate_tenants
+        self.retrier = Retrier(
+            self.registry,
+            self.registry.prospect,
+            rng,
+            RetryRules(
+                share=settings.retry_share,
+                attempts=settings.attempts,
+                floor_ms=settings.admission_floor_ms,
+            ),
+        )
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -129,11 +141,13 @@ class Gateway:
             forecaster=self.forecaster,
             placer=self.placer,
             infeasible=self._admission.infeasible,
+            retrier=self.retrier,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
         self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
+        self.metrics.registry.register(FleetCollector(self.registry, self.retrier))
         self._live: set[Task] = set()
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -260,6 +274,7 @@ class Gateway:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 self.registry.look()
+                self._dispatcher.look()
                 await self.roster.sweep()
                 self.store.prune()
                 self.health.refresh()

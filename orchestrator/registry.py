@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from enum import StrEnum
 
+from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
@@ -95,10 +96,14 @@ class Instance:
         """What it has to do, as far as the last statistics and our own jobs tell."""
         return self.window.ahead(self.load)
 
-    def candidate(self, encoder: PromptEncoder, now: float) -> Candidate:
-        """Itself as placement sees it at ``now``. Kept for a moment while nothing changes."""
+    def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
+        """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
+
+        ``is_admitted``: its breaker lets work through.
+        """
+        ready = is_admitted and self.ready
         pace = None if self.pace is None else self.pace.model
-        key = (self.load, self.ready, self.window.size, self.stats, pace)
+        key = (self.load, ready, self.window.size, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -111,7 +116,7 @@ class Instance:
             name=self.address,
             model=card.model,
             vocabulary=encoder.vocabulary,
-            ready=self.ready,
+            ready=ready,
             slots=self.window.size,
             load=self.load,
             most_tokens=most,
@@ -156,6 +161,7 @@ class Registry:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
         self.prefixes = PrefixIndex()
+        self.breakers = Breakers(self._peers, clock.now)
         self._suspect_after_s = suspect_after_s
         self._down_after_s = down_after_s
         self._backlog = worker_backlog
@@ -232,6 +238,7 @@ class Registry:
         instance.forgotten = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
         del self.instances[address]
+        self.breakers.forget(address)
         lane_log.info("instance removed", extra=fields(instance=address))
         self._topology_moved()
 
@@ -259,7 +266,7 @@ class Registry:
         """A snapshot for placement."""
         now = self._clock.now()
         return [
-            instance.candidate(encoder, now)
+            instance.candidate(encoder, self.breakers.admits(instance.address), now)
             for instance in self
             if (encoder := instance.encoder) is not None
         ]
@@ -268,7 +275,8 @@ class Registry:
         """One of ``candidates`` as it is now."""
         instance = self.instances[name]
         assert instance.encoder is not None, f"{name} was never a candidate"
-        return instance.candidate(instance.encoder, self._clock.now())
+        admits = self.breakers.admits(name)
+        return instance.candidate(instance.encoder, admits, self._clock.now())
 
     def prospect(self, model: str) -> Prospect:
         """What the instances that are ready can do for ``model``, or all of them for ``""``."""
@@ -317,6 +325,14 @@ class Registry:
     def any_ready(self, model: str) -> bool:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
+
+    def _peers(self, address: str) -> list[str]:
+        """Those that are ready and could do an instance's work, itself among them."""
+        instance = self.instances.get(address)
+        card = None if instance is None else instance.card
+        if card is None:
+            return []
+        return [i.address for i in self if i.ready and i.card and i.card.model == card.model]
 
     # ── what lanes tell ──────────────────────────────────────────────────────────────────────
 

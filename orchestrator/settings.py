@@ -123,6 +123,12 @@ class Settings(BaseSettings):
     """An expression in CEL over ``task`` and ``instance``: a condition that instances must fulfil,
     or a number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
 
+    # second tries (OR-10)
+    retry_share: float = Field(default=0.1, ge=0, le=1)
+    """Jobs sent again, over requests offered; 0 sends none again."""
+    attempts: int = Field(default=3, ge=1, le=10)
+    """How often a job is sent in all."""
+
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)
     max_deadline_s: float = Field(default=1800.0, gt=0)

@@ -1,9 +1,11 @@
 """The request as one object: what was asked, how far it got, and what it came to.
 
-A task moves through its stages once, forward only, and ends exactly once (DL-10)::
+A task moves through its stages and ends exactly once (DL-10). It goes back to the queue only when
+the instance that had it is lost or will not take it (OR-10)::
 
     RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
-        └──────────┴───────────┴───────────────────▲
+        │          │ ▲────────┴─────────────┘ ▲
+        └──────────┴──────────────────────────┘
 
 Everything here runs on the event loop's thread and never waits.
 """
@@ -16,6 +18,7 @@ from typing import Protocol
 from orchestrator.clock import Timer
 from orchestrator.deadline import Deadline
 from orchestrator.errors import TidegateError
+from orchestrator.trail import Trail
 from worker.protocol import (
     AbortCause,
     Delta,
@@ -232,6 +235,7 @@ class Task:
     """One offered request."""
 
     __slots__ = (
+        "attempts",
         "block_tokens",
         "cache_salt",
         "completion_tokens",
@@ -239,6 +243,7 @@ class Task:
         "deadline",
         "doubtful_from",
         "ending",
+        "failed_on",
         "fitted_tokens",
         "flight",
         "id",
@@ -258,6 +263,7 @@ class Task:
         "stage",
         "timer",
         "token_ids",
+        "trail",
         "transcript",
         "vocabulary",
         "worker_wait_ms",
@@ -291,6 +297,12 @@ class Task:
         self.probe = False
         """It would have been refused, and is let through to see whether that would have been right
         (DL-7): nothing but its deadline stops it."""
+        self.attempts = 0
+        """How often it was sent to an instance that did not finish it."""
+        self.failed_on: frozenset[str] = frozenset()
+        """Those instances."""
+        self.trail: Trail | None = None
+        """What it has generated, where another instance could go on with it."""
         self.instance = ""
         self.worker_wait_ms = 0.0
         self.completion_tokens = 0
@@ -338,8 +350,13 @@ class Task:
         if self.stage is not Stage.DISPATCHED:
             return
         self.stage = Stage.RUNNING
+        if self.completion_tokens:
+            return  # it goes on where another instance stopped
+        is_first = not self.marks.started
         self.marks.started = now
         self.worker_wait_ms = wait_ms
+        if not is_first:
+            return
         for listener in self.listeners:
             listener.started(self)
 
@@ -360,6 +377,7 @@ class Task:
         self.marks.ended = now
         self.token_ids = ()
         self.prefix_names = ()
+        self.trail = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

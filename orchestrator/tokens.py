@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message, Prompt
 from worker.protocol import ModelCard, block_hashes, prefix_salt
+from worker.text.pieces import TokenPieces, token_bytes_of
 
 INLINE_CHARS = 2000
 """Up to this many characters a prompt costs the event loop less than a millisecond."""
@@ -50,6 +51,12 @@ class PromptEncoder:
             raise BadCard(f"the tokenizer of {card.model} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        to_bytes = token_bytes_of(self._tokenizer)
+        self._pieces = (
+            None
+            if to_bytes is None
+            else TokenPieces(self._tokenizer, to_bytes, frozenset(card.eos_token_ids))
+        )
         self._template: jinja2.Template | None = None
         if card.chat_template:
             try:
@@ -80,6 +87,18 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(
             self._executor, block_hashes, token_ids, self.card.block_tokens, salt
         )
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """What ids that continue a prompt stand for, just as workers decode them.
+
+        None where that ends inside a character, or where more than the ids would be needed.
+        """
+        if self._pieces is None:
+            return None
+        try:
+            return b"".join([self._pieces[token_id] for token_id in ids]).decode()
+        except UnicodeDecodeError:
+            return None
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):

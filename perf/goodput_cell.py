@@ -1,6 +1,7 @@
 """One policy at one load: what became of its requests, as figures and as a row of a table."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -15,13 +16,14 @@ from perf.stats import bootstrap, percentile
 from perf.workload import Arrival
 
 _SEED = 11
+_SAMPLES = "tidegate_infeasible_samples_total"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Counts are requests that were due within the window; shares are 0 to 1.
 
-    ``false_refusals`` is the service's own estimate, from the would-be refusals that it admits to
-    learn from: the share of these that were met after all; None where it has none.
+    ``sampled`` are would-be refusals that the service let in to learn from, ``sampled_met`` those
+    of them that were met after all: false refusals, had they been refused.
     """
 
     policy: str
@@ -36,8 +38,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     wasted: int
     ttft_ms: list[float]
-    false_refusals: float | None
+    sampled: int
+    sampled_met: int
     late_send_ms: float
+    ends: dict[str, int]
+    """Requests by how they ended: ``met``, ``late``, ``unanswered`` or the error's code."""
 
     @property
     def attainment(self) -> float:
@@ -53,9 +58,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """For people who wait."""
+        ends = ", ".join(f"{code} {count}" for code, count in sorted(self.ends.items()))
         return (
             f"{self.load:g} × {self.label}: {self.goodput:.1f} met/s, "
-            f"{100 * self.attainment:.0f} % of {self.offered}"
+            f"{100 * self.attainment:.0f} % of {self.offered} ({ends})"
         )
 
     def figures(self) -> list[Figure]:
@@ -97,9 +103,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             if self.ttft_ms:
                 n = len(self.ttft_ms)
                 figures.append(plain(f"ttft_p{q}_ms", f"first token, p{q}", "ms", self.ttft(q), n))
-        if self.false_refusals is not None:
+        if self.sampled:
+            share = self.sampled_met / self.sampled
             figures.append(
-                plain("false_refusals", "false refusals", "", self.false_refusals, self.offered)
+                plain("false_refusals", "false among refusals sampled", "", share, self.sampled)
             )
         return figures
 
@@ -107,6 +114,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 def is_met(arrival: Arrival, result: Result) -> bool:
     """The whole answer came by the request's own deadline."""
     return result.complete and 1000 * result.end_s <= arrival.deadline_ms
+
+
+def _end_of(arrival: Arrival, result: Result) -> str:
+    if result.complete:
+        return "met" if is_met(arrival, result) else "late"
+    if result.code and result.tokens:
+        return f"{result.code} after tokens"
+    return result.code or "unanswered"
 
 
 def cell_of(
@@ -137,8 +152,10 @@ def cell_of(
             result.tokens for (_, result), each in zip(measured, met, strict=True) if not each
         ),
         ttft_ms=[1000 * result.first_s for _, result in measured if result.first_s],
-        false_refusals=told.false_refusals,
+        sampled=round(told.total(_SAMPLES)),
+        sampled_met=round(told.total(_SAMPLES, result="met")),
         late_send_ms=1000 * max(result.late_s for _, result in measured),
+        ends=dict(Counter(_end_of(*each) for each in measured)),
     )
 
 
@@ -162,7 +179,7 @@ def show_cells(cells: Sequence[Cell], console: Console) -> None:
             f"{100 * cell.waste:.2f} %",
             f"{cell.ttft(50):.0f} ms",
             f"{cell.ttft(99):.0f} ms",
-            "-" if cell.false_refusals is None else f"{100 * cell.false_refusals:.2f} %",
+            f"{cell.sampled_met} of {cell.sampled}" if cell.sampled else "-",
             f"{cell.late_send_ms:.0f} ms",
         )
         load = cell.load

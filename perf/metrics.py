@@ -58,11 +58,6 @@ class Scrape:
         """Nothing waits, and no worker has anything to do."""
         return not self.total("tidegate_queue_depth") and not self.total("tidegate_worker_jobs")
 
-    @property
-    def false_refusals(self) -> float | None:
-        """Share of the admitted would-be refusals that were met; None where none was admitted."""
-        return None
-
 
 async def scrape(host: str, port: int) -> Scrape:
     """Everything that ``/metrics`` says now."""

@@ -32,7 +32,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a request would take alone on a half-full engine, in ms: the measure of deadlines."""
+    """What a request takes on a busy engine once it is started, in ms: the measure of deadlines."""
 
     prompt_token_ms: float
     token_ms: float
@@ -44,14 +44,15 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """How requests look. A deadline is the request's own service time, times one of
-    ``patience`` at random, plus ``margin_ms``: some clients are in a hurry, others are not.
+    ``patience`` at random, plus ``margin_ms``: some clients are in a hurry, others are not. None
+    asks for what only an idle engine could do.
     """
 
     speed: Speed
     vocab_size: int
     prompts: Sizes = Sizes(median=48, sigma=0.8, least=8, most=256)
     answers: Sizes = Sizes(median=24, sigma=0.7, least=4, most=96)
-    patience: Sequence[float] = (1.5, 3.0, 6.0)
+    patience: Sequence[float] = (1.5, 3.0, 5.0)
     margin_ms: float = 250.0
 
     def arrivals(self, per_s: float, seconds: float, seed: int) -> list[Arrival]:

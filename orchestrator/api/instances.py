@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from orchestrator.api.context import GATEWAY, json_response
-from orchestrator.registry import Instance
+from orchestrator.registry import Instance, Registry
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -12,7 +12,7 @@ async def listing(request: web.Request) -> web.Response:
     return json_response(
         {
             "snapshot_version": gateway.registry.snapshot_version,
-            "instances": [describe(instance) for instance in gateway.registry],
+            "instances": [describe(instance, gateway.registry) for instance in gateway.registry],
             "sources": [
                 {"source": source, "error": reason}
                 for source, reason in gateway.roster.complaints.items()
@@ -23,17 +23,21 @@ async def listing(request: web.Request) -> web.Response:
 
 async def drain(request: web.Request) -> web.Response:
     """Give an instance no new work; its running jobs finish. Idempotent."""
-    instance = request.app[GATEWAY].registry.hold(request.match_info["address"], True)
-    return json_response(describe(instance), status=202)
+    return _hold(request, True)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
-    instance = request.app[GATEWAY].registry.hold(request.match_info["address"], False)
-    return json_response(describe(instance), status=202)
+    return _hold(request, False)
 
 
-def describe(instance: Instance) -> dict[str, object]:
+def _hold(request: web.Request, held: bool) -> web.Response:
+    registry = request.app[GATEWAY].registry
+    instance = registry.hold(request.match_info["address"], held)
+    return json_response(describe(instance, registry), status=202)
+
+
+def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     """An instance as operators see it. What only its worker can tell is null until it has."""
     card, stats = instance.card, instance.stats
     running = None if stats is None else stats.running
@@ -44,6 +48,7 @@ def describe(instance: Instance) -> dict[str, object]:
         "draining": instance.draining or instance.held,
         "leaving": instance.leaving_since is not None,
         "reason": instance.reason,
+        "breaker": registry.breakers.state(instance.address).value,
         "load": instance.load,
         "lanes": {
             "open": sum(lane.is_open for lane in instance.lanes),

@@ -102,10 +102,16 @@ class Placer:
         most = self._limits[at] if at < len(self._limits) else tokens
         return Spec(task.model, task.vocabulary, most, task.job.placement)
 
-    def choose(self, task: Task, *, other_than: str = "") -> Choice | None:
-        """Where ``task`` goes now; None when it has to wait."""
+    def choose(self, task: Task) -> Choice | None:
+        """Where ``task`` goes now; None when it has to wait.
+
+        Not where it failed before, as long as others are ready for it.
+        """
         spec = self.spec(task)
-        able = [c for c in self._feasible(spec) if c.ready and c.free > 0 and c.name != other_than]
+        able = [c for c in self._feasible(spec) if c.ready]
+        if task.failed_on:
+            able = [c for c in able if c.name not in task.failed_on] or able
+        able = [c for c in able if c.load < c.slots]
         if not able:
             return None
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())

@@ -27,12 +27,20 @@ SHORT = {"model": "demo", "prompt": "Time", "max_tokens": 30, "ignore_eos": True
 
 @dataclass
 class Pair:
-    """Two Tritons behind one orchestrator; the first one's steps take as ``slow`` says."""
+    """Two Tritons behind one orchestrator, which knows of them by the file ``listed``; the first
+    one's steps take as long as ``slow`` says."""
 
     first: Triton
     second: Triton
     slow: Path
+    listed: Path
     orchestrator: Orchestrator
+
+    def list(self, *tritons: Triton) -> None:
+        """Say which instances there are, as an operator would: all at once."""
+        draft = self.listed.with_suffix(".new")
+        draft.write_text("".join(f"{triton.grpc}\n" for triton in tritons))
+        draft.replace(self.listed)
 
     def up(self) -> int:
         return round(self.orchestrator.metric("tidegate_instance_state", state="up"))
@@ -62,22 +70,24 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    slow = tmp_path_factory.mktemp("pair") / "slow"
+    folder = tmp_path_factory.mktemp("pair")
+    slow, listed = folder / "slow", folder / "instances"
     paced = {"engine": "synthetic-paced", "min_start_budget_ms": 20}
     first, second = Triton(**paced, synthetic_slow_file=slow), Triton(**paced)
     try:
         with ThreadPoolExecutor(2) as starters:
             list(starters.map(Triton.start, (first, second)))
         orchestrator = Orchestrator(
-            first.grpc,
-            second.grpc,
+            f"file:{listed}",
+            read_instances_every_s=0.2,
             queue_size=-1,
             slow_client_buffer_bytes=16384,
             slow_client_kernel_bytes=4096,
             slow_client_timeout_s=2.0,
         )
+        made = Pair(first, second, slow, listed, orchestrator)
+        made.list(first, second)
         with running(orchestrator):
-            made = Pair(first, second, slow, orchestrator)
             eventually(lambda: made.up() == 2, "both instances to be up")
             yield made
     finally:
@@ -184,6 +194,26 @@ async def test_one_of_two_becomes_ten_times_slower(pair: Pair) -> None:
         before = ends["length"]
         await until(lambda: ends["length"] >= before + 2 * CLIENTS, "both to go on")
     assert set(ends) <= {"length", "deadline_exceeded", "deadline_infeasible"}, ends
+
+
+async def test_one_of_two_is_taken_out_and_put_back(pair: Pair) -> None:
+    """OR-6: by the watched file, under load, and not one request fails for it."""
+    ends: Counter[str] = Counter()
+    metric, address = pair.orchestrator.metric, pair.first.grpc
+    async with load(pair, ends):
+        await until(lambda: ends["length"] >= CLIENTS, "the load to run")
+        await asyncio.to_thread(pair.list, pair.second)
+        await until(lambda: pair.up() == 1, "it to be gone")
+        before = ends["length"]
+        await until(lambda: ends["length"] >= before + 2 * CLIENTS, "the other one to go on")
+        await asyncio.to_thread(pair.list, pair.second, pair.first)
+        await until(lambda: pair.up() == 2, "it to be back")
+        received = metric("tidegate_worker_jobs_received_total", instance=address)
+        await until(
+            lambda: metric("tidegate_worker_jobs_received_total", instance=address) > received,
+            "it to be given work",
+        )
+    assert set(ends) == {"length"}, ends
 
 
 async def test_or11_stalled_and_slow_clients_by_the_hundred(pair: Pair) -> None:

@@ -107,6 +107,9 @@ class Plan:
     reason: FinishReason = FinishReason.LENGTH
     tail: str = ""
     text: Callable[[int], str] = lambda index: f"w{index} "
+    speak: Callable[[int], tuple[int, str]] | None = None
+    """Id and text of the token at a position of the whole text, prompt included, as a model has
+    it; overrides ``text``."""
 
 
 class FakeWorker:
@@ -388,6 +391,9 @@ class _FakeLane:
         logprobs = None
         if top is not None:
             logprobs = [TokenLogprob(-0.5, [(i % 200, -0.5)] * top) for i in indices]
+        if plan.speak is not None:
+            spoken = [plan.speak(len(job.token_ids) + i) for i in indices]
+            return Delta(job.handle, [id for id, _ in spoken], [text for _, text in spoken])
         return Delta(
             job.handle, [i % 200 for i in indices], [plan.text(i) for i in indices], logprobs
         )

@@ -40,7 +40,19 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         (arrival, Result(status=504, end_s=0.01, code="deadline_infeasible")),
         (arrival, Result(late_s=0.005)),
     ]
-    cell = cell_of(OURS, 2.0, 0.5, measured, Scrape({}))
+    samples = {
+        ("tidegate_infeasible_samples_total", frozenset({("result", result)})): count
+        for result, count in (("met", 1.0), ("lost", 3.0))
+    }
+    cell = cell_of(OURS, 2.0, 0.5, measured, Scrape(samples))
+    assert (cell.sampled, cell.sampled_met) == (4, 1)
+    assert cell.ends == {
+        "met": 1,
+        "late": 1,
+        "deadline_exceeded after tokens": 1,
+        "deadline_infeasible": 1,
+        "unanswered": 1,
+    }
     assert (cell.offered, cell.met, cell.refused) == (5, 1, 1)
     assert (cell.goodput, cell.attainment, cell.waste) == (2.0, 0.2, 0.6)
     assert cell.goodput_low <= cell.goodput <= cell.goodput_high
@@ -127,8 +139,10 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
             tokens=100,
             wasted=1,
             ttft_ms=[20.0, 30.0],
-            false_refusals=None,
+            sampled=4,
+            sampled_met=1,
             late_send_ms=0.0,
+            ends={"met": 5, "unanswered": 5},
         )
 
     cells = [cell(p.name, p.label, load) for p in POLICIES for load in (1.0, 2.0)]

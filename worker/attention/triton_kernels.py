@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# What differs between batches must not cost a compilation each.
+@triton.jit(do_not_specialize=["table_stride"])
 def attend(
     queries,  # [tokens, heads, head_dim]
     pool,  # one layer: [blocks, PAGE, 2 * KV_HEADS, head_dim]

@@ -6,13 +6,15 @@ are copied to pinned memory behind it, and an event behind that says when they a
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from worker.attention import PackedBatch
+from worker.attention.staging import to_device
 from worker.engine.compute import Compute, Whole
 from worker.engine.decode_graphs import (
     CudaRecorder,
@@ -72,6 +74,7 @@ class CudaRunner(TorchRunner):
         )
         self._state: SlotState | None = state
         self._graphs = graphs
+        self._cuda = device.type == "cuda"
         self.meter = StreamMeter(_timing_events(device))
 
     @property
@@ -82,7 +85,9 @@ class CudaRunner(TorchRunner):
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
         """See ``OverlappingRunner``."""
         try:
-            return self._launch(plan)
+            # The engine's thread may have another current device than the one that loaded.
+            with torch.cuda.device(self._device) if self._cuda else nullcontext():
+                return self._launch(plan)
         except Exception:
             self.settle()
             raise
@@ -100,7 +105,7 @@ class CudaRunner(TorchRunner):
 
     def settle(self) -> None:
         """Wait until the device is done with everything."""
-        if self._device.type == "cuda":
+        if self._cuda:
             with suppress(RuntimeError):  # a device that is lost touches nothing any more
                 torch.cuda.synchronize(self._device)
 
@@ -181,6 +186,7 @@ def build_cuda_runner(
     ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
     when the device has too little left for the recordings.
     """
+    warm_up(compute, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
     state = SlotState(max_running, max_blocks, dummy_block, device)
     graphs = None
     if isinstance(compute, Whole) and isinstance(compute.attention, FixedDecodes):
@@ -210,6 +216,37 @@ def build_cuda_runner(
         max_running=max_running,
         max_blocks=max_blocks,
     )
+
+
+@torch.inference_mode()
+def warm_up(
+    compute: Compute,
+    dummy_block: int,
+    *,
+    block_tokens: int,
+    max_blocks: int,
+    device: torch.device,
+) -> None:
+    """Run what steps are made of once, on the dummy block: what compiles does so now (LB-6).
+
+    Texts of every power of two of keys, since the kernel of a decode is chosen by its length, and
+    a chunk of a prompt.
+    """
+    most = block_tokens * max_blocks
+    contexts = [(1, 1 << power) for power in range(most.bit_length())]
+    for new, keys in [*contexts, (block_tokens, block_tokens)]:
+        positions = np.arange(keys - new, keys)
+        batch = PackedBatch(
+            decodes=int(new == 1),
+            query_tokens=np.array([new]),
+            context_tokens=np.array([keys]),
+            block_table=np.full((1, max_blocks), dummy_block),
+            slots=dummy_block * block_tokens + positions % block_tokens,
+        )
+        ids = to_device(np.zeros(new, np.int64), device)
+        compute.logits(compute.hidden(batch, ids, to_device(positions, device)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class LaunchedOnDevice:

@@ -70,7 +70,8 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread only: what others ask of the device meanwhile is none of its business.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             results = call()
         return Recording(graph.replay, results)
 

@@ -198,6 +198,7 @@ class Engine:
         self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
+        self._tier.restore(self.scheduler.waiting, now)
         plan = self._schedule(now, events)
         is_busy = plan is not None or self._flight is not None
         if self._launcher is not None and not self._catching_up:
@@ -217,7 +218,7 @@ class Engine:
         """End whom deadline or abort has caught up with: blocks are free before the next step."""
         for request in self._lookout.due(self.scheduler.running, now):
             self._finish(request, self._lookout.verdict(request, now), events)
-        for request in [r for r in self.scheduler.waiting if r.job.abort is not None]:
+        for request in self._lookout.hopeless(self.scheduler.waiting, now):
             self._finish(request, self._lookout.verdict(request, now), events)
         for request in self.scheduler.starved(now):
             self._finish(request, STARVED, events)
@@ -230,8 +231,6 @@ class Engine:
                 events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
-            else:
-                self._tier.restore(request, now)
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule()

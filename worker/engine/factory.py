@@ -70,9 +70,11 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     phases = Phases()
     path = settings.model_path
     config = read_config(path)
-    with ThreadPoolExecutor(1, "tidegate-digest") as aside:
+    # On a thread that ends with it: OpenMP keeps workers for every thread that has computed, and
+    # when they outnumber the cores none may spin any more, which costs a third of every step.
+    with ThreadPoolExecutor(2, "tidegate-build") as aside:
         hashing = aside.submit(_timed_digest, path, phases)
-        return _build(settings, config, clock, phases, hashing)
+        return aside.submit(_build, settings, config, clock, phases, hashing).result()
 
 
 def _timed_digest(path: Path, phases: Phases) -> str:
@@ -216,6 +218,7 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     facts = {
         "torch": _version_of("torch"),
+        "triton": _version_of("triton"),
         "engine": settings.engine,
         "device": built.device,
         "dtype": built.dtype,

@@ -56,6 +56,17 @@ class Lookout:
                 due.append(request)
         return due
 
+    def hopeless(self, waiting: Sequence[Request], now: float) -> list[Request]:
+        """Waiting requests that were aborted, or whose certain work no longer fits (DL-3)."""
+        token_s = self._pace.fastest_token_s
+        hopeless = []
+        for request in waiting:
+            job = request.job
+            certain = request.least_tokens
+            if job.abort is not None or (certain and now + certain * token_s >= job.deadline):
+                hopeless.append(request)
+        return hopeless
+
     @staticmethod
     def verdict(request: Request, now: float) -> Ending:
         """Why a request that is due must stop. An abort outranks the deadline."""

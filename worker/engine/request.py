@@ -50,6 +50,8 @@ class Request:
     """Prompt tokens that were found computed."""
     begun: bool = False
     """A step has been planned for it."""
+    is_looked_up: bool = False
+    """Its head has been looked for on disk."""
     loading: bool = False
     """Blocks of its head are on their way from disk: it is not admitted yet."""
     leaving: bool = False

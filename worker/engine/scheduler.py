@@ -118,11 +118,9 @@ class Scheduler:
         budget = self._prompt_budget(decodes)
         if len(prefilling) > 1:
             prefilling.sort(key=self._slack_order)
-        # Those whose launched blocks have no names yet, as their step has not been read.
-        size = self.config.block_tokens
-        ahead = [
-            request for request in self.running if (request.named + 1) * size <= request.computed
-        ]
+        ahead: list[Request] = []
+        if prefilling or self.waiting:
+            ahead += [request for request in self.running if self._has_unnamed_blocks(request)]
         for request in prefilling:
             if not budget:
                 break

@@ -2,7 +2,7 @@
 
 ::
 
-    submitted ─▶ is more of its head on disk than in the pool, and is loading it quicker than
+    near its turn ─▶ is more of its head on disk than in the pool, and is loading it quicker than
                  computing it?  ─▶ it waits in the queue while blocks set aside are filled
     ended     ─▶ the full blocks of a conversation are lent to the saver, those not on disk yet
     each step ─▶ blocks come back; loaded ones get their names and are then found like any other;
@@ -12,7 +12,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from worker.engine.request import Request
 from worker.engine.scheduler import Scheduler
@@ -25,6 +25,8 @@ from worker.kv.tier import TierStats
 
 _FEWEST_BLOCKS = 2
 """Less than that is computed sooner than asked for."""
+_LOOKAHEAD = 4
+"""So many of those that wait have their heads loaded ahead of their turn."""
 _SPILL_BLOCKS = 8
 """Lent to the saver at a time, ahead of their eviction."""
 _PATIENCE_S = 1.0
@@ -102,7 +104,14 @@ class DiskTier:
 
     # ── from disk ────────────────────────────────────────────────────────────────────────────
 
-    def restore(self, request: Request, now: float) -> None:
+    def restore(self, waiting: Sequence[Request], now: float) -> None:
+        # Not all of a long queue: they would flush each other out of the pool again.
+        for request in islice(waiting, _LOOKAHEAD):
+            if not request.is_looked_up:
+                request.is_looked_up = True
+                self._restore(request, now)
+
+    def _restore(self, request: Request, now: float) -> None:
         names = request.names[: self._prefixes.shareable_blocks(request)]
         held = self._pool.match(names)
         missing = names[len(held) :]

@@ -73,7 +73,9 @@ class Saver:
             finally:
                 self._returned(batch)
             for lent, content in zip(batch, self._staging, strict=False):
-                self.counts.blocks += self._store.write(lent.name, content)
+                # Lent twice if its text went on before the file was written.
+                if not self._store.holds(lent.name):
+                    self.counts.blocks += self._store.write(lent.name, content)
         if save.session:
             kept = list(takewhile(self._store.holds, save.text))
             self._store.touch(kept)

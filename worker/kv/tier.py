@@ -1,6 +1,6 @@
 """What the engine asks of what lies beneath its pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +33,8 @@ class Tier(Protocol):
     def has_results(self) -> bool:
         """``collect`` has something to do."""
 
-    def restore(self, request: Request, now: float) -> None:
-        """A request was queued: set it waiting if its head is worth loading."""
+    def restore(self, waiting: Sequence[Request], now: float) -> None:
+        """Have the next of the queue wait for their heads where those are worth loading."""
 
     def keep(self, request: Request) -> None:
         """A running request ends, and still has its blocks."""
@@ -59,7 +59,7 @@ class NoTier:
     def attach(self, wake: Callable[[], None]) -> None:
         pass
 
-    def restore(self, request: Request, now: float) -> None:
+    def restore(self, waiting: Sequence[Request], now: float) -> None:
         pass
 
     def keep(self, request: Request) -> None:

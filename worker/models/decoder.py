@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, pad, rms_norm
 
 from worker.attention import AttentionStep
 from worker.models.config import ModelConfig
+from worker.models.fused import add_normed_
 from worker.models.linear import Linear
 from worker.models.loader import Weights
 from worker.models.parameters import Kind, Parameter, Part
@@ -49,16 +50,17 @@ class Decoder:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
         x = embedding(token_ids, self._embedding).to(self._dtype)
         rotation = self._rotation.at(positions)
+        # Each sum comes with the norm of what reads it next: on CUDA that is one kernel.
+        after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        normed = self._normed(x, self._layers[0].attention_norm)
         for i, layer in enumerate(self._layers):
-            queries, keys_values = self._project(
-                layer, self._normed(x, layer.attention_norm), rotation
-            )
+            queries, keys_values = self._project(layer, normed, rotation)
             mixed = attention.attend(i, queries[:tokens], keys_values[:tokens]).flatten(1)
             if filler:
                 mixed = pad(mixed, (0, 0, 0, filler))
-            x += layer.output(mixed)
-            x += layer.down(layer.gate_up(self._normed(x, layer.mlp_norm)))
-        return self._normed(x[:tokens], self._norm)
+            normed = self._add_normed_(x, layer.output(mixed), layer.mlp_norm)
+            normed = self._add_normed_(x, layer.down(layer.gate_up(normed)), after[i])
+        return normed[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
@@ -77,6 +79,9 @@ class Decoder:
             keys.copy_(self._normed(keys, layer.key_norm))
         rotation.apply_(heads[:, : c.num_heads + c.num_kv_heads])
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
+
+    def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return add_normed_(x, y, weight, self._config.rms_norm_eps)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)

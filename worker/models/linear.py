@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from worker.models.errors import UnsupportedModel
+from worker.models.fused import gated
 
 _INT8_INPUTS: Final = 64
 _QUANTISE_ROWS: Final = 256
@@ -131,9 +132,8 @@ class DenseGated:
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.parts) == 1:
-            gate, up = linear(x, self.parts[0]).chunk(2, dim=-1)
-        else:
-            gate, up = (linear(x, part) for part in self.parts)
+            return gated(linear(x, self.parts[0]))
+        gate, up = (linear(x, part) for part in self.parts)
         return silu(gate) * up
 
     @property
@@ -208,8 +208,7 @@ class SplitGated:
     both: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.both(x).chunk(2, dim=-1)
-        return silu(gate) * up
+        return gated(self.both(x))
 
     @property
     def nbytes(self) -> int:

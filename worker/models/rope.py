@@ -12,6 +12,7 @@ from worker.models.config import (
     ModelConfig,
     YarnScaling,
 )
+from worker.models.fused import rotate_
 
 
 class Rotation:
@@ -24,13 +25,10 @@ class Rotation:
         # Signs and halves are folded into the tables: one product and one sum are left.
         self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
-        self._half = config.head_dim // 2
 
     def at(self, positions: Tensor) -> "AngleTable":
         """Tables for ``positions`` [tokens], gathered once for all layers of a step."""
-        return AngleTable(
-            self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1), self._half
-        )
+        return AngleTable(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,10 @@ class AngleTable:
 
     cos: Tensor
     sin: Tensor
-    half: int
 
     def apply_(self, x: Tensor) -> None:
         """Rotate heads [tokens, heads, head_dim] in place."""
-        swapped = x.roll(self.half, dims=-1)
-        x.mul_(self.cos).addcmul_(swapped, self.sin)
+        rotate_(x, self.cos, self.sin)
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

@@ -9,67 +9,23 @@ from pathlib import Path
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-import torch  # noqa: E402
+import torch
 
-from worker.attention import KVPool  # noqa: E402
-from worker.attention.triton_backend import TritonAttention  # noqa: E402
+from tests.worker.compiling import Launch
+from worker.attention import KVPool
+from worker.attention.triton_backend import TritonAttention
 
 SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}
 """What one program may have by compute capability (CUDA's programming guide)."""
-NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
-class Launch:
-    """Stands for a kernel and takes down how it is launched."""
-
-    def __init__(self, kernel: object) -> None:
-        self.kernel = kernel
-        self.calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
-
-    def __getitem__(self, grid: object) -> object:
-        return lambda *args, **options: self.calls.append((args, options))
-
-    def compiled(self, capability: int) -> list[object]:
-        """Each launch, compiled as it would be there."""
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        found = []
-        for args, options in self.calls:
-            names = self.kernel.arg_names  # type: ignore[attr-defined]
-            constants = {n: v for n, v in options.items() if n in names}
-            signature = {name: "constexpr" for name in constants}
-            # What triton finds out about the arguments of a launch.
-            even = {i for i, value in enumerate(args) if isinstance(value, int) and value % 16 == 0}
-            for name, value in zip(names, args, strict=False):
-                if isinstance(value, torch.Tensor):
-                    kind = "*i32" if value.dtype == torch.int32 else NAMES[value.dtype]
-                else:
-                    kind = "fp32" if isinstance(value, float) else "i32"
-                signature[name] = kind
-            source = ASTSource(
-                fn=self.kernel,
-                signature={name: signature[name] for name in names},
-                constexprs=constants,
-                attrs={
-                    (i,): [["tt.divisibility", 16]]
-                    for i, name in enumerate(names)
-                    if signature[name].startswith("*") or i in even
-                },
-            )
-            tuned = {n: v for n, v in options.items() if n not in names}
-            target = GPUTarget("cuda", capability, 32)
-            found.append(triton.compile(source, target=target, options=tuned))
-        return found
 
 
 @pytest.mark.parametrize(

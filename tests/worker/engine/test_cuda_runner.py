@@ -15,7 +15,7 @@ from worker.attention.reference import ReferenceAttention
 from worker.engine.block_pool import BlockPool
 from worker.engine.compute import Whole
 from worker.engine.core import Event, Job, JobTokens
-from worker.engine.cuda_runner import CudaRunner, build_cuda_runner
+from worker.engine.cuda_runner import CudaRunner, build_cuda_runner, warm_up
 from worker.engine.decode_graphs import Recording, Step, batch_sizes
 from worker.engine.engine import Engine
 from worker.engine.runner import OverlappingRunner, Runner
@@ -256,6 +256,27 @@ def test_a_step_that_fails_leaves_a_sound_engine(
         events += engine.step() + engine.step()
     assert engine.scheduler.pool.used_count == 0
     assert len(run(engine, after)) > 2
+
+
+def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:
+    """LB-6: it runs before any request, but the disk may have filled the pool by then."""
+    engine = build(tiny, cuda_like=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner) and isinstance(runner._compute, Whole)
+    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    pool.data.fill_(7.0)
+    lengths: list[int] = []
+    prepare = runner._compute.attention.prepare
+
+    def noted(batch: PackedBatch) -> AttentionStep:
+        lengths.append(int(batch.context_tokens[0]))
+        return prepare(batch)
+
+    runner._compute.attention.prepare = noted  # type: ignore[method-assign]
+    warm_up(runner._compute, BLOCKS, block_tokens=BLOCK_TOKENS, max_blocks=32, device=CPU)
+    assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, BLOCK_TOKENS]
+    assert (pool.data[:, :BLOCKS] == 7.0).all()
+    assert not (pool.data[:, BLOCKS] == 7.0).all()
 
 
 def test_batch_sizes() -> None:

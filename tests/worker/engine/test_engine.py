@@ -372,3 +372,18 @@ def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
     assert bench.engine.stats().kv_blocks_used == 0
     again = bench.submit(prompt=60, max_tokens=2)
     assert end_of(again, bench.finish()).cached_tokens == 32
+
+
+def test_a_waiting_job_that_cannot_finish_any_more_is_ended() -> None:
+    """DL-3: 50 certain tokens at 100 ms each need 5 s, and are not waited for with less left."""
+    bench = Bench(max_running=1)
+    bench.runner.step_s = 0.1
+    bench.submit(max_tokens=50, left_s=1.0)
+    bench.step()
+    hopeless = bench.submit(max_tokens=50, min_tokens=50, left_s=5.05)
+    patient = bench.submit(max_tokens=50, left_s=5.05)
+    events = bench.step(2)
+    end = end_of(hopeless, events)
+    assert (end.reason, end.code) == (FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
+    assert end.left_ms > 4000
+    assert not any(e.job is patient for e in events)

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from tests.worker.models.checkpoints import DEMO, edit_config, make_checkpoint
-from worker.engine import precision, torch_build
+from worker.engine import factory, precision, torch_build
 from worker.engine.core import Event, Job
 from worker.engine.engine import Engine
 from worker.engine.factory import build_engine
@@ -171,3 +172,19 @@ def test_how_weights_lie_is_part_of_the_digest(changes: dict[str, object]) -> No
     )
     plain = build_engine(settings(DEMO, dtype="bfloat16")).card
     assert len({card.engine_digest, other.engine_digest, plain.engine_digest}) == 3
+
+
+def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle OpenMP workers of the thread that built would slow down those of the engine's."""
+    built_on: list[threading.Thread] = []
+    build = factory._build
+
+    def recording(*args: object) -> factory.EngineBundle:
+        built_on.append(threading.current_thread())
+        return build(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(factory, "_build", recording)
+    build_engine(settings(tiny))
+    (thread,) = built_on
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()

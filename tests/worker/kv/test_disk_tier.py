@@ -51,13 +51,14 @@ class Rig:
         self.scheduler.prefixes.label(new, prefix_salt(b"m", new.job.cache_salt))
         if self.scheduler.enqueue(new, self.now) is not None:
             return None
-        self.tier.restore(new, self.now)
+        self.tier.restore(self.scheduler.waiting, self.now)
         return new
 
     def step(self) -> list[Request]:
         """One step; returns who ended."""
         ended = []
         self.tier.collect(self.now)
+        self.tier.restore(self.scheduler.waiting, self.now)
         plan = self.scheduler.schedule().plan
         if plan is not None:
             self.memory.compute(plan)
@@ -246,6 +247,21 @@ def test_what_is_on_disk_is_not_written_again(rig: Rig) -> None:
     assert rig.tier.stats().saved_blocks == len(rig.store) == 7
 
 
+def test_what_is_being_written_is_not_written_twice(rig: Rig) -> None:
+    """A text may go on after its blocks were copied, and before they are files."""
+    ids = list(range(10, 26))
+    for _ in range(2):
+        one = rig.submit(ids, max_tokens=1, session="s")
+        assert one is not None
+        while one not in rig.step():
+            pass
+        rig.tier._take_back(list(rig.tier._saving.values()))
+    assert len(rig.saving.tasks) == 2
+    rig.saving.run()
+    rig.tier.collect(0.0)
+    assert rig.tier.stats().saved_blocks == len(rig.store) == 4
+
+
 def test_two_that_want_the_same_wait_for_one_load(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
@@ -255,6 +271,20 @@ def test_two_that_want_the_same_wait_for_one_load(rig: Rig) -> None:
     rig.finish(one)
     rig.finish(two) if two.slot >= 0 or two in rig.scheduler.waiting else None
     assert one.cached_tokens >= 20 and two.cached_tokens >= 20
+
+
+def test_only_those_near_their_turn_are_loaded_for(rig: Rig) -> None:
+    """A long queue would flush its own heads out of the pool again."""
+    first = rig.talk(list(range(10, 30)), session="s")
+    rig.restart()
+    others = [rig.submit([90 + i] * 3, max_tokens=40) for i in range(4)]
+    late = rig.submit([*first.tokens, 50, 51])
+    assert late is not None and not late.is_looked_up
+    for other in others:
+        assert other is not None and other.is_looked_up and not other.loading
+        rig.end(other)
+    rig.step()
+    assert late.loading
 
 
 def test_a_broken_file_is_computed_instead(rig: Rig) -> None:

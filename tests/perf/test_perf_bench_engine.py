@@ -1,0 +1,80 @@
+"""The engine's benchmark on a model of no size: every part gives its figures, and sound ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from perf import bench_engine
+from perf.bundle import read
+from perf.engine.parts import PARTS
+from perf.engine.rig import Rig
+from perf.engine.shapes import SHAPES, make_checkpoint, write_config
+from worker.models.config import read_config
+from worker.models.registry import load_model, parameter_count
+
+KEYS = {
+    "decode": ["bandwidth.gb_per_s", "decode.b1.ratio", "decode.b8.bandwidth_share"],
+    "prefill": ["prefill.tokens_per_s"],
+    "mixed": ["mixed.ttft_ms", "mixed.gap_before_ms", "mixed.gap_worst_ms"],
+    "prefix": ["prefix.cold_ms", "prefix.hit_ms"],
+    "resume": ["resume.recompute_ms", "resume.disk_ms", "resume.tokens"],
+    "load": ["load.cold.model_load_ms", "load.hot.cpu_init_ms", "load.hot.total_ms"],
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> object:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+def test_every_part_gives_its_figures(part: str, tmp_path: Path) -> None:
+    """PF-1, PF-6."""
+    file = tmp_path / "bundle.json"
+    command = ["--quick", "--shape", "tiny", "--only", part, "--json", str(file)]
+    assert bench_engine.main([*command, "--scratch", str(tmp_path)]) == 0
+    bundle = read(file)
+    (result,) = bundle.results
+    assert (result.failed, result.skipped) == ("", "")
+    figures = bundle.figures()
+    assert set(KEYS[part]) <= figures.keys()
+    assert all(figure.low >= 0 for figure in figures.values())
+    assert bundle.model == "random-tiny"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle.json"], "scratch was left behind"
+
+
+def test_a_part_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    monkeypatch.setitem(PARTS, "prefill", lambda bench: 1 / 0)
+    command = ["--quick", "--shape", "tiny", "--only", "prefill", "--json", str(file)]
+    assert bench_engine.main(command) == 1
+    assert read(file).results[0].failed.startswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("0.5b", 494), ("1.5b", 1544), ("8b", 8030 - 525)], ids=str
+)
+def test_shapes_are_those_of_the_models(name: str, millions: int, tmp_path: Path) -> None:
+    """Of Llama's 8030 million parameters 525 are the table, which a step does not read."""
+    write_config(tmp_path, SHAPES[name])
+    assert round(parameter_count(read_config(tmp_path)) / 1e6) == millions
+
+
+def test_a_made_checkpoint_loads(tmp_path: Path) -> None:
+    config = read_config(make_checkpoint(tmp_path, SHAPES["tiny"], 1))
+    model = load_model(tmp_path, config, torch.bfloat16, torch.device("cpu"))
+    assert model.step_bytes < 2 * parameter_count(config)
+
+
+def test_the_rig_gives_what_was_asked_for(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, SHAPES["tiny"], 1)
+    with Rig(tmp_path, "cpu") as rig:
+        run = rig.ask(rig.prompts.draw(20), 7)
+        assert len(run.ids) == len(run.token_times) == 7
+        assert run.ttft_s > 0
+        assert len(run.gaps_s) == 6
+        with pytest.raises(RuntimeError, match="a job ended with"):
+            rig.ask([], 1)

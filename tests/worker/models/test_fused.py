@@ -1,0 +1,112 @@
+"""What a fused kernel gives, beside torch's own operators.
+
+Run as a program under triton's interpreter (``TRITON_INTERPRET=1``); on CUDA as plain tests.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.compiling import Launch
+from worker.models.fused import (
+    _kernels,
+    add_normed_,
+    gated,
+    launch_add_norm,
+    launch_gate,
+    launch_rotate,
+    rotate_,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def check_all(device: torch.device) -> int:
+    """Compare on random shapes; → how many comparisons there were."""
+    kernels = _kernels()
+    assert kernels is not None
+    generator = torch.Generator().manual_seed(5)
+    cpu = torch.device("cpu")
+    done = 0
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def compare(got: torch.Tensor, expected: torch.Tensor) -> None:
+        nonlocal done
+        error = (got.to(cpu).double() - expected.double()).norm() / expected.double().norm()
+        assert error < TOLERANCE[expected.dtype], (got.dtype, got.shape, error)
+        done += 1
+
+    for dtype in DTYPES:
+        for rows, width in ((1, 48), (5, 100), (3, 2304)):
+            x, y, weight = (normal(*s).to(dtype) for s in ((rows, width), (rows, width), (width,)))
+            mine = x.to(device, copy=True)
+            out = launch_add_norm(kernels, mine, y.to(device), weight.to(device), 1e-5)
+            expected = add_normed_(x, y, weight, 1e-5)
+            compare(out, expected)
+            compare(mine, x)
+            both = normal(rows, 2 * width).to(dtype)
+            compare(launch_gate(kernels, both.to(device)), gated(both))
+        for tokens, heads, dim in ((1, 3, 16), (4, 10, 64), (2, 9, 80)):
+            # Heads of one token lie side by side, those that are not rotated behind them.
+            x = normal(tokens, heads + 2, dim).to(dtype)
+            cos, sin = normal(tokens, 1, dim).to(dtype), normal(tokens, 1, dim).to(dtype)
+            mine = x.to(device, copy=True)
+            launch_rotate(kernels, mine[:, :heads], cos.to(device), sin.to(device))
+            rotate_(x[:, :heads], cos, sin)
+            compare(mine, x)
+    return done
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda() -> None:
+    assert check_all(torch.device("cuda")) == 36
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_under_the_interpreter() -> None:
+    root = Path(__file__).parents[3]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.worker.models.test_fused"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout == "36 alike\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_they_compile_for_a_gpu_that_is_not_here(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes of an 8B Llama."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = _kernels()
+    assert kernels is not None
+    launches = [Launch(getattr(kernels, name)) for name in ("add_norm", "rotate", "gate")]
+
+    class Recording:
+        add_norm, rotate, gate = launches
+
+    x = torch.zeros(2, 4096, dtype=dtype)
+    launch_add_norm(Recording, x, x, x[0], 1e-5)  # type: ignore[arg-type]
+    heads, table = torch.zeros(2, 48, 128, dtype=dtype), torch.zeros(2, 1, 128, dtype=dtype)
+    launch_rotate(Recording, heads[:, :40], table, table)  # type: ignore[arg-type]
+    launch_gate(Recording, torch.zeros(2, 2 * 14336, dtype=dtype))  # type: ignore[arg-type]
+    for launch in launches:
+        assert len(launch.compiled(90)) == 1
+
+
+if __name__ == "__main__":
+    print(f"{check_all(torch.device('cpu'))} alike")

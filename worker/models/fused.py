@@ -1,0 +1,92 @@
+"""What stands between the matrix products of a decoder layer, on CUDA each in one launch.
+
+A decode of a few rows spends as long on launching small kernels as on some of the products. Where
+``triton`` is not installed, and on the CPU, torch's own operators do the same in several.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+_BLOCK: Final = 1024
+_HEADS: Final = 8
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    try:
+        from worker.models import fused_kernels
+    except ImportError:
+        return None
+    return fused_kernels
+
+
+def _kernels_for(x: Tensor) -> ModuleType | None:
+    return _kernels() if x.is_cuda else None
+
+
+def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x += y``; → the RMS norm of ``x`` [rows, width]."""
+    kernels = _kernels_for(x)
+    if kernels is None or not (x.is_contiguous() and y.is_contiguous()):
+        x += y
+        return rms_norm(x, weight.shape, weight, eps)
+    return launch_add_norm(kernels, x, y, weight, eps)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate heads [tokens, heads, dim] in place; see ``AngleTable`` for the tables."""
+    kernels = _kernels_for(x)
+    if kernels is None or x.stride(-1) != 1:
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(cos).addcmul_(swapped, sin)
+        return
+    launch_rotate(kernels, x, cos, sin)
+
+
+def gated(both: Tensor) -> Tensor:
+    """[rows, 2 * width] → silu of the first half times the second [rows, width]."""
+    kernels = _kernels_for(both)
+    if kernels is None or not both.is_contiguous():
+        gate, up = both.chunk(2, dim=-1)
+        return silu(gate) * up
+    return launch_gate(kernels, both)
+
+
+def launch_add_norm(
+    kernels: ModuleType, x: Tensor, y: Tensor, weight: Tensor, eps: float
+) -> Tensor:
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    padded = 1 << (width - 1).bit_length()
+    kernels.add_norm[(rows,)](
+        x, y, weight, out, eps, WIDTH=width, PADDED=padded, num_warps=8 if padded >= 2048 else 4
+    )
+    return out
+
+
+def launch_rotate(kernels: ModuleType, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    tokens, heads, dim = x.shape
+    half = dim // 2
+    kernels.rotate[(tokens, -(-heads // _HEADS))](
+        x,
+        cos,
+        sin,
+        heads,
+        x.stride(0),
+        x.stride(1),
+        HALF=half,
+        PADDED=1 << (half - 1).bit_length(),
+        HEADS=_HEADS,
+    )
+
+
+def launch_gate(kernels: ModuleType, both: Tensor) -> Tensor:
+    rows, width = both.shape[0], both.shape[1] // 2
+    out = both.new_empty((rows, width))
+    kernels.gate[(rows, -(-width // _BLOCK))](both, out, width, BLOCK=_BLOCK)
+    return out
