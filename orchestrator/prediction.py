@@ -283,6 +283,11 @@ class PaceLearner:
         self._model: PaceModel | None = None
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the pace is more than a first guess."""
+        return self._fitted
+
+    @property
     def model(self) -> PaceModel:
         """The pace as known now."""
         if self._model is None:

@@ -102,7 +102,7 @@ class Instance:
         ``is_admitted``: its breaker lets work through.
         """
         ready = is_admitted and self.ready
-        pace = None if self.pace is None else self.pace.model
+        pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
         key = (self.load, ready, self.window.size, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
@@ -450,6 +450,8 @@ class Registry:
         if instance.encoder is not encoder:
             instance.encoder = encoder
             instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            if instance.stats is not None:  # came with the card
+                instance.pace.observe(instance.stats)
             instance.window.serves(encoder.card.max_running)
             self.snapshot_version += 1
         self._judge(instance)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from orchestrator.placement.candidates import Candidate, Need, Spec
 from orchestrator.task import PlacementMode
 
-TIE_MS, TIE_SHARE = 1.0, 0.03
+TIE_MS, TIE_SHARE = 1.0, 0.05
 """Finishes that are no further apart than this, or this share, are no reason to choose."""
 
 NOTHING_CACHED: Mapping[str, int] = {}
@@ -31,10 +31,12 @@ def place(
         free = [c for c in free if c.name in wish.instances] or free
     if len(free) < 2:
         return free[0] if free else None
-    finishes = [finish_ms(need, c, cached) for c in free]
-    limit = min(finishes)
+    known = [finish_ms(need, c, cached) for c in free if c.pace is not None]
+    limit = min(known, default=0.0)
     limit += max(TIE_MS, TIE_SHARE * limit)
-    ties = [c for c, finish in zip(free, finishes, strict=True) if finish <= limit]
+    # One whose pace is unknown counts as the best: else it would never get to show it.
+    finishes = iter(known)
+    ties = [c for c in free if c.pace is None or next(finishes) <= limit]
     return min(
         ties, key=lambda c: (c.name != need.home, c.load / c.slots, c.load, -c.kv_free, c.name)
     )
