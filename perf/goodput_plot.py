@@ -39,13 +39,13 @@ def draw(cells: Sequence[Cell], capacity: float, stem: Path) -> list[Path]:
     goodput.annotate(
         "capacity",
         (loads[-1], capacity),
-        (0, 4),
+        (0, -12),
         textcoords="offset points",
         ha="right",
         size=9,
         color="#777777",
     )
-    goodput.set_ylim(bottom=0, top=1.15 * capacity)
+    goodput.set_ylim(0, 1.15 * max([capacity, *(cell.goodput for cell in cells)]))
     _panel(attained, cells, lambda c: 100 * c.attainment, "Attainment: met, % of offered")
     attained.set_ylim(0, 103)
     _panel(ttft, cells, lambda c: c.ttft(99), "First token, p99, ms (of those that had one)")

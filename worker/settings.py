@@ -66,7 +66,8 @@ class WorkerSettings(BaseSettings):
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
     max_stall_ms: float = Field(default=50.0, gt=0)
-    """By how much prompts may lengthen a step that also carries decodes."""
+    """By how much prompts may lengthen a step that also carries decodes; on an engine whose steps
+    take longer than this anyway, they may double one."""
     prefix_cache: bool = True
     """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
     kv_disk_path: Path | None = None

@@ -20,7 +20,8 @@ class Pace:
         """Moving average of how long answers get; 0 until one has ended."""
         self._deviation_s = 0.0
         self._measured = False
-        self._plain_step_s = 0.0
+        self.plain_step_s = 0.0
+        """Moving average over steps that did nothing but decode; 0 until there was one."""
         # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
@@ -41,7 +42,7 @@ class Pace:
         """What one more prompt token adds to a step that decodes anyway."""
         if not self._prompt_tokens:
             return 0.0
-        added_s = self._prompt_s - self._prompt_steps * self._plain_step_s
+        added_s = self._prompt_s - self._prompt_steps * self.plain_step_s
         return max(0.0, added_s) / self._prompt_tokens
 
     def prompt_tokens_within(self, stall_s: float, most: int) -> int:
@@ -78,8 +79,8 @@ class Pace:
         With ``tokens`` 0 it did nothing but decode, which tells what prompts add to a step.
         """
         if not tokens:
-            known = self._plain_step_s or duration_s
-            self._plain_step_s = known + (duration_s - known) * _SMOOTHING
+            known = self.plain_step_s or duration_s
+            self.plain_step_s = known + (duration_s - known) * _SMOOTHING
             return
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1

@@ -270,12 +270,17 @@ class Scheduler:
         return request.computed >= (request.named + 1) * self.config.block_tokens
 
     def _prompt_budget(self, decodes: int) -> int:
-        """Prompt tokens of the next step: with decodes in it, no more than delay them little."""
+        """Prompt tokens of the next step: with decodes in it, no more than delay them little.
+
+        Where a step without any prompt takes longer than ``max_stall_s``, as long again: with less
+        of it prompts would starve, and the first token is a token too.
+        """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
             return budget
+        stall_s = max(self.config.max_stall_s, self.pace.plain_step_s)
         # One block at least, so that prompts get on whatever the pace.
-        allowed = self.pace.prompt_tokens_within(self.config.max_stall_s, budget)
+        allowed = self.pace.prompt_tokens_within(stall_s, budget)
         return min(budget, max(allowed, self.config.block_tokens))
 
     def _add_chunk(

@@ -288,6 +288,20 @@ def test_prompts_do_not_stall_decodes() -> None:
     assert run_steps(scheduler) == [[(alone, 50, 1), (other, 0, 10)]]
 
 
+def test_prompts_may_double_a_step_that_is_slow_anyway() -> None:
+    """On an engine whose decodes alone exceed ``max_stall_s``."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.101, 0)
+    for _ in range(200):
+        pace.prefilled(0.101 + 0.005 * 20, 20)
+    decoding, prompt = request(1, 9), request(60, 4, deadline=1e9)
+    assert scheduler.enqueue(decoding, 0.0) is None
+    run_steps(scheduler)
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(decoding, 1, 1), (prompt, 0, 20)]]
+
+
 def test_prompts_get_on_however_slow_they_are() -> None:
     scheduler = Scheduler(config(max_stall_s=0.001), BlockPool(64))
     for _ in range(9):
