@@ -153,7 +153,7 @@ class Retrier:
         delay_s = 0.0 if elsewhere or task.completion_tokens else self._backoff_s(task.attempts)
         denial = self._denial(task, failed, ready, now + delay_s)
         if denial is not None:
-            self.denied[denial] += 1
+            self.denied[denial] += not elsewhere  # what is not lost yet is asked for again
             return None
         self.budget.spend()
         self.granted["continue" if task.completion_tokens else "retry"] += 1

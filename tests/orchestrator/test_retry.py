@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.gateway import LOOK_EVERY_S
+from orchestrator.registry import InstanceState
 from orchestrator.retry import Denial, RetryBudget, RetryRules
 from orchestrator.trail import is_continuable
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
@@ -235,7 +237,9 @@ async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
     running = asyncio.create_task(run(service, TASK))
     await worker.until(lambda: worker.running == 1)
     worker.silent = True
-    await service.until(lambda: service.gateway.retrier.denied[Denial.NOWHERE] > 0)
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.state is InstanceState.SUSPECT)
+    await asyncio.sleep(2 * LOOK_EVERY_S)
     worker.silent = False
     await service.until_ready()
     plan.release.set()

@@ -1,0 +1,87 @@
+"""OR-10 on the real thing: a text whose Triton is killed goes on, to the letter, on another one."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from tests.e2e.sse import events_of, read_events
+from tests.e2e.stack import Orchestrator, Triton, eventually, running
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
+SAMPLINGS: tuple[dict[str, object], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 7, "top_p": 0.95},
+)
+
+
+@dataclass
+class Pair:
+    tritons: tuple[Triton, Triton]
+    orchestrator: Orchestrator
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    # In any company, and cut into prompt and answer in any way: the same tokens (WK-3).
+    tritons = (Triton(deterministic="true"), Triton(deterministic="true"))
+    try:
+        with ThreadPoolExecutor(2) as starters:
+            list(starters.map(Triton.start, tritons))
+        orchestrator = Orchestrator(*(triton.grpc for triton in tritons))
+        with running(orchestrator):
+            eventually(
+                lambda: orchestrator.metric("tidegate_instance_state", state="up") == 2,
+                "both instances to be up",
+            )
+            yield Pair(tritons, orchestrator)
+    finally:
+        for triton in tritons:
+            triton.close()
+
+
+async def submit(http: aiohttp.ClientSession, body: dict[str, object]) -> str:
+    async with http.post("/v2/tasks", json=body) as response:
+        assert response.status == 202, await response.text()
+        return str((await response.json())["events_url"])
+
+
+async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: Pair) -> None:
+    """Greedy and seeded; no token is lost, repeated or drawn differently."""
+    bodies = [
+        {"model": "demo", "prompt": prompt, "max_tokens": 480, "ignore_eos": True} | sampling
+        for prompt in PROMPTS
+        for sampling in SAMPLINGS
+    ]
+    metric = pair.orchestrator.metric
+    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+
+        async def ids_of(body: dict[str, object]) -> tuple[list[int], str]:
+            events = await events_of(http, await submit(http, body))
+            assert events[-1].kind == "end", events[-1]
+            tokens = [event.data for event in events if event.kind == "token"]
+            ids = [id for token in tokens for id in token["token_ids"]]
+            return ids, "".join(token["text"] for token in tokens)
+
+        expected = await asyncio.gather(*(ids_of(body) for body in bodies))
+        urls = [await submit(http, body) for body in bodies]
+        async with http.get(urls[-1]) as response:  # all are under way once the last one is
+            async for event in read_events(response):
+                if event.kind == "token":
+                    break
+        os.kill(pair.tritons[0].server_pid, signal.SIGKILL)
+        for url, (ids, text) in zip(urls, expected, strict=True):
+            events = await events_of(http, url)
+            assert events[-1].kind == "end", events[-1]
+            tokens = [event.data for event in events if event.kind == "token"]
+            assert [id for token in tokens for id in token["token_ids"]] == ids
+            assert "".join(token["text"] for token in tokens) == text
+        assert metric("tidegate_retries_total", kind="continue") >= 1
+        assert metric("tidegate_offered_total") == metric("tidegate_outcomes_total") == 16
