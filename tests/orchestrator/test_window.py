@@ -1,10 +1,10 @@
 """The dispatch window: just enough in flight to keep an instance busy, learnt."""
 
 import random
-from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from orchestrator.window import Flown, Window
 from worker.protocol import WorkerStats
