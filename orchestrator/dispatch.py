@@ -98,15 +98,31 @@ class Dispatcher:
             if spec in blocked:
                 continue
             choice = placer.choose(task)
-            if choice is not None:
-                self._queue.take(task)
-                self._dispatch(task, choice)
-                placer.sent(task, choice)
-                has_room = placer.has_room
-            elif placer.has_room_for(spec):  # a word about this task only, mostly the policy's
-                passes -= 1
-            else:
-                blocked.add(spec)
+            if choice is None:
+                if placer.has_room_for(spec):  # a word about this task only, mostly the policy's
+                    passes -= 1
+                else:
+                    blocked.add(spec)
+                continue
+            if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
+                if self._queue.is_aside(task):
+                    return  # those behind it have less of a chance still
+                self._queue.set_aside(task)
+                continue
+            self._queue.take(task)
+            self._dispatch(task, choice)
+            placer.sent(task, choice)
+            has_room = placer.has_room
+
+    def _is_worth_it(self, task: Task, choice: Choice, now: float) -> bool:
+        instance = self._registry.instances[choice.name]
+        return instance.pace is None or self._forecaster.is_worth_it(
+            task,
+            instance.pace.model,
+            instance.load_ahead,
+            task.deadline.left_ms(now),
+            cached_tokens=choice.cached_tokens,
+        )
 
     def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()

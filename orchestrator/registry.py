@@ -20,7 +20,7 @@ from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement.candidates import Candidate
 from orchestrator.placement.prefixes import PrefixIndex
@@ -44,6 +44,10 @@ LANE_SILENT_S = 0.6
 
 CANDIDATE_TTL_S = 0.05
 """What placement knows of an instance is worked out anew after this, if nothing told before."""
+
+
+LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
+"""How lanes come to be; a simulator has its own."""
 
 
 class Instance:
@@ -157,6 +161,7 @@ class Registry:
         executor: Executor,
         on_change: Callable[[], None],
         on_emission: Callable[[float, int], None],
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
@@ -175,6 +180,7 @@ class Registry:
         self._started = False
         self._lanes_per_instance = lanes_per_instance
         self._lane_config = lane_config
+        self._make_lane = make_lane
         self._rng = rng
         for address in addresses:
             self.add(address)
@@ -212,7 +218,7 @@ class Registry:
         if instance is None:
             instance = self.instances[address] = Instance(address, self._backlog)
             instance.lanes = [
-                Lane(address, self._lane_config, self, self._clock, self._rng)
+                self._make_lane(address, self._lane_config, self, self._clock, self._rng)
                 for _ in range(self._lanes_per_instance)
             ]
             if self._started:
@@ -449,11 +455,13 @@ class Registry:
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder
+            instance.pace = None
+            instance.window.serves(encoder.card.max_running)
+            self.snapshot_version += 1
+        if instance.pace is None:
             instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if instance.stats is not None:  # came with the card
                 instance.pace.observe(instance.stats)
-            instance.window.serves(encoder.card.max_running)
-            self.snapshot_version += 1
         self._judge(instance)
 
     def _cache_reported(self, instance: Instance, lane: Lane, report: CacheReport) -> None:
