@@ -21,6 +21,8 @@ from orchestrator.task import Ending, Job, Stage, Task
 from orchestrator.window import Flown, Window
 from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
 
+HELD_S = 0.002
+"""A task that was not sent within this had to wait for room."""
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 
@@ -171,6 +173,7 @@ class Dispatcher:
             output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
             is_computing_prompt=lambda: not task.marks.first_token,
+            was_held=self._clock.now() - task.marks.queued > HELD_S,
         )
 
     def _deadline_passed(self, task: Task) -> None:

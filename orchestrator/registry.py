@@ -98,7 +98,9 @@ class Instance:
     @property
     def load_ahead(self) -> Load:
         """What it has to do, as far as the last statistics and our own jobs tell."""
-        return self.window.ahead(self.load)
+        slots = 1 if self.card is None else self.card.max_running
+        running = min(self.load, slots)
+        return Load(running=running, waiting=self.load - running)
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
         """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
@@ -125,7 +127,7 @@ class Instance:
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            pace=None if pace is None else pace.under(self.load_ahead),
+            pace=None if pace is None else pace.under(self.window.ahead(self.load)),
             device=card.device,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
@@ -456,8 +458,8 @@ class Registry:
         if instance.encoder is not encoder:
             instance.encoder = encoder
             instance.pace = None
-            instance.window.serves(encoder.card.max_running)
             self.snapshot_version += 1
+        instance.window.serves(encoder.card.max_running)
         if instance.pace is None:
             instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if instance.stats is not None:  # came with the card
