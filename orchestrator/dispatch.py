@@ -41,11 +41,13 @@ class Dispatcher:
         grace_ms: float,
         forecaster: Forecaster,
         placer: Placer,
+        refuses_late: Callable[[Task], bool],
         infeasible: Callable[[Task], TidegateError],
         retrier: Retrier,
         lets_run_s: float | None = None,
     ) -> None:
-        """``infeasible`` says why a waiting task cannot make its deadline any more.
+        """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
+        ``infeasible`` then says why.
 
         With ``lets_run_s`` work that has started has this long, whatever its deadline.
         """
@@ -57,6 +59,7 @@ class Dispatcher:
         self._grace_s = grace_ms / 1000
         self._forecaster = forecaster
         self._placer = placer
+        self._refuses_late = refuses_late
         self._infeasible = infeasible
         self._retrier = retrier
         self._lets_run_s = lets_run_s
@@ -84,10 +87,12 @@ class Dispatcher:
             return
         now = self._clock.now()
         for task in self._queue.expired(now):
-            in_vain = task.deadline.left_ms(now) > 0
-            self._settler.settle(
-                task, refused(self._infeasible(task)) if in_vain else overdue(task, now)
-            )
+            if task.deadline.left_ms(now) <= 0:
+                self._settler.settle(task, overdue(task, now))
+            elif self._refuses_late(task):
+                self._settler.settle(task, refused(self._infeasible(task)))
+            else:
+                self._queue.push(task)
         placer = self._placer
         placer.refresh()
         blocked: set[Spec] = set()

@@ -148,6 +148,7 @@ class Gateway:
             grace_ms=settings.deadline_grace_ms,
             forecaster=self.forecaster,
             placer=self.placer,
+            refuses_late=self._admission.refuses_late,
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
