@@ -22,7 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.forecast import Forecaster
 from orchestrator.log import fields, service_log
-from orchestrator.placement import Need, place
+from orchestrator.placement import Placer
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
 from orchestrator.registry import Registry
@@ -52,6 +52,7 @@ class Admission:
         registry: Registry,
         queue: TaskQueue[Task],
         forecaster: Forecaster,
+        placer: Placer,
         clock: Clock,
         rng: random.Random,
         rules: AdmissionRules,
@@ -65,6 +66,7 @@ class Admission:
         self._registry = registry
         self._queue = queue
         self._forecaster = forecaster
+        self._placer = placer
         self._clock = clock
         self._rng = rng
         self._rules = rules
@@ -107,6 +109,11 @@ class Admission:
         """Raises ``NotReady``, ``DeadlineExceeded``, ``DeadlineInfeasible`` or ``QueueFull``."""
         if not self._registry.any_ready(task.model):
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
+        if not self._placer.is_possible(task):
+            raise NotReady(
+                "no instance that is ready can take this task, by its placement and its length; "
+                "try again shortly, or ask for less"
+            )
         now = self._clock.now()
         task.deadline.require(self._rules.floor_ms, now)
         if task.job.on_deadline is OnDeadline.FIT:
@@ -118,7 +125,7 @@ class Admission:
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for this task now."""
-        return place(Need(task.model, task.vocabulary), self._registry.candidates()) is not None
+        return self._placer.could_start(task)
 
     def predicted_wait_ms(self, ahead: int) -> float:
         """How long until a task with that many before it starts."""

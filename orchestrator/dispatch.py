@@ -11,14 +11,20 @@ from orchestrator.forecast import Forecaster
 from orchestrator.lanes import Lane
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
-from orchestrator.placement import Need, place
+from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import InstanceState, Registry
-from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of, without
+from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
 from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
 from orchestrator.task import Ending, Job, Stage, Task
+from orchestrator.window import Flown, Window
 from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
+
+HELD_S = 0.002
+"""A task that was not sent within this had to wait for room."""
+POLICY_PASSES = 32
+"""Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 
 
 class Dispatcher:
@@ -34,6 +40,7 @@ class Dispatcher:
         *,
         grace_ms: float,
         forecaster: Forecaster,
+        placer: Placer,
         refuses_late: Callable[[Task], bool],
         infeasible: Callable[[Task], TidegateError],
         retrier: Retrier,
@@ -51,6 +58,7 @@ class Dispatcher:
         self._clock = clock
         self._grace_s = grace_ms / 1000
         self._forecaster = forecaster
+        self._placer = placer
         self._refuses_late = refuses_late
         self._infeasible = infeasible
         self._retrier = retrier
@@ -85,36 +93,47 @@ class Dispatcher:
                 self._settler.settle(task, refused(self._infeasible(task)))
             else:
                 self._queue.push(task)
-        candidates = self._registry.candidates()
-        blocked: set[Need] = set()
+        placer = self._placer
+        placer.refresh()
+        blocked: set[Spec] = set()
+        passes = POLICY_PASSES
+        has_room = placer.has_room
         for task in self._queue:
-            if not any(candidate.ready and candidate.free > 0 for candidate in candidates):
+            if not has_room or not passes:
                 return
-            need = Need(task.model, task.vocabulary)
-            if need in blocked:
+            spec = placer.spec(task)
+            if spec in blocked:
                 continue
-            chosen = place(need, without(candidates, task))
-            if chosen is None:
-                if not task.failed_on:
-                    blocked.add(need)
+            choice = placer.choose(task)
+            if choice is None:
+                if placer.has_room_for(spec):  # a word about this task only, mostly the policy's
+                    passes -= 1
+                else:
+                    blocked.add(spec)
                 continue
-            if now > task.doubtful_from and not self._is_worth_it(task, chosen.name, now):
+            if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
                 if self._queue.is_aside(task):
                     return  # those behind it have less of a chance still
                 self._queue.set_aside(task)
                 continue
             self._queue.take(task)
-            self._dispatch(task, chosen.name)
-            candidates = self._registry.candidates()
+            self._dispatch(task, choice)
+            placer.sent(task, choice)
+            has_room = placer.has_room
 
-    def _is_worth_it(self, task: Task, address: str, now: float) -> bool:
-        instance = self._registry.instances[address]
+    def _is_worth_it(self, task: Task, choice: Choice, now: float) -> bool:
+        instance = self._registry.instances[choice.name]
         return instance.pace is None or self._forecaster.is_worth_it(
-            task, instance.pace.model, instance.load_ahead, task.deadline.left_ms(now)
+            task,
+            instance.pace.model,
+            instance.load_ahead,
+            task.deadline.left_ms(now),
+            cached_tokens=choice.cached_tokens,
         )
 
-    def _dispatch(self, task: Task, address: str) -> None:
+    def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
+        address = choice.name
         instance = self._registry.instances[address]
         lane = instance.best_lane()
         task.stage = Stage.DISPATCHED
@@ -123,11 +142,14 @@ class Dispatcher:
             self._forecaster.fit(task, task.deadline.left_ms(now))
             task.trail = self._retrier.trail_for(task)
             task.marks.dispatched = now
-        flight = LaneFlight(self, task, lane, self._registry.breakers.begin(address), now)
+        ticket = self._registry.breakers.begin(address)
+        job = self._flown(task, choice)
+        flight = LaneFlight(self, task, lane, ticket, instance.window, job, now)
         self._flights.add(flight)
         token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
+        instance.window.sent(job, instance.load)
         task.flight = flight
         flight.handle = lane.submit(
             flight,
@@ -144,6 +166,19 @@ class Dispatcher:
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
             session=_session(task.job),
+        )
+
+    def _flown(self, task: Task, choice: Choice) -> Flown:
+        """What a task is to the window of the instance that takes it."""
+        made = task.completion_tokens
+        new = task.prompt_tokens - choice.cached_tokens + made
+        most = new + task.sampling.max_tokens - made
+        return Flown(
+            new_tokens=new,
+            output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
+            blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
+            is_computing_prompt=lambda: not task.marks.first_token,
+            was_held=self._clock.now() - task.marks.queued > HELD_S,
         )
 
     def _deadline_passed(self, task: Task) -> None:
@@ -194,6 +229,7 @@ class Dispatcher:
     def _take_down(self, flight: "LaneFlight") -> bool:
         """A job is over; whether its task still counted on it."""
         self._flights.discard(flight)
+        flight.window.over(flight.job)
         self.landed.set()
         is_current = flight.task.flight is flight
         if is_current:
@@ -291,19 +327,30 @@ class LaneFlight:
         "continues",
         "dispatched_at",
         "handle",
+        "job",
         "late_tokens",
         "task",
         "ticket",
+        "window",
     )
 
     def __init__(
-        self, dispatcher: Dispatcher, task: Task, lane: Lane, ticket: Ticket, now: float
+        self,
+        dispatcher: Dispatcher,
+        task: Task,
+        lane: Lane,
+        ticket: Ticket,
+        window: Window,
+        job: Flown,
+        now: float,
     ) -> None:
         self._dispatcher = dispatcher
         self._lane = lane
         self.address = lane.address
         self.task = task
         self.ticket = ticket
+        self.window = window
+        self.job = job
         self.dispatched_at = now
         self.continues = task.completion_tokens > 0
         """It goes on with a text that another instance began."""
@@ -320,6 +367,7 @@ class LaneFlight:
         if self.task.flight is not self:
             return
         try:
+            self.window.started(self.job, wait_ms)
             self.task.begin(self._dispatcher.now(), wait_ms)
         except Exception:
             self._dispatcher.listener_failed(self)

@@ -133,7 +133,19 @@ class Forecaster:
             task.last_chance = end - forecast.least_ms / 1000
         return forecast
 
-    def is_worth_it(self, task: Task, model: PaceModel, load: Load, left_ms: float) -> bool:
+    def usual_tokens(self, task: Task) -> int:
+        """How long its answer will usually be."""
+        return self._answer(task)[0]
+
+    def is_worth_it(
+        self,
+        task: Task,
+        model: PaceModel,
+        load: Load,
+        left_ms: float,
+        *,
+        cached_tokens: int = 0,
+    ) -> bool:
         """Whether a doubtful task should be sent to an instance: what else it does is known now.
 
         An idle one loses nothing by trying. On a busy one work that may well miss slows down
@@ -142,7 +154,7 @@ class Forecaster:
         if not load.running + load.waiting:
             return True
         usual, _ = self._answer(task)
-        work = Work(task.prompt_tokens, 0, usual)
+        work = Work(task.prompt_tokens, cached_tokens, usual)
         _, mid, high = model.ratios
         return model.finish_ms(work, load) * math.pow(high / mid, _BAR) <= left_ms
 

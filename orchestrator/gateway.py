@@ -23,6 +23,8 @@ from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
+from orchestrator.placement import Placer
+from orchestrator.policy import Policy
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import LaneMaker, Registry
 from orchestrator.retry import Retrier, RetryRules
@@ -94,6 +96,13 @@ class Gateway:
             is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
             doubts=settings.queue_order is QueueOrder.SLACK,
         )
+        policy = settings.placement_policy
+        self.placer = Placer(
+            self.registry,
+            clock,
+            self.forecaster.usual_tokens,
+            Policy.compile(policy, now=clock.now) if policy else None,
+        )
         self.roster = Roster(
             self.registry,
             listed,
@@ -106,6 +115,7 @@ class Gateway:
             self.registry,
             self.queue,
             self.forecaster,
+            self.placer,
             clock,
             rng,
             AdmissionRules(
@@ -138,6 +148,7 @@ class Gateway:
             clock,
             grace_ms=settings.deadline_grace_ms,
             forecaster=self.forecaster,
+            placer=self.placer,
             refuses_late=self._admission.refuses_late,
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
@@ -145,7 +156,7 @@ class Gateway:
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
-        self.metrics.watch(self.registry, self.queue, self._admission.refusals)
+        self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
         self.metrics.registry.register(FleetCollector(self.registry, self.retrier))
         self._live: set[Task] = set()
         self._stale: list[Task] = []
@@ -173,6 +184,9 @@ class Gateway:
             task.vocabulary = encoder.vocabulary
             task.token_ids = await encoder.encode(prompt, ids_field=job.api.ids_field)
             task.prompt_tokens = len(task.token_ids)
+            task.block_tokens = encoder.card.block_tokens
+            if self.registry.prefixes:
+                task.prefix_names = await encoder.prefix_names(task.token_ids, task.cache_salt)
             self._admission.fit(task, encoder.card)
             self.limits.charge(task)
             self._admission.finish(task)

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from orchestrator.placement import Placer
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
 from orchestrator.registry import InstanceState, Registry
@@ -119,9 +120,11 @@ class Metrics:
         """Tokens for requests that ended neither met nor partial, of all tokens (DL-10)."""
         return self.tokens_wasted / self.tokens_generated if self.tokens_generated else 0.0
 
-    def watch(self, registry: Registry, queue: TaskQueue[Task], refusals: Refusals) -> None:
-        """Collect the state of instances, queue and admission at every scrape."""
-        self.registry.register(_StateCollector(self, registry, queue, refusals))
+    def watch(
+        self, registry: Registry, queue: TaskQueue[Task], refusals: Refusals, placer: Placer
+    ) -> None:
+        """Collect the state of instances, queue, admission and placement at every scrape."""
+        self.registry.register(_StateCollector(self, registry, queue, refusals, placer))
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
         self.emission_us.observe(1e6 * seconds / tokens)
@@ -147,8 +150,14 @@ class _StateCollector(Collector):
     """Reads what others count anyway, when asked."""
 
     def __init__(
-        self, metrics: Metrics, registry: Registry, queue: TaskQueue[Task], refusals: Refusals
+        self,
+        metrics: Metrics,
+        registry: Registry,
+        queue: TaskQueue[Task],
+        refusals: Refusals,
+        placer: Placer,
     ) -> None:
+        self._placer = placer
         self._refusals = refusals
         self._metrics = metrics
         self._registry = registry
@@ -168,6 +177,7 @@ class _StateCollector(Collector):
         ):
             yield CounterMetricFamily(f"tidegate_{name}", text, value)
         yield from self._deadlines()
+        yield from self._placement()
         yield from self._lanes()
         yield from self._instances()
 
@@ -205,6 +215,29 @@ class _StateCollector(Collector):
             refusals.false_rate,
         )
 
+    def _placement(self) -> Iterable[Metric]:
+        placer = self._placer
+        yield CounterMetricFamily("tidegate_placements", "Tasks placed", placer.choices)
+        yield CounterMetricFamily(
+            "tidegate_placements_by_prefix",
+            "Of these, where some of the prompt was cached (OR-9)",
+            placer.prefix_choices,
+        )
+        yield CounterMetricFamily(
+            "tidegate_placements_by_session",
+            "And where the conversation was (OR-9)",
+            placer.home_choices,
+        )
+        if placer.policy is not None:
+            falls = CounterMetricFamily(
+                "tidegate_placement_policy_fallbacks",
+                "Choices that the operator's policy could not make (OR-8)",
+                labels=["reason"],
+            )
+            for reason, count in placer.policy.fallbacks.items():
+                falls.add_metric([reason], count)
+            yield falls
+
     def _lanes(self) -> Iterable[Metric]:
         lanes = [lane for instance in self._registry for lane in instance.lanes]
         submitted = sum(lane.submitted_total for lane in lanes)
@@ -226,6 +259,8 @@ class _StateCollector(Collector):
         )
         jobs = _family("worker_jobs", "Jobs on the worker, ours and others'", "kind")
         load = _family("instance_load", "Our jobs on the instance")
+        window = _family("instance_window", "Jobs to have there at most, as learnt")
+        prefixes = _family("instance_prefix_blocks", "Cached blocks that placement knows of")
         step = _family("step_ms", "Moving average of a decoding step")
         check = _family("deadline_check_duration_us", "Per request and step, sampled (DL-13)")
         busy = _family("cuda_stream_utilization", "Share of the time the GPU is at a step (LB-7)")
@@ -246,6 +281,8 @@ class _StateCollector(Collector):
             for possible in InstanceState:
                 state.add_metric([name, possible.value], float(possible is instance.state))
             load.add_metric([name], sum(lane.load for lane in instance.lanes))
+            window.add_metric([name], instance.window.size)
+            prefixes.add_metric([name], self._registry.prefixes.count(name))
             stats = instance.stats
             if stats is None:
                 continue
@@ -267,6 +304,8 @@ class _StateCollector(Collector):
             blocks,
             jobs,
             load,
+            window,
+            prefixes,
             step,
             check,
             busy,

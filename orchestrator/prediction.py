@@ -63,6 +63,7 @@ class Load:
 
 
 IDLE = Load()
+_NOTHING = Work(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,34 @@ class Estimate:
     decode_ms: float
     finish_ms: float
     upper_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A ``PaceModel`` under one load, worked out as far as it does not depend on the job.
+
+    For placement, which asks it of every instance: ``finish_ms`` is that of the model and load.
+    All times are usual ones, in ms. ``ahead_tokens`` are others' prompt tokens that come first.
+    """
+
+    wait_ms: float
+    chunk_ms: float
+    prompt_token_ms: float
+    step_ms: float
+    ahead_tokens: int
+    step_tokens: int
+    tokens_per_s: float
+    """Of all jobs together, with every slot in use."""
+
+    def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
+        """From now on, for a job with so many prompt tokens to compute and to generate."""
+        prompt = (new_tokens if new_tokens > 1 else 1) + self.ahead_tokens
+        return (
+            self.wait_ms
+            - (-prompt // self.step_tokens) * self.chunk_ms
+            + prompt * self.prompt_token_ms
+            + (output_tokens - 1) * self.step_ms
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +147,20 @@ class PaceModel:
         wait, prefill, decode = self._raw(work, load)
         total = wait + prefill + decode
         return Estimate(wait * mid, prefill * mid, decode * mid, total * mid, total * high)
+
+    def under(self, load: Load) -> Pace:
+        """``finish_ms`` for many jobs under the same load."""
+        mid, jobs = self.ratios[1], load.running + load.waiting
+        ahead = load.prefill_tokens if jobs < self.slots else 0
+        return Pace(
+            wait_ms=self._raw(_NOTHING, load)[0] * mid,
+            chunk_ms=(self.base_ms + self.row_ms * min(jobs + 1, self.slots)) * mid,
+            prompt_token_ms=self.prompt_token_ms * mid,
+            step_ms=self.step_ms(jobs + 1) * mid,
+            ahead_tokens=ahead,
+            step_tokens=self.step_tokens,
+            tokens_per_s=1000 * self.slots / (self.step_ms(self.slots) * mid),
+        )
 
     def least_ms(self, work: Work) -> float:
         """What ``work`` takes at the very least: alone, at once, at the best pace of late.
@@ -238,6 +281,11 @@ class PaceLearner:
         # ± 40 % around 1, as log ratios.
         self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
         self._model: PaceModel | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the pace is more than a first guess."""
+        return self._fitted
 
     @property
     def model(self) -> PaceModel:

@@ -22,10 +22,12 @@ from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
 from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
-from orchestrator.placement import Candidate
+from orchestrator.placement.candidates import Candidate
+from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.prediction import Load, PaceLearner
 from orchestrator.tokens import BadCard, PromptEncoder
-from worker.protocol import Frame, ModelCard, WorkerStats
+from orchestrator.window import Window
+from worker.protocol import CacheReport, Frame, ModelCard, WorkerStats
 
 
 class InstanceState(StrEnum):
@@ -40,6 +42,9 @@ class InstanceState(StrEnum):
 LANE_SILENT_S = 0.6
 """A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
 
+CANDIDATE_TTL_S = 0.05
+"""What placement knows of an instance is worked out anew after this, if nothing told before."""
+
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """How lanes come to be; a simulator has its own."""
@@ -48,8 +53,11 @@ LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 class Instance:
     """One Triton and the lanes to it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, most_backlog: int = 0) -> None:
         self.address = address
+        self.window = Window(most_backlog)
+        self.reporter: Lane | None = None
+        """The lane whose cache reports are read; each tells the same."""
         self.lanes: list[Lane] = []
         self.state = InstanceState.CONNECTING
         self.reason = "not reached yet"
@@ -67,6 +75,8 @@ class Instance:
         """What it has taught about its speed; None until its card is known."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
+        self._candidate: tuple[object, Candidate] | None = None
+        self._candidate_until = 0.0
 
     @property
     def card(self) -> ModelCard | None:
@@ -91,6 +101,37 @@ class Instance:
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
         return Load(running=running, waiting=self.load - running)
+
+    def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
+        """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
+
+        ``is_admitted``: its breaker lets work through.
+        """
+        ready = is_admitted and self.ready
+        pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
+        key = (self.load, ready, self.window.size, self.stats, pace)
+        if self._candidate is not None and now < self._candidate_until:
+            known, candidate = self._candidate
+            if known == key:
+                return candidate
+        card, stats = encoder.card, self.stats
+        most = card.context_tokens
+        if stats is not None and stats.kv_blocks_total:
+            most = min(most, stats.kv_blocks_total * card.block_tokens)
+        candidate = Candidate(
+            name=self.address,
+            model=card.model,
+            vocabulary=encoder.vocabulary,
+            ready=ready,
+            slots=self.window.size,
+            load=self.load,
+            most_tokens=most,
+            kv_free=0 if stats is None else stats.kv_blocks_free,
+            pace=None if pace is None else pace.under(self.window.ahead(self.load)),
+            device=card.device,
+        )
+        self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
+        return candidate
 
     def best_lane(self) -> Lane:
         """The open lane with the fewest jobs, of those that have had a frame lately."""
@@ -126,6 +167,7 @@ class Registry:
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
+        self.prefixes = PrefixIndex()
         self.breakers = Breakers(self._peers, clock.now)
         self._suspect_after_s = suspect_after_s
         self._down_after_s = down_after_s
@@ -176,7 +218,7 @@ class Registry:
         """Open lanes to one more instance, or keep one that was leaving. Idempotent."""
         instance = self.instances.get(address)
         if instance is None:
-            instance = self.instances[address] = Instance(address)
+            instance = self.instances[address] = Instance(address, self._backlog)
             instance.lanes = [
                 self._make_lane(address, self._lane_config, self, self._clock, self._rng)
                 for _ in range(self._lanes_per_instance)
@@ -230,18 +272,19 @@ class Registry:
 
     def candidates(self) -> list[Candidate]:
         """A snapshot for placement."""
+        now = self._clock.now()
         return [
-            Candidate(
-                name=instance.address,
-                model=encoder.card.model,
-                vocabulary=encoder.vocabulary,
-                ready=instance.ready and self.breakers.admits(instance.address),
-                slots=encoder.card.max_running + self._backlog,
-                load=instance.load,
-            )
+            instance.candidate(encoder, self.breakers.admits(instance.address), now)
             for instance in self
             if (encoder := instance.encoder) is not None
         ]
+
+    def candidate(self, name: str) -> Candidate:
+        """One of ``candidates`` as it is now."""
+        instance = self.instances[name]
+        assert instance.encoder is not None, f"{name} was never a candidate"
+        admits = self.breakers.admits(name)
+        return instance.candidate(instance.encoder, admits, self._clock.now())
 
     def prospect(self, model: str) -> Prospect:
         """What the instances that are ready can do for ``model``, or all of them for ``""``."""
@@ -309,8 +352,11 @@ class Registry:
         instance = self.instances[lane.address]
         if frame.card is not None:
             self._know(instance, frame.card)
+        if frame.cache is not None:
+            self._cache_reported(instance, lane, frame.cache)
         if frame.stats is not None:
             instance.stats = frame.stats
+            instance.window.observe(frame.stats)
             if instance.pace is not None:
                 instance.pace.observe(frame.stats)
             ours = sum(lane.load for lane in instance.lanes)
@@ -334,6 +380,8 @@ class Registry:
             instance.draining = False
             if instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
+        if lane is instance.reporter:
+            self._lose_reporter(instance)
         instance.reason = reason if instance.state is not InstanceState.UP else ""
 
     def look(self) -> None:
@@ -411,6 +459,25 @@ class Registry:
             instance.encoder = encoder
             instance.pace = None
             self.snapshot_version += 1
+        instance.window.serves(encoder.card.max_running)
         if instance.pace is None:
             instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            if instance.stats is not None:  # came with the card
+                instance.pace.observe(instance.stats)
         self._judge(instance)
+
+    def _cache_reported(self, instance: Instance, lane: Lane, report: CacheReport) -> None:
+        """A lane's first report is full; from then on it misses none, or breaks."""
+        if instance.reporter is None and report.full:
+            instance.reporter = lane
+        if lane is instance.reporter:
+            self.prefixes.apply(instance.address, report)
+
+    def _lose_reporter(self, instance: Instance) -> None:
+        """Read another lane's reports, from a full one on."""
+        instance.reporter = None
+        self.prefixes.forget(instance.address)
+        for lane in instance.lanes:
+            if lane.is_open:
+                lane.describe()
+                return

@@ -19,7 +19,6 @@ from enum import StrEnum
 import msgspec
 
 from orchestrator.forecast import Prospect
-from orchestrator.placement import Candidate
 from orchestrator.prediction import Work
 from orchestrator.registry import Instance, Registry
 from orchestrator.task import Task
@@ -97,16 +96,6 @@ def rest_of(task: Task) -> tuple[list[int], Sampling]:
         min_tokens=max(0, task.sampling.min_tokens - made),
     )
     return [*task.token_ids, *task.trail.ids], rest
-
-
-def without(candidates: Sequence[Candidate], task: Task) -> Sequence[Candidate]:
-    """Candidates but those that failed the task before, as long as others are ready for it."""
-    if not task.failed_on:
-        return candidates
-    others = [c for c in candidates if c.name not in task.failed_on]
-    if any(c.ready and c.model == task.model and c.vocabulary == task.vocabulary for c in others):
-        return others
-    return candidates
 
 
 class Retrier:

@@ -30,6 +30,7 @@ from pydantic_settings import (
 from orchestrator.choices import AdmissionMode, QueueOrder, QueuePolicy
 from orchestrator.instances.addresses import check_entry
 from orchestrator.log import LogFormat
+from orchestrator.policy import Policy
 
 ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
@@ -115,8 +116,12 @@ class Settings(BaseSettings):
     """An instance without a frame for this long gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
     """After this long its work is given up."""
-    worker_backlog: int = Field(default=2, ge=0)
-    """Jobs sent to an instance beyond those that it can run, so that a free slot never idles."""
+    worker_backlog: int = Field(default=8, ge=0)
+    """At most so many jobs are sent to an instance beyond those that it can run; how many it takes
+    for a free slot never to idle is learnt."""
+    placement_policy: str = ""
+    """An expression in CEL over ``task`` and ``instance``: a condition that instances must fulfil,
+    or a number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
 
     # second tries (OR-10)
     retry_share: float = Field(default=0.1, ge=0, le=1)
@@ -219,6 +224,13 @@ class Settings(BaseSettings):
             raise ValueError("an instance is named twice")
         for entry in value:
             check_entry(entry)
+        return value
+
+    @field_validator("placement_policy")
+    @classmethod
+    def _check_policy(cls, value: str) -> str:
+        if value:
+            Policy.compile(value)
         return value
 
     @field_validator("token", "admin_token")

@@ -236,6 +236,7 @@ class Task:
 
     __slots__ = (
         "attempts",
+        "block_tokens",
         "cache_salt",
         "completion_tokens",
         "correlation_id",
@@ -254,6 +255,7 @@ class Task:
         "marks",
         "model",
         "on_end",
+        "prefix_names",
         "probe",
         "prompt_tokens",
         "sampling",
@@ -283,6 +285,9 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; forgotten when the task ends."""
         self.prompt_tokens = 0
+        self.prefix_names: Sequence[bytes] = ()
+        """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
+        self.block_tokens = 0
         self.service_ms = 0.0
         """Forecast: what it takes of a slot."""
         self.latest_start = self.doubtful_from = self.last_chance = job.deadline.at
@@ -375,6 +380,7 @@ class Task:
         self.stage = Stage.ENDED
         self.marks.ended = now
         self.token_ids = ()
+        self.prefix_names = ()
         self.trail = None
         if self.timer is not None:
             self.timer.cancel()

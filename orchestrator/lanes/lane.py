@@ -30,6 +30,7 @@ from worker.protocol import (
     AbortCause,
     Cancel,
     Delta,
+    Describe,
     End,
     Frame,
     LaneMessage,
@@ -64,7 +65,7 @@ class LaneOwner(Protocol):
         """The lane is up. ``first`` carries the model card."""
 
     def lane_news(self, lane: "Lane", frame: Frame) -> None:
-        """A frame with statistics, a drain or a new card."""
+        """A frame with statistics, a drain, a new card or news of the prefix cache."""
 
     def lane_closed(self, lane: "Lane", reason: str) -> None:
         """The lane is broken; its jobs have been told."""
@@ -177,6 +178,11 @@ class Lane:
         """Stop a job within one engine step. Idempotent; its end is still reported."""
         if handle in self._jobs and self.is_open:
             self._post(Cancel(lane=self._name, handle=handle, cause=cause), f"cancel/{handle}")
+
+    def describe(self) -> None:
+        """Ask for the card and a full cache report."""
+        if self.is_open:
+            self._post(Describe(lane=self._name), "describe")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +309,12 @@ class Lane:
             if until_sample <= 0 and tokens:
                 until_sample = SAMPLE_EVERY
                 self._owner.emission_sampled(now_of() - now, tokens)
-            if frame.stats is not None or frame.draining or frame.card is not None:
+            if (
+                frame.stats is not None
+                or frame.draining
+                or frame.card is not None
+                or frame.cache is not None
+            ):
                 self._owner.lane_news(self, frame)
 
     def _frame(self, response: service_pb2.ModelStreamInferResponse) -> Frame | None:

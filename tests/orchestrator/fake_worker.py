@@ -302,12 +302,13 @@ class _FakeLane:
                 worker.jobs_total += 1
                 plan = worker.plan(message)
                 if plan.in_band_error:
-                    await self._context.write(
-                        service_pb2.ModelStreamInferResponse(
-                            error_message=plan.in_band_error,
-                            infer_response=service_pb2.ModelInferResponse(id=request_id),
+                    async with self._writing:
+                        await self._context.write(
+                            service_pb2.ModelStreamInferResponse(
+                                error_message=plan.in_band_error,
+                                infer_response=service_pb2.ModelInferResponse(id=request_id),
+                            )
                         )
-                    )
                     return
                 self._cancelled[message.handle] = asyncio.Event()
                 self.jobs[message.handle] = asyncio.create_task(self._run(message, plan))

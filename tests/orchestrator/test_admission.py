@@ -10,7 +10,7 @@ from orchestrator.choices import AdmissionMode, QueuePolicy
 from orchestrator.deadline import Deadline
 from orchestrator.errors import DeadlineInfeasible, QueueFull
 from orchestrator.forecast import LEARNT_ANSWERS, Forecaster, Prospect
-from orchestrator.placement import Candidate
+from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import PaceModel
 from orchestrator.queue import TaskQueue
 from orchestrator.settle import refused
@@ -28,12 +28,17 @@ class Site:
 
     def __init__(self, load: int = 0) -> None:
         self.load = load
+        self.snapshot_version = 1
+        self.prefixes = PrefixIndex()
 
     def any_ready(self, model: str) -> bool:
         return True
 
     def candidates(self) -> Sequence[Candidate]:
-        return [Candidate("a", "m", b"", True, 16, self.load)]
+        return [self.candidate("a")]
+
+    def candidate(self, name: str) -> Candidate:
+        return Candidate(name, "m", b"", True, 16, self.load)
 
 
 class Rig:
@@ -52,10 +57,12 @@ class Rig:
         prospect = Prospect((pace,), 16, max(0, 16 - load), min_start_ms)
         self.forecaster = Forecaster(lambda model: prospect, is_early=True)
         self.dropped: list[Task] = []
+        site = Site(load)
         self.admission = Admission(
-            Site(load),  # type: ignore[arg-type]
+            site,  # type: ignore[arg-type]
             self.queue,
             self.forecaster,
+            Placer(site, self.clock, self.forecaster.usual_tokens),
             self.clock,
             random.Random(1),
             AdmissionRules(floor_ms=10.0, default_max_tokens=64, **{"sample": 0.0} | rules),  # type: ignore[arg-type]

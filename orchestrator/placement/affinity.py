@@ -1,0 +1,38 @@
+"""Where each conversation was last (OR-9)."""
+
+from collections import OrderedDict
+
+TTL_S = 600.0
+MOST = 65_536
+
+
+class Affinity:
+    """Soft: a hint for ties, renewed by use, forgotten after ``ttl_s`` or when there are too many.
+
+    Times are seconds of the clock.
+    """
+
+    def __init__(self, ttl_s: float = TTL_S, most: int = MOST) -> None:
+        self._ttl_s = ttl_s
+        self._most = most
+        self._homes: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def home(self, tenant: str, session: str, now: float) -> str:
+        """The instance that had ``session`` last; empty when that is not known."""
+        if not session:
+            return ""
+        name, until = self._homes.get((tenant, session), ("", 0.0))
+        return name if now < until else ""
+
+    def went(self, tenant: str, session: str, name: str, now: float) -> None:
+        """A task of ``session`` was sent to ``name``."""
+        if not session:
+            return
+        self._homes[tenant, session] = (name, now + self._ttl_s)
+        self._homes.move_to_end((tenant, session))
+        # All live equally long, so that the first is the one whose time is over first.
+        while len(self._homes) > self._most or next(iter(self._homes.values()))[1] <= now:
+            self._homes.popitem(last=False)

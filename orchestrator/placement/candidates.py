@@ -1,0 +1,68 @@
+"""What placement looks at: instances at one moment, and what a task asks of them."""
+
+from dataclasses import dataclass
+
+from orchestrator.prediction import Pace
+from orchestrator.task import PlacementMode, PlacementWish
+
+UNLIMITED = 2**62
+ANYWHERE = PlacementWish()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance as placement sees it.
+
+    ``vocabulary`` names the tokenizer: token ids only mean something to one that has the same.
+    ``slots`` is how many jobs it is sent before they wait here, ``load`` how many it has.
+    ``most_tokens`` bounds a prompt and its answer together, by context and by KV memory.
+    ``kv_free`` is in blocks. Without a ``pace`` nothing is known of its speed.
+    """
+
+    name: str
+    model: str
+    vocabulary: bytes
+    ready: bool
+    slots: int
+    load: int
+    most_tokens: int = UNLIMITED
+    kv_free: int = 0
+    pace: Pace | None = None
+    device: str = ""
+
+    @property
+    def free(self) -> int:
+        return self.slots - self.load
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What an instance must have; tasks of equal specs can go to the same ones."""
+
+    model: str
+    vocabulary: bytes
+    tokens: int = 0
+    """Prompt and longest answer together."""
+    wish: PlacementWish = ANYWHERE
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` could ever take it, however busy it is now."""
+        if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
+            return False
+        if self.tokens > candidate.most_tokens:
+            return False
+        if self.wish.mode is PlacementMode.PIN:
+            return candidate.name in self.wish.instances
+        return self.wish.mode is not PlacementMode.AVOID or candidate.name not in (
+            self.wish.instances
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One task's: its spec and its work. ``home`` is where its conversation was, or empty."""
+
+    spec: Spec
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    home: str = ""

@@ -1,0 +1,193 @@
+"""Places tasks over the registry as it is now: cached feasible sets, prefixes, policy, affinity."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.clock import Clock
+from orchestrator.placement.affinity import Affinity
+from orchestrator.placement.candidates import Candidate, Need, Spec
+from orchestrator.placement.choose import feasible, finish_ms, place
+from orchestrator.placement.prefixes import PrefixIndex
+from orchestrator.policy import Fact, Policy
+from orchestrator.task import Task
+
+FEASIBLE_TTL_S = 1.0
+_MOST_SETS = 1024
+
+
+class Site(Protocol):
+    """The registry, as far as placement reads it."""
+
+    snapshot_version: int
+    prefixes: PrefixIndex
+
+    def candidates(self) -> Iterable[Candidate]: ...
+
+    def candidate(self, name: str) -> Candidate:
+        """One of these again, as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a task goes. ``cached_tokens`` of its prompt are there already."""
+
+    name: str
+    cached_tokens: int
+    finish_ms: float
+
+
+class Placer:
+    """``refresh``, then ``choose`` for task after task, with ``sent`` after each that went.
+
+    The feasible set of a spec is kept for a second while the snapshot's version stays, never the
+    choice, which would herd.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        clock: Clock,
+        output_tokens_of: Callable[[Task], int],
+        policy: Policy | None = None,
+    ) -> None:
+        """``output_tokens_of`` is how long a task's answer will usually be."""
+        self.affinity = Affinity()
+        self.policy = policy
+        self.choices = 0
+        self.prefix_choices = 0
+        """Of these, to an instance that held some of the prompt."""
+        self.home_choices = 0
+        """And to the one where the conversation was."""
+        self._site = site
+        self._clock = clock
+        self._output_tokens_of = output_tokens_of
+        self._now: dict[str, Candidate] = {}
+        self._limits: list[int] = []
+        self._version = -1
+        self._sets: dict[tuple[Spec, int], tuple[list[str], float]] = {}
+
+    def refresh(self) -> None:
+        """Look at all instances anew."""
+        self._now = {candidate.name: candidate for candidate in self._site.candidates()}
+        if self._version != self._site.snapshot_version:
+            self._version = self._site.snapshot_version
+            self._sets.clear()
+        self._limits = sorted({c.most_tokens for c in self._now.values()})
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any instance would take anything."""
+        return any(c.ready and c.load < c.slots for c in self._now.values())
+
+    def could_start(self, task: Task) -> bool:
+        """Whether an instance has room for ``task`` now."""
+        self.refresh()
+        return any(c.ready and c.load < c.slots for c in self._feasible(self.spec(task)))
+
+    def is_possible(self, task: Task) -> bool:
+        """Whether an instance that is up could ever take ``task``."""
+        self.refresh()
+        return any(c.ready for c in self._feasible(self.spec(task)))
+
+    def has_room_for(self, spec: Spec) -> bool:
+        """The same for all tasks of a spec."""
+        return any(c.ready and c.load < c.slots for c in self._feasible(spec))
+
+    def spec(self, task: Task) -> Spec:
+        """What ``task`` asks. Token counts that the same instances can hold are one."""
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        at = bisect_left(self._limits, tokens)
+        most = self._limits[at] if at < len(self._limits) else tokens
+        return Spec(task.model, task.vocabulary, most, task.job.placement)
+
+    def choose(self, task: Task) -> Choice | None:
+        """Where ``task`` goes now; None when it has to wait.
+
+        Not where it failed before, as long as others are ready for it.
+        """
+        spec = self.spec(task)
+        able = [c for c in self._feasible(spec) if c.ready]
+        if task.failed_on:
+            able = [c for c in able if c.name not in task.failed_on] or able
+        able = [c for c in able if c.load < c.slots]
+        if not able:
+            return None
+        home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
+        need = Need(spec, task.prompt_tokens, self._output_tokens_of(task), home)
+        cached = self._cached(task)
+        if self.policy is not None:
+            able = self._filter(self.policy, task, need, able, cached)
+        chosen = place(need, able, cached)
+        if chosen is None:
+            return None
+        return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(need, chosen, cached))
+
+    def sent(self, task: Task, choice: Choice) -> None:
+        """``task`` went where it was told to."""
+        now = self._clock.now()
+        session, tenant = task.job.session_id, task.tenant
+        self.choices += 1
+        self.prefix_choices += choice.cached_tokens > 0
+        self.home_choices += choice.name == self.affinity.home(tenant, session, now)
+        self.affinity.went(tenant, session, choice.name, now)
+        self._now[choice.name] = self._site.candidate(choice.name)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _feasible(self, spec: Spec) -> Sequence[Candidate]:
+        key, now = (spec, self._version), self._clock.now()
+        names, until = self._sets.get(key, ([], 0.0))
+        if until <= now:
+            names = [candidate.name for candidate in feasible(spec, self._now.values())]
+            if len(self._sets) >= _MOST_SETS:
+                self._sets.clear()
+            self._sets[key] = (names, now + FEASIBLE_TTL_S)
+        current = self._now
+        return [current[name] for name in names if name in current]
+
+    def _cached(self, task: Task) -> Mapping[str, int]:
+        """Prompt tokens that need no prefill, by instance. At least one always does."""
+        blocks = self._site.prefixes.longest(task.prefix_names)
+        most = task.prompt_tokens - 1
+        return {name: min(most, task.block_tokens * count) for name, count in blocks.items()}
+
+    def _filter(
+        self,
+        policy: Policy,
+        task: Task,
+        need: Need,
+        able: list[Candidate],
+        cached: Mapping[str, int],
+    ) -> list[Candidate]:
+        """Those that the operator's policy puts first; all when it cannot be used (OR-8)."""
+        facts: dict[str, Fact] = {
+            "model": task.model,
+            "tenant": task.tenant,
+            "priority": task.priority.value,
+            "session": task.job.session_id,
+            "prompt_tokens": task.prompt_tokens,
+            "max_tokens": task.sampling.max_tokens,
+            "left_ms": task.deadline.left_ms(self._clock.now()),
+        }
+        ranked = policy.choose(facts, [_facts(need, c, cached) for c in able])
+        if ranked is None:
+            return able
+        return [able[entry.which] for entry in ranked if entry.score == ranked[0].score]
+
+
+def _facts(need: Need, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:
+    pace = candidate.pace
+    return {
+        "name": candidate.name,
+        "device": candidate.device,
+        "load": candidate.load,
+        "slots": candidate.slots,
+        "free": candidate.free,
+        "cached_tokens": cached.get(candidate.name, 0),
+        "kv_free": candidate.kv_free,
+        "has_session": candidate.name == need.home,
+        "predicted_finish_ms": finish_ms(need, candidate, cached),
+        "perf_tokens_per_s": 0.0 if pace is None else pace.tokens_per_s,
+    }

@@ -1,0 +1,139 @@
+"""How much to have in flight on one instance, and what that comes to.
+
+A worker needs as many jobs as it can run, and a few more that wait with it, so that a slot which
+falls free is filled in the next step and not a round trip later. All else is better off in the
+orchestrator's queue, where it can still be re-ordered, cancelled or sent elsewhere::
+
+    in flight ≤ slots (jobs that fit: rows and KV blocks) + backlog (learnt)
+
+The backlog follows what those few had to wait in the worker: hardly a step means that the slot may
+have stood idle before them, several steps mean that fewer would have done.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.prediction import Load
+from worker.protocol import WorkerStats
+
+FIRST_BACKLOG = 2.0
+LONG_WAIT_STEPS = 4.0
+_SMOOTHING = 0.1
+_GROW, _SHRINK = 0.25, 0.25
+_FIRST_OUTPUT_TOKENS = 64.0
+
+
+@dataclass(eq=False, slots=True)
+class Flown:
+    """One job in flight. Token counts are expected ones; blocks are reserved to completion."""
+
+    new_tokens: int
+    output_tokens: int
+    blocks: int
+    is_computing_prompt: Callable[[], bool]
+    was_held: bool = True
+    """It waited in our queue first: with a larger window it would have been there sooner."""
+    was_beyond: bool = False
+    """Sent when every slot was taken already."""
+
+
+class Window:
+    """One instance's jobs in flight, and how many there may be.
+
+    No clock: everything follows what is told. Never below one slot, nor above
+    ``max_running + most_backlog``.
+    """
+
+    def __init__(self, most_backlog: int) -> None:
+        self.backlog = min(FIRST_BACKLOG, float(most_backlog))
+        self._most_backlog = most_backlog
+        self._max_running = 1
+        self._fits = 1
+        self._step_ms = 0.0
+        self._jobs: set[Flown] = set()
+        self._prefilling: set[Flown] = set()
+        self._outputs = 0
+        self._mean_output = _FIRST_OUTPUT_TOKENS
+        self._mean_blocks = 0.0
+
+    # ── how many ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def slots(self) -> int:
+        """Jobs that can run at once, by rows and by KV blocks."""
+        return self._fits
+
+    @property
+    def size(self) -> int:
+        """Jobs to have in flight at most."""
+        return self._fits + math.floor(self.backlog)
+
+    def serves(self, max_running: int) -> None:
+        """The worker runs at most so many."""
+        if max_running != self._max_running:
+            self._max_running = self._fits = max(1, max_running)
+
+    def observe(self, stats: WorkerStats) -> None:
+        """What the worker reports: free blocks are those that no running job has reserved."""
+        self._step_ms = stats.step_ms
+        fits = self._max_running
+        if self._mean_blocks >= 1:
+            fits = min(fits, stats.running + int(stats.kv_blocks_free / self._mean_blocks))
+        self._fits = max(1, fits)
+        if stats.waiting > self.backlog + 1 and stats.running >= self._fits:
+            self._move(-_SHRINK)
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────
+
+    def sent(self, job: Flown, load: int) -> None:
+        """A job goes to the instance, which has ``load`` others."""
+        job.was_beyond = load >= self._fits
+        self._jobs.add(job)
+        self._prefilling.add(job)
+        self._outputs += job.output_tokens
+        self._mean_output += _SMOOTHING * (job.output_tokens - self._mean_output)
+        first = not self._mean_blocks
+        self._mean_blocks += (job.blocks - self._mean_blocks) * (1.0 if first else _SMOOTHING)
+
+    def started(self, job: Flown, wait_ms: float) -> None:
+        """The worker began with a job that it had for ``wait_ms``."""
+        if not job.was_beyond or not self._step_ms:
+            return
+        if wait_ms <= self._step_ms:
+            if job.was_held:
+                self._move(_GROW)
+        elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
+            self._move(-_SHRINK)
+
+    def over(self, job: Flown) -> None:
+        """The worker is done with a job, or lost. Idempotent."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self._prefilling.discard(job)
+            self._outputs -= job.output_tokens
+
+    def ahead(self, jobs: int) -> Load:
+        """What ``jobs`` in all, ours and others', have left to do; others' are like ours."""
+        running = min(jobs, self._fits)
+        waiting = jobs - running
+        mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output
+        self._prefilling = {job for job in self._prefilling if job.is_computing_prompt()}
+        return Load(
+            running=running,
+            waiting=waiting,
+            prefill_tokens=sum(job.new_tokens for job in self._prefilling),
+            # Running ones are half done on average.
+            decode_tokens=round(mean * (running / 2 + waiting)),
+        )
+
+    def _move(self, by: float) -> None:
+        least = min(1.0, float(self._most_backlog))
+        self.backlog = min(float(self._most_backlog), max(least, self.backlog + by))
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless the sums are those of the jobs."""
+        assert self._prefilling <= self._jobs
+        assert self._outputs == sum(job.output_tokens for job in self._jobs)
+        assert 1 <= self._fits <= self._max_running
+        assert 0 <= self.backlog <= self._most_backlog
