@@ -147,6 +147,7 @@ class Retrier:
             and instance.encoder is not None
             and instance.encoder.card.model == task.model
             and instance.encoder.vocabulary == task.vocabulary
+            and task.job.placement.allows(instance.address)
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]

@@ -77,6 +77,12 @@ class PlacementWish:
     mode: PlacementMode = PlacementMode.AUTO
     instances: tuple[str, ...] = ()
 
+    def allows(self, instance: str) -> bool:
+        """Whether the task may run there at all."""
+        if self.mode is PlacementMode.PIN:
+            return instance in self.instances
+        return self.mode is not PlacementMode.AVOID or instance not in self.instances
+
 
 class Stage(IntEnum):
     """How far a task got."""
