@@ -15,7 +15,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput clean
+.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput sim clean
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lint          style and types'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
+	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
@@ -57,6 +58,9 @@ bench-quick: setup
 
 bench-goodput: setup
 	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
+
+sim: setup
+	$(BIN)/python -m perf.sim $(ARGS)
 
 bench-engine: setup
 	$(BIN)/python -m perf.bench_engine --device $(DEVICE) $(ARGS)

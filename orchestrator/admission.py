@@ -150,9 +150,7 @@ class Admission:
             or self._rng.random() < rules.sample
         ):
             refusals.offered(refused=False)
-            task.probe = True
-            task.on_end.append(self._sample_ended)
-            self._forecaster.plan(task)
+            self._let_through(task)
             service_log.info(
                 "a deadline that is certain to be missed was let through",
                 extra=fields(
@@ -164,6 +162,20 @@ class Admission:
             return
         refusals.offered(refused=True)
         raise self.infeasible(task)
+
+    def refuses_late(self, task: Task) -> bool:
+        """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
+        self.refusals.judged += 1
+        if self._rng.random() >= self._rules.sample:
+            self.refusals.refused += 1
+            return True
+        self._let_through(task)
+        return False
+
+    def _let_through(self, task: Task) -> None:
+        task.probe = True
+        task.on_end.append(self._sample_ended)
+        self._forecaster.plan(task)
 
     def _sample_ended(self, task: Task) -> None:
         ending = task.ending

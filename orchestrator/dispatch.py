@@ -22,6 +22,8 @@ from orchestrator.task import Ending, Job, Stage, Task
 from orchestrator.window import Flown, Window
 from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
 
+HELD_S = 0.002
+"""A task that was not sent within this had to wait for room."""
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 
@@ -40,12 +42,14 @@ class Dispatcher:
         grace_ms: float,
         forecaster: Forecaster,
         placer: Placer,
+        refuses_late: Callable[[Task], bool],
         infeasible: Callable[[Task], TidegateError],
         retrier: Retrier,
         hedger: Hedger,
         lets_run_s: float | None = None,
     ) -> None:
-        """``infeasible`` says why a waiting task cannot make its deadline any more.
+        """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
+        ``infeasible`` then says why.
 
         With ``lets_run_s`` work that has started has this long, whatever its deadline.
         """
@@ -57,6 +61,7 @@ class Dispatcher:
         self._grace_s = grace_ms / 1000
         self._forecaster = forecaster
         self._placer = placer
+        self._refuses_late = refuses_late
         self._infeasible = infeasible
         self._retrier = retrier
         self._hedger = hedger
@@ -86,10 +91,12 @@ class Dispatcher:
             return
         now = self._clock.now()
         for task in self._queue.expired(now):
-            in_vain = task.deadline.left_ms(now) > 0
-            self._settler.settle(
-                task, refused(self._infeasible(task)) if in_vain else overdue(task, now)
-            )
+            if task.deadline.left_ms(now) <= 0:
+                self._settler.settle(task, overdue(task, now))
+            elif self._refuses_late(task):
+                self._settler.settle(task, refused(self._infeasible(task)))
+            else:
+                self._queue.push(task)
         placer = self._placer
         placer.refresh()
         blocked: set[Spec] = set()
@@ -102,15 +109,31 @@ class Dispatcher:
             if spec in blocked:
                 continue
             choice = placer.choose(task)
-            if choice is not None:
-                self._queue.take(task)
-                self._dispatch(task, choice)
-                placer.sent(task, choice)
-                has_room = placer.has_room
-            elif placer.has_room_for(spec):  # a word about this task only, mostly the policy's
-                passes -= 1
-            else:
-                blocked.add(spec)
+            if choice is None:
+                if placer.has_room_for(spec):  # a word about this task only, mostly the policy's
+                    passes -= 1
+                else:
+                    blocked.add(spec)
+                continue
+            if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
+                if self._queue.is_aside(task):
+                    return  # those behind it have less of a chance still
+                self._queue.set_aside(task)
+                continue
+            self._queue.take(task)
+            self._dispatch(task, choice)
+            placer.sent(task, choice)
+            has_room = placer.has_room
+
+    def _is_worth_it(self, task: Task, choice: Choice, now: float) -> bool:
+        instance = self._registry.instances[choice.name]
+        return instance.pace is None or self._forecaster.is_worth_it(
+            task,
+            instance.pace.model,
+            instance.load_ahead,
+            task.deadline.left_ms(now),
+            cached_tokens=choice.cached_tokens,
+        )
 
     def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
@@ -161,6 +184,7 @@ class Dispatcher:
             output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
             is_computing_prompt=lambda: not task.marks.first_token,
+            was_held=self._clock.now() - task.marks.queued > HELD_S,
         )
 
     def _deadline_passed(self, task: Task) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from orchestrator.admission import Admission, AdmissionRules
-from orchestrator.choices import AdmissionMode
+from orchestrator.choices import AdmissionMode, QueueOrder
 from orchestrator.clock import Clock
 from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
@@ -20,14 +20,14 @@ from orchestrator.hedge import Hedger
 from orchestrator.instances import Roster, source_of
 from orchestrator.instances.addresses import is_source
 from orchestrator.journal import Journal
-from orchestrator.lanes import LaneConfig
+from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Placer
 from orchestrator.policy import Policy
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Registry
+from orchestrator.registry import LaneMaker, Registry
 from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
@@ -45,7 +45,13 @@ class Gateway:
     """The stages, wired up. One per process."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, rng: random.Random, journal: Journal
+        self,
+        settings: Settings,
+        clock: Clock,
+        rng: random.Random,
+        journal: Journal,
+        *,
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -82,11 +88,13 @@ class Gateway:
             executor=self._executor,
             on_change=self._instances_changed,
             on_emission=self.metrics.emission_sampled,
+            make_lane=make_lane,
         )
         self._settler = Settler(self.metrics, journal, clock)
         self.forecaster = Forecaster(
             self.registry.prospect,
             is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
+            doubts=settings.queue_order is QueueOrder.SLACK,
         )
         policy = settings.placement_policy
         self.placer = Placer(
@@ -142,6 +150,7 @@ class Gateway:
             grace_ms=settings.deadline_grace_ms,
             forecaster=self.forecaster,
             placer=self.placer,
+            refuses_late=self._admission.refuses_late,
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
             hedger=self.hedger,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from worker.protocol import WorkerStats
 
-LOW, MID, HIGH = 0.005, 0.5, 0.95
+LOW, MID, HIGH = 0.005, 0.5, 0.98
 """Quantiles of the ratio of actual to predicted time: certainly not faster, usual, seldom slower.
 
 ``LOW`` is what a refusal rests on, so that fewer than one in a hundred is wrong (DL-7).

@@ -2,18 +2,21 @@
 
 What leaves next::
 
-    safe interactive ─▶ safe batch ─▶ doubtful interactive ─▶ doubtful batch
+    interactive ─▶ batch ─▶ what was set aside
       └─ but every 17th is batch while batch waits
 
-Within each: the least slack among the tenants that have had no more than four jobs' worth
-of service beyond the least served one (virtual time as in start-time fair queueing; Goyal, Vin and
-Cheng, 1996). Slack is deadline − now − service; as now is common, tasks are kept in order of
-deadline − service, the *latest start*.
+Within a class the tenants go first that have had no more than four jobs' worth of service beyond
+the least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
+among their tasks the one with least slack. Slack is deadline − now − service; as now is common,
+tasks are kept in order of deadline − service, the *latest start*.
 
-A task past its latest start is *doubtful*: it will probably miss. Plain least-slack order would
-run it before all others, each of which then starts too late in its turn: under overload everything
-misses. So doubtful tasks only get what others leave idle, those with the best chance first, and
-at its *last chance* (deadline − the least that its work can take) a task is taken out.
+A task past its latest start is *doubtful*. Plain least-slack order would run it before all others,
+each of which then starts too late in its turn: under overload everything misses. So those of these
+tenants that are not doubtful go first, then the doubtful ones with the best chance. One that is not
+worth a try when its turn comes is *set aside*: it gets what would be idle. At its *last chance*
+(deadline − the least that its work can take) a task is taken out.
+
+Each operation takes O(log n) in tasks, and looks at every tenant that waits.
 
 No clock and no tasks of its own: the dispatcher says what time it is.
 """
@@ -76,9 +79,18 @@ class _Tier(IntEnum):
     """In the order in which they leave."""
 
     SAFE = 0
-    SAFE_BATCH = 1
-    DOUBTFUL = 2
+    DOUBTFUL = 1
+    SAFE_BATCH = 2
     DOUBTFUL_BATCH = 3
+    ASIDE = 4
+    ASIDE_BATCH = 5
+
+
+_INTERACTIVE = (_Tier.SAFE, _Tier.DOUBTFUL)
+_BATCH = (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH)
+_ASIDE = ((_Tier.ASIDE,), (_Tier.ASIDE_BATCH,))
+_BATCH_TIERS = (*_BATCH, _Tier.ASIDE_BATCH)
+_SAFE = (_Tier.SAFE, _Tier.SAFE_BATCH)
 
 
 class _Entry(NamedTuple, Generic[T]):
@@ -158,13 +170,13 @@ class _Shares:
     def of(self, tenant: str) -> float:
         return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
 
-    def next_of(self, tenants: list[tuple[_Key, str]]) -> str:
-        """Whose turn it is among tenants in order of their first keys."""
+    def next_of(self, tenants: list[tuple["_Tier", str]]) -> tuple["_Tier", str]:
+        """Whose turn it is among those who want to go, in order of their wish."""
         if len(tenants) == 1:
-            return tenants[0][1]
+            return tenants[0]
         served = [self.of(tenant) for _, tenant in tenants]
         most = min(served) + self._lag_ms
-        return next(t for (_, t), ms in zip(tenants, served, strict=True) if ms <= most)
+        return next(t for t, ms in zip(tenants, served, strict=True) if ms <= most)
 
 
 class TaskQueue(Generic[T]):
@@ -195,7 +207,7 @@ class TaskQueue(Generic[T]):
     @property
     def doubtful(self) -> int:
         """How many tasks are past their latest start."""
-        return self._flows[_Tier.DOUBTFUL].size + self._flows[_Tier.DOUBTFUL_BATCH].size
+        return sum(self._flows[tier].size for tier in _Tier if tier not in _SAFE)
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────
 
@@ -203,7 +215,7 @@ class TaskQueue(Generic[T]):
         """Add a task. Whether there is room is the caller's to ask first (``full``)."""
         assert task.id not in self._entries, f"task {task.id} is queued already"
         arrival, self._arrivals = self._arrivals, self._arrivals + 1
-        self._add(task, arrival, self._tier(task.priority, doubtful=False))
+        self._add(task, arrival, self._tier(task, doubtful=False))
 
     def remove(self, task: T) -> bool:
         """Take a task out, wherever it stands, at nobody's cost. False when it is not here."""
@@ -214,10 +226,20 @@ class TaskQueue(Generic[T]):
         entry = self._discard(task.id)
         assert entry is not None, f"task {task.id} is not queued"
         self._shares[task.priority].served(entry.tenant, entry.service_ms)
-        if entry.tier in (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH):
+        if entry.tier in _BATCH_TIERS:
             self._since_batch = 0
-        elif self._flows[_Tier.SAFE_BATCH].size:
+        elif any(self._flows[tier].size for tier in _BATCH):
             self._since_batch += 1
+
+    def set_aside(self, task: T) -> None:
+        """Its turn came, but it is not worth a try unless something idles."""
+        arrival = self._entries[task.id].key.arrival
+        self._discard(task.id)
+        self._add(task, arrival, _Tier.ASIDE_BATCH if self._is_batch(task) else _Tier.ASIDE)
+
+    def is_aside(self, task: T) -> bool:
+        """Whether it has been set aside before."""
+        return self._entries[task.id].tier in (_Tier.ASIDE, _Tier.ASIDE_BATCH)
 
     def expired(self, now: float) -> list[T]:
         """Take out every task whose last chance is past, and demote those that turned doubtful."""
@@ -241,7 +263,7 @@ class TaskQueue(Generic[T]):
             self._discard(entry.task.id)
         for entry in entries:
             arrival = entry.key.arrival
-            self._add(entry.task, arrival, self._tier(entry.task.priority, doubtful=False))
+            self._add(entry.task, arrival, self._tier(entry.task, doubtful=False))
 
     def tasks(self) -> list[T]:
         """All that wait, in no order."""
@@ -250,11 +272,15 @@ class TaskQueue(Generic[T]):
     # ── order ────────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[T]:
-        """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
+        """Waiting tasks in order. The one just given may be taken out meanwhile, no other.
+
+        One that is set aside meanwhile comes again, in its new place.
+        """
         passed: dict[_Tier, dict[str, int]] = {tier: {} for tier in _Tier}
         while (chosen := self._choose(passed)) is not None:
             yield chosen.task
-            if chosen.task.id in self._entries:
+            after = self._entries.get(chosen.task.id)
+            if after is not None and after.tier is chosen.tier:
                 skipped = passed[chosen.tier]
                 skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
 
@@ -270,37 +296,46 @@ class TaskQueue(Generic[T]):
         return earlier + self._flows[entry.tier].before(entry.key)
 
     def _choose(self, passed: dict[_Tier, dict[str, int]]) -> _Entry[T] | None:
-        tiers = list(_Tier)
+        classes = [_INTERACTIVE, _BATCH]
         if self._since_batch >= BATCH_EVERY:
-            tiers = [_Tier.SAFE_BATCH, _Tier.SAFE, _Tier.DOUBTFUL, _Tier.DOUBTFUL_BATCH]
-        for tier in tiers:
-            flow, skipped = self._flows[tier], passed[tier]
-            heads = flow.heads
-            if skipped:
-                heads = sorted(
-                    (keys[skipped.get(tenant, 0)], tenant)
-                    for tenant, keys in flow.keys.items()
-                    if len(keys) > skipped.get(tenant, 0)
-                )
-            if not heads:
+            classes.reverse()
+        for tiers in (*classes, *_ASIDE):
+            wishes = [
+                (tier, tenant) for tier in tiers for _, tenant in self._heads(tier, passed[tier])
+            ]
+            if not wishes:
                 continue
-            batch = tier in (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH)
+            batch = tiers[0] in _BATCH_TIERS
             shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
-            tenant = shares.next_of(heads)
-            key = flow.keys[tenant][skipped.get(tenant, 0)]
+            tier, tenant = shares.next_of(wishes)
+            key = self._flows[tier].keys[tenant][passed[tier].get(tenant, 0)]
             return self._entries[self._ids[key.arrival]]
         return None
 
+    def _heads(self, tier: _Tier, skipped: dict[str, int]) -> list[tuple[_Key, str]]:
+        """Tenants in order of their first keys, but for those that are to be skipped."""
+        flow = self._flows[tier]
+        if not skipped:
+            return flow.heads
+        return sorted(
+            (keys[skipped.get(tenant, 0)], tenant)
+            for tenant, keys in flow.keys.items()
+            if len(keys) > skipped.get(tenant, 0)
+        )
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _tier(self, priority: Priority, *, doubtful: bool) -> _Tier:
-        if self._order is QueueOrder.FIFO or priority is Priority.INTERACTIVE:
-            return _Tier.DOUBTFUL if doubtful else _Tier.SAFE
-        return _Tier.DOUBTFUL_BATCH if doubtful else _Tier.SAFE_BATCH
+    def _is_batch(self, task: T) -> bool:
+        return self._order is not QueueOrder.FIFO and task.priority is Priority.BATCH
+
+    def _tier(self, task: T, *, doubtful: bool) -> _Tier:
+        if self._is_batch(task):
+            return _Tier.DOUBTFUL_BATCH if doubtful else _Tier.SAFE_BATCH
+        return _Tier.DOUBTFUL if doubtful else _Tier.SAFE
 
     def _has_turn(self, tier: _Tier) -> bool:
         """Whether tasks of this tier can turn doubtful."""
-        return self._order is QueueOrder.SLACK and tier < _Tier.DOUBTFUL
+        return self._order is QueueOrder.SLACK and tier in _SAFE
 
     def _add(self, task: T, arrival: int, tier: _Tier) -> None:
         tenant = "" if self._order is QueueOrder.FIFO else task.tenant
@@ -328,7 +363,7 @@ class TaskQueue(Generic[T]):
             return 0.0
         if self._order is QueueOrder.DEADLINE:
             return task.deadline.at
-        return task.latest_start if tier < _Tier.DOUBTFUL else -task.latest_start
+        return task.latest_start if tier in _SAFE else -task.latest_start
 
     def _discard(self, task_id: str) -> _Entry[T] | None:
         entry = self._entries.pop(task_id, None)
@@ -350,7 +385,7 @@ class TaskQueue(Generic[T]):
             entry = self._discard(self._ids[arrival])
             assert entry is not None
             task = entry.task
-            self._add(task, arrival, self._tier(task.priority, doubtful=True))
+            self._add(task, arrival, self._tier(task, doubtful=True))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every part tells the same."""

@@ -20,7 +20,7 @@ from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
 from orchestrator.forecast import Prospect
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement.candidates import Candidate
 from orchestrator.placement.prefixes import PrefixIndex
@@ -44,6 +44,10 @@ LANE_SILENT_S = 0.6
 
 CANDIDATE_TTL_S = 0.05
 """What placement knows of an instance is worked out anew after this, if nothing told before."""
+
+
+LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
+"""How lanes come to be; a simulator has its own."""
 
 
 class Instance:
@@ -94,7 +98,9 @@ class Instance:
     @property
     def load_ahead(self) -> Load:
         """What it has to do, as far as the last statistics and our own jobs tell."""
-        return self.window.ahead(self.load)
+        slots = 1 if self.card is None else self.card.max_running
+        running = min(self.load, slots)
+        return Load(running=running, waiting=self.load - running)
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
         """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
@@ -121,7 +127,7 @@ class Instance:
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            pace=None if pace is None else pace.under(self.load_ahead),
+            pace=None if pace is None else pace.under(self.window.ahead(self.load)),
             device=card.device,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
@@ -157,6 +163,7 @@ class Registry:
         executor: Executor,
         on_change: Callable[[], None],
         on_emission: Callable[[float, int], None],
+        make_lane: LaneMaker = Lane,
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
@@ -175,6 +182,7 @@ class Registry:
         self._started = False
         self._lanes_per_instance = lanes_per_instance
         self._lane_config = lane_config
+        self._make_lane = make_lane
         self._rng = rng
         for address in addresses:
             self.add(address)
@@ -212,7 +220,7 @@ class Registry:
         if instance is None:
             instance = self.instances[address] = Instance(address, self._backlog)
             instance.lanes = [
-                Lane(address, self._lane_config, self, self._clock, self._rng)
+                self._make_lane(address, self._lane_config, self, self._clock, self._rng)
                 for _ in range(self._lanes_per_instance)
             ]
             if self._started:
@@ -449,11 +457,13 @@ class Registry:
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder
+            instance.pace = None
+            self.snapshot_version += 1
+        instance.window.serves(encoder.card.max_running)
+        if instance.pace is None:
             instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if instance.stats is not None:  # came with the card
                 instance.pace.observe(instance.stats)
-            instance.window.serves(encoder.card.max_running)
-            self.snapshot_version += 1
         self._judge(instance)
 
     def _cache_reported(self, instance: Instance, lane: Lane, report: CacheReport) -> None:

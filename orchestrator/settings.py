@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     """An instance without a frame for this long gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
     """After this long its work is given up."""
-    worker_backlog: int = Field(default=32, ge=0)
+    worker_backlog: int = Field(default=8, ge=0)
     """At most so many jobs are sent to an instance beyond those that it can run; how many it takes
     for a free slot never to idle is learnt."""
     placement_policy: str = ""

@@ -331,6 +331,10 @@ class Task:
     def tenant(self) -> str:
         return self.job.tenant
 
+    def fitted(self) -> dict[str, int]:
+        """What an answer says of a ``max_tokens`` that was shrunk; nothing where it was not."""
+        return {} if self.fitted_tokens is None else {"fitted_max_tokens": self.fitted_tokens}
+
     def usage(self) -> dict[str, int]:
         """Tokens read and written, as every dialect spells it."""
         return {

@@ -32,6 +32,8 @@ class Flown:
     output_tokens: int
     blocks: int
     is_computing_prompt: Callable[[], bool]
+    was_held: bool = True
+    """It waited in our queue first: with a larger window it would have been there sooner."""
     was_beyond: bool = False
     """Sent when every slot was taken already."""
 
@@ -99,7 +101,8 @@ class Window:
         if not job.was_beyond or not self._step_ms:
             return
         if wait_ms <= self._step_ms:
-            self._move(_GROW)
+            if job.was_held:
+                self._move(_GROW)
         elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
             self._move(-_SHRINK)
 

@@ -14,6 +14,7 @@ from orchestrator.clock import Instant
 from orchestrator.deadline import Deadline
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.gateway import Gateway
+from orchestrator.task import Task
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
@@ -83,6 +84,11 @@ def error_response(error: TidegateError, context: Context) -> web.Response:
     return json_response(
         {"error": context.dialect.error_object(error)}, status=error.status, headers=error.headers()
     )
+
+
+def fit_headers(task: Task) -> dict[str, str]:
+    """Says so when ``max_tokens`` was shrunk to fit the deadline (DL-6)."""
+    return {} if task.fitted_tokens is None else {"X-Fitted-Max-Tokens": str(task.fitted_tokens)}
 
 
 def deadline_headers(deadline: Deadline) -> dict[str, str]:

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.body import read_body
-from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
+from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, fit_headers, json_response
 from orchestrator.api.events import TaskEvents, last_number, read_last_event_id
 from orchestrator.api.wishes import PlacementBody, read_wishes
 from orchestrator.deadline import read_deadline
@@ -104,7 +104,8 @@ async def submit(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
-    return json_response(answer, status=202, headers=deadline_headers(deadline))
+    headers = {**deadline_headers(deadline), **fit_headers(task)}
+    return json_response(answer | task.fitted(), status=202, headers=headers)
 
 
 async def status(request: web.Request) -> web.Response:
@@ -119,6 +120,7 @@ async def status(request: web.Request) -> web.Response:
         "model": task.model,
         "text": task.record().text() + (ending.tail if ending is not None else ""),
         "usage": task.usage(),
+        **task.fitted(),
         "deadline_unix_ms": task.deadline.unix_ms,
         "events_url": f"/v2/tasks/{task.id}/events",
     }

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.body import read_body
-from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, json_response
+from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, fit_headers, json_response
 from orchestrator.api.native import stream_limits
 from orchestrator.api.openai_chunks import ChunkStream
 from orchestrator.api.openai_shapes import CHAT, COMPLETION, Shape
@@ -117,9 +117,11 @@ async def _answer(
     body = shape.head(task, created, chunk=False) | {
         "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
         "usage": task.usage(),
+        **task.fitted(),
     }
     budget = {"X-Deadline-Budget": ending.budget.header()}
-    return json_response(body, headers={**budget, **deadline_headers(job.deadline)})
+    headers = {**budget, **fit_headers(task), **deadline_headers(job.deadline)}
+    return json_response(body, headers=headers)
 
 
 class _Answer(Transcript):

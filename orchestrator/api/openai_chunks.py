@@ -76,6 +76,7 @@ class ChunkStream:
             task, [self._shape.delta(ending.tail or None, None, ending.finish_reason.value)]
         )
         last["deadline_budget"] = ending.budget.header()
+        last |= task.fitted()
         events = [_event(last)]
         if self._with_usage:
             events.append(_event({**self._chunk(task, []), "usage": task.usage()}))

@@ -250,3 +250,22 @@ def test_or4_drop_lru_drops_the_oldest_batch_task() -> None:
 
 def test_a_drop_is_a_refusal() -> None:
     assert refused(QueueFull("x")).outcome is Outcome.REFUSED
+
+
+def test_dl7_a_sample_of_what_waited_in_vain_gets_its_try() -> None:
+    """It goes to the head of the queue, and leaves only at its deadline."""
+    rig = Rig(load=16, sample=1.0)
+    task, other = rig.task(1500), rig.task(5000)
+    for each in (task, other):
+        rig.admission.finish(each)
+        rig.queue.push(each)
+    rig.clock.advance(1.0)
+    assert rig.queue.expired(rig.clock.now()) == [task]
+    assert not rig.admission.refuses_late(task)
+    rig.queue.push(task)
+    assert rig.queue.expired(rig.clock.now()) == []
+    assert list(rig.queue) == [task, other]
+    rig.clock.advance(0.6)
+    assert rig.queue.expired(rig.clock.now()) == [task]
+    task.end(Ending(Outcome.MISSED, FinishReason.DEADLINE), rig.clock.now())
+    assert (rig.admission.refusals.judged, rig.admission.refusals.samples_lost) == (1, 1)

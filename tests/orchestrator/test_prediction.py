@@ -141,7 +141,7 @@ def test_dl7_nothing_is_certain_before_jobs_have_finished() -> None:
 
 
 def test_dl7_quantiles_hold_the_share_that_they_name() -> None:
-    """Jobs that scatter by 20 %: about 1 in 200 is faster than low, 5 % slower than high."""
+    """Jobs that scatter by 20 %: about 1 in 200 is faster than low, 2 % slower than high."""
     worker, rng = Steps(), random.Random(9)
     learner = learnt(worker)
     faster = slower = 0
@@ -156,7 +156,7 @@ def test_dl7_quantiles_hold_the_share_that_they_name() -> None:
             slower += took > usual * model.ratios[2]
         learner.finished(model, Load(), work, took)
     assert faster / count < 0.01
-    assert 0.03 < slower / count < 0.07
+    assert 0.01 < slower / count < 0.04
     assert learner.model.ratios[1] == pytest.approx(1.3, rel=0.05)
 
 

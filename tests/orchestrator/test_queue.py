@@ -46,16 +46,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue: TaskQueue[Item] = TaskQueue(bound=8)
         self.model: list[Item] = []
         self.demoted: set[str] = set()
+        self.aside: set[str] = set()
         self.now = 0.0
         self.made = 0
 
     items = Bundle("items")
 
     def ordered(self) -> list[Item]:
-        def rank(i: Item) -> tuple[bool, bool, float, int]:
-            doubtful = i.id in self.demoted
+        def rank(i: Item) -> tuple[bool, bool, bool, float, int]:
+            doubtful = i.id in self.demoted | self.aside
             slack = -i.latest_start if doubtful else i.latest_start
-            return doubtful, i.priority is Priority.BATCH, slack, i.order
+            aside = i.id in self.aside
+            return aside, i.priority is Priority.BATCH, doubtful, slack, i.order
 
         return sorted(self.model, key=rank)
 
@@ -96,6 +98,14 @@ class QueueMachine(RuleBasedStateMachine):
         item.last_chance = item.deadline.at - slow / 2
         self.queue.reorder()
         self.demoted.clear()
+        self.aside.clear()
+
+    @rule(item=items)
+    def set_aside(self, item: Item) -> None:
+        if item in self.model:
+            self.queue.set_aside(item)
+            assert self.queue.is_aside(item)
+            self.aside.add(item.id)
 
     @rule(take=st.integers(0, 7))
     def dispatch_some(self, take: int) -> None:
@@ -130,7 +140,8 @@ class QueueMachine(RuleBasedStateMachine):
         expected = self.ordered()
         assert list(self.queue) == expected
         assert len(self.queue) == len(self.model) <= 8
-        assert self.queue.doubtful == len([i for i in self.model if i.id in self.demoted])
+        doubtful = [i for i in self.model if i.id in self.demoted | self.aside]
+        assert self.queue.doubtful == len(doubtful)
         assert [self.queue.position(i) for i in expected] == list(range(len(expected)))
 
 

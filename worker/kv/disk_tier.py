@@ -122,6 +122,8 @@ class DiskTier:
             request.loading = True
             ongoing.waiting.append(request)
             return
+        if self._is_stuck(now):
+            return
         wanted = list(takewhile(self._store.holds, missing))
         # Half of what is free: a load must not flush everything else out of the pool.
         wanted = wanted[: max(0, self._pool.free_count - len(held)) // 2]
@@ -134,6 +136,10 @@ class DiskTier:
         request.loading = True
         self._restores[load] = self._by_first_name[wanted[0]] = restore
         self._loader.submit(load)
+
+    def _is_stuck(self, now: float) -> bool:
+        """A load was given up and has not come back: no more blocks are set aside meanwhile."""
+        return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:
         """Whether loading is quicker than computing, and leaves time for what comes after."""

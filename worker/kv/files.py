@@ -3,6 +3,7 @@
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,20 +50,9 @@ class BlockFormat:
         return len(self.header(bytes(32), 0)) + self.block_bytes
 
     def write(self, path: Path, name: bytes, content: Bytes) -> None:
-        """Write and sync a temporary file beside ``path``, then rename it. Raises ``OSError``."""
+        """See ``write_whole``."""
         data = content.data.cast("B")
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                _write_all(file.fileno(), self.header(name, zlib.crc32(data)))
-                _write_all(file.fileno(), data)
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        write_whole(path, [self.header(name, zlib.crc32(data)), data])
 
     def read(self, path: Path, name: bytes, into: Bytes) -> bool:
         """Fill ``into`` from ``path``; False when that is not exactly what ``write`` wrote.
@@ -83,15 +73,20 @@ class BlockFormat:
         return header == self.header(name, zlib.crc32(data))
 
 
-def write_text(path: Path, text: str) -> None:
-    """As ``BlockFormat.write``, for a small text file."""
+def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write and sync a temporary file beside ``path``, then rename it. Raises ``OSError``."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for part in parts:
+                _write_all(file.fileno(), part)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

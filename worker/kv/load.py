@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import starmap, takewhile
 
 from worker.kv.background import Background
 from worker.kv.memory import KVMemory
@@ -88,6 +88,10 @@ class Loader:
     def _read_batch(self, load: Load) -> int:
         """How many of the next blocks are in the staging rows now, up to the first miss."""
         names = load.names[load.loaded : load.loaded + len(self._staging)]
-        each = map if self._readers is None else self._readers.map
-        found = each(self._store.read, names, self._staging)
-        return sum(1 for _ in takewhile(bool, found))
+        rows = zip(names, self._staging, strict=False)
+        if self._readers is None:
+            return sum(1 for _ in takewhile(bool, starmap(self._store.read, rows)))
+        reads = [self._readers.submit(self._store.read, *row) for row in rows]
+        # For all: one left behind a miss would write into the rows of the next load.
+        wait(reads)
+        return sum(1 for _ in takewhile(Future[bool].result, reads))

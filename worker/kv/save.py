@@ -66,18 +66,23 @@ class Saver:
     def _run(self, save: Save) -> None:
         started = time.perf_counter()
         size = len(self._staging)
-        for start in range(0, len(save.lent), size):
-            batch = save.lent[start : start + size]
-            try:
-                self._memory.copy_out([lent.block for lent in batch], self._staging)
-            finally:
-                self._returned(batch)
-            for lent, content in zip(batch, self._staging, strict=False):
-                # Lent twice if its text went on before the file was written.
-                if not self._store.holds(lent.name):
-                    self.counts.blocks += self._store.write(lent.name, content)
-        if save.session:
-            kept = list(takewhile(self._store.holds, save.text))
-            self._store.touch(kept)
-            self._store.remember(save.session, kept)
-        self.counts.seconds += time.perf_counter() - started
+        left = save.lent
+        try:
+            while left:
+                batch, left = left[:size], left[size:]
+                try:
+                    self._memory.copy_out([lent.block for lent in batch], self._staging)
+                finally:
+                    self._returned(batch)
+                for lent, content in zip(batch, self._staging, strict=False):
+                    # Lent twice if its text went on before the file was written.
+                    if not self._store.holds(lent.name):
+                        self.counts.blocks += self._store.write(lent.name, content)
+            if save.session:
+                kept = list(takewhile(self._store.holds, save.text))
+                self._store.touch(kept)
+                self._store.remember(save.session, kept)
+        finally:
+            self.counts.seconds += time.perf_counter() - started
+            # Those it never came to; and if there are none, a sign that the counts have changed.
+            self._returned(left)

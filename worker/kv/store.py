@@ -8,22 +8,27 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from worker.kv.files import BlockFormat, Bytes, write_text
+from worker.kv.files import BlockFormat, Bytes, write_whole
 from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
 """Of the file system, left for others (WK-5)."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
+_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.(safetensors|json)\.[0-9]+\.tmp")
+_ABANDONED_S: Final = 600.0
+"""No living worker is at one file for so long."""
 
 DiskUsage = Callable[[Path], tuple[int, int]]
 
@@ -63,7 +68,7 @@ class BlockStore:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.failures_total = 0
         self._names = self._scan()
-        self._tidy_sessions()
+        self._sessions = self._scan_sessions()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -114,20 +119,31 @@ class BlockStore:
                 os.utime(self._path(name))
 
     def remember(self, session: str, names: Sequence[bytes]) -> None:
-        """Write down which blocks a conversation has, for those who look at the disk."""
+        """Write down which blocks a conversation has, for those who look at the disk.
+
+        There are never more such manifests than there may be blocks.
+        """
+        if not names or self._missing_bytes(0) > 0:
+            return
         key = hashlib.sha256(session.encode()).hexdigest()
         manifest = {"format": 1, "blocks": [name.hex() for name in names]}
         try:
-            write_text(self._sessions_dir / f"{key}.json", json.dumps(manifest))
+            write_whole(self._manifest(key), [json.dumps(manifest).encode()])
         except OSError as error:
             self._failed("written", error)
+            return
+        self._sessions[key] = None
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > self._most_blocks:
+            oldest, _ = self._sessions.popitem(last=False)
+            with suppress(OSError):
+                self._manifest(oldest).unlink()
 
     def _make_room(self) -> bool:
         """Evict until one more block fits; False when not even evicting everything would do."""
         size = self.format.file_bytes
         while True:
-            free_bytes, total_bytes = self._usage(self._root)
-            missing = int(total_bytes * _FREE_SHARE) + size - free_bytes
+            missing = self._missing_bytes(size)
             if missing <= 0 and len(self._names) < self._most_blocks:
                 return True
             with self._lock:
@@ -135,6 +151,15 @@ class BlockStore:
                     return False
                 name = next(iter(self._names))
             self._drop(name)
+
+    def _missing_bytes(self, size: int) -> float:
+        """What must go before ``size`` more bytes leave enough of the disk free."""
+        try:
+            free_bytes, total_bytes = self._usage(self._root)
+        except OSError as error:
+            self._failed("written", error)
+            return math.inf
+        return int(total_bytes * _FREE_SHARE) + size - free_bytes
 
     def _drop(self, name: bytes) -> None:
         with self._lock:
@@ -146,10 +171,14 @@ class BlockStore:
         text = name.hex()
         return self._blocks_dir / text[:2] / f"{text}.safetensors"
 
+    def _manifest(self, key: str) -> Path:
+        return self._sessions_dir / f"{key}.json"
+
     def _scan(self) -> "OrderedDict[bytes, None]":
         """What earlier workers left, in the order of use. Anything else is not touched."""
         found = []
         for entry in _files(self._blocks_dir):
+            _remove_abandoned(Path(entry.path))
             if _BLOCK_FILE.fullmatch(entry.name):
                 with suppress(OSError):
                     status = entry.stat()
@@ -157,16 +186,23 @@ class BlockStore:
                         found.append((status.st_mtime_ns, bytes.fromhex(entry.name[:64])))
         return OrderedDict((name, None) for _, name in sorted(found))
 
-    def _tidy_sessions(self) -> None:
-        """Remove manifests of conversations whose beginning is gone."""
-        for path in self._sessions_dir.glob("*.json"):
+    def _scan_sessions(self) -> "OrderedDict[str, None]":
+        """Manifests of earlier workers, oldest first; those whose beginning is gone are removed."""
+        found = []
+        for path in self._sessions_dir.iterdir():
+            _remove_abandoned(path)
+            if path.suffix != ".json":
+                continue
             try:
                 first = bytes.fromhex(json.loads(path.read_text())["blocks"][0])
             except (OSError, ValueError, KeyError, TypeError, IndexError):
                 first = b""
-            if first not in self._names:
-                with suppress(OSError):
+            with suppress(OSError):
+                if first in self._names:
+                    found.append((path.stat().st_mtime_ns, path.stem))
+                else:
                     path.unlink()
+        return OrderedDict((key, None) for _, key in sorted(found))
 
     def _failed(self, what: str, error: Exception) -> None:
         self.failures_total += 1
@@ -179,3 +215,11 @@ def _files(directory: Path) -> Iterable["os.DirEntry[str]"]:
             if folder.is_dir(follow_symlinks=False):
                 with suppress(OSError), os.scandir(folder.path) as entries:
                     yield from entries
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a worker was writing when it was killed: nothing else would ever take it away."""
+    if _UNFINISHED.fullmatch(path.name):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                path.unlink()

@@ -17,6 +17,8 @@ from worker.engine.core import Job
 from worker.engine.request import Request, make_request
 from worker.engine.scheduler import Scheduler
 from worker.kv.disk_tier import DiskTier
+from worker.kv.files import Bytes
+from worker.kv.store import BlockStore
 from worker.protocol import Sampling, prefix_salt
 
 
@@ -405,3 +407,44 @@ def test_closing_saves_what_is_left(rig: Rig) -> None:
     assert rig.tier.stats().saved_blocks == 8
     assert rig.scheduler.pool.used_count == 0
     rig.tier.close()
+
+
+def test_a_saver_that_breaks_gives_all_blocks_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WP-4: also those of the batches that it never came to."""
+
+    def breaks(self: BlockStore, which: bytes, data: Bytes) -> bool:
+        raise RuntimeError("broken")
+
+    one = rig.submit([9] * 30, session="a")
+    assert one is not None
+    while one not in rig.step():
+        rig.loading.run()
+    monkeypatch.setattr(BlockStore, "write", breaks)
+    while rig.saving.tasks:
+        with pytest.raises(RuntimeError, match="broken"):
+            rig.saving.run()
+        rig.tier.collect(rig.now)
+    assert rig.scheduler.pool.used_count == 0
+
+
+def test_a_disk_that_hangs_costs_one_load_s_blocks(rig: Rig) -> None:
+    """WK-5: not half of what is left for every conversation that comes back."""
+    texts = [[9 + i] * 13 for i in range(4)]
+    for i, text in enumerate(texts):
+        rig.talk(text, session=str(i))
+    rig.restart()
+    first = rig.submit(texts[0])
+    assert first is not None and first.loading
+    rig.now += 100.0
+    rig.step()
+    assert not first.loading
+    set_aside = len(rig.loading.tasks)
+    for text in texts[1:]:
+        rig.submit(text)
+        rig.step()
+    assert len(rig.loading.tasks) == set_aside == 1
+    rig.loading.run()
+    rig.tier.collect(rig.now)
+    rig.scheduler.check_integrity()

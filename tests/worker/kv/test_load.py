@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -5,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.worker.kv.harness import ByHand, content, make_store, name
-from worker.kv.files import BlockFormat
+from worker.kv.files import BlockFormat, Bytes
 from worker.kv.load import Load, Loader
 from worker.kv.memory import HostMemory
+from worker.kv.store import BlockStore
 
 SMALL = BlockFormat("U8", (2, 8), 16)
 LARGE = BlockFormat("U8", (2, 2**17), 2**18)
@@ -39,3 +41,38 @@ def test_a_load_ends_at_the_first_miss(
     assert loader.counts.blocks == load.loaded
     assert loader.counts.missed == 6 - load.loaded
     assert (loader.block_s() > 0) == (load.loaded > 0)
+
+
+def test_a_load_is_done_only_when_its_readers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WK-5: one that is still at a block behind a miss would write into the next load's rows."""
+    store = make_store(tmp_path, of=LARGE)
+    for i in range(1, 4):
+        assert store.write(name(i), content(i, LARGE))
+    at_it, go_on = threading.Event(), threading.Event()
+    read = BlockStore.read
+
+    def slow_behind_the_miss(self: BlockStore, which: bytes, into: Bytes) -> bool:
+        if which == name(2):
+            at_it.set()
+            assert go_on.wait(10)
+        elif which == name(0):
+            assert at_it.wait(10)
+        return read(self, which, into)
+
+    monkeypatch.setattr(BlockStore, "read", slow_behind_the_miss)
+    pool = np.zeros((2, 9, LARGE.block_bytes // 2), np.uint8)
+    done = threading.Event()
+    background = ByHand()
+    loader = Loader(store, HostMemory(pool, LARGE), background, lambda load: done.set())
+    loader.submit(Load([name(0), name(1), name(2)], [0, 1, 2]))
+    thread = threading.Thread(target=background.run)
+    thread.start()
+    assert at_it.wait(10)
+    early = done.wait(0.2)
+    go_on.set()
+    thread.join(10)
+    loader.close(0.0)
+    assert not early
+    assert done.is_set()

@@ -147,3 +147,43 @@ def test_fingerprints_differ_with_all_that_changes_the_content() -> None:
 def test_the_disk_is_asked(tmp_path: Path) -> None:
     free, total = disk_usage(tmp_path)
     assert 0 <= free <= total
+
+
+def test_a_directory_that_vanished_is_no_room(tmp_path: Path) -> None:
+    """WK-5: never an error."""
+
+    def gone(path: Path) -> tuple[int, int]:
+        raise FileNotFoundError(path)
+
+    store = BlockStore(tmp_path, SMALL, most_bytes=10**6, usage=gone)
+    assert not store.write(name(0), content(0))
+    assert store.failures_total == 1
+
+
+def test_what_a_killed_worker_was_writing_goes(tmp_path: Path) -> None:
+    """WK-5: the size stays bounded whatever happens; a living worker's file is left alone."""
+    first = make_store(tmp_path)
+    assert first.write(name(0), content(0))
+    folder = first._path(name(0)).parent
+    old, new = (folder / f"{name(i).hex()}.safetensors.{i}.tmp" for i in (1, 2))
+    session = tmp_path / "sessions" / f"{name(3).hex()}.json.3.tmp"
+    for path in (old, new, session):
+        path.write_bytes(b"half")
+    for path in (old, session):
+        os.utime(path, (0, 0))
+    make_store(tmp_path)
+    assert [path.exists() for path in (old, new, session)] == [False, True, False]
+    assert read(first, 0)
+
+
+def test_manifests_are_bounded_too(tmp_path: Path) -> None:
+    """WK-5: no more of them than blocks, and none where nothing was kept."""
+    store = make_store(tmp_path, blocks=3)
+    for i in range(3):
+        assert store.write(name(i), content(i))
+    for i in range(10):
+        store.remember(f"session {i}", [name(i % 3)])
+    store.remember("nothing kept", [])
+    again = make_store(tmp_path, blocks=3)
+    again.remember("after a restart", [name(0)])
+    assert len(list((tmp_path / "sessions").iterdir())) == 3

@@ -1,0 +1,104 @@
+"""``make sim``: policies compared over hours of load, in virtual time. See the package."""
+
+import argparse
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from perf.goodput_policies import POLICIES, Policy
+from perf.sim.offers import Scenario
+from perf.sim.run import Fleet, Run, simulate
+from perf.sim.table import Summary
+from perf.sim.worker import WorkerSpec
+from perf.stats import percentile
+from perf.workload import Speed
+from worker.engine.synthetic import StepPace
+
+# perf.fit_pace on the demo model, 2 cores, slowed five times as in perf.goodput.
+PACE = StepPace(6.4e-3, 0.635e-3, 0.44e-3)
+SLOTS = 8
+FLEET = Fleet(WorkerSpec(PACE, SLOTS, kv_tokens=SLOTS * 512))
+SPEED = Speed(1000 * PACE.prompt_token_s, 1000 * (PACE.step_s + PACE.row_s * SLOTS / 2))
+WARM_S = 20.0
+UNBOUNDED = {"QUEUE_SIZE": "-1"}
+
+
+def run_policy(
+    policy: Policy, scenario: Scenario, fleet: Fleet, per_s: float, seconds: float, seed: int
+) -> Run:
+    """One policy under one load."""
+    return simulate(
+        scenario.offers(per_s, seconds, seed),
+        fleet,
+        UNBOUNDED | dict(policy.settings),
+        seed=seed,
+        states_deadline=policy.states_deadline,
+    )
+
+
+def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
+    """Requests per second with every slot full: the middle of a flood without deadlines."""
+    flood = [offer for offer in scenario.offers(1000.0, 0.6, seed)]
+    run = simulate(
+        flood,
+        fleet,
+        UNBOUNDED | {"QUEUE_ORDER": "fifo", "ADMISSION": "off"},
+        seed=seed,
+        states_deadline=False,
+        linger_s=600.0,
+    )
+    ends = sorted(fate.ended_s for fate in run.fates)
+    return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=3.0, help="of load per row")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0, 3.0])
+    parser.add_argument("--open", type=float, default=0.0, help="share of open-ended answers")
+    parser.add_argument("--burst", type=float, default=1.0, help="1: Poisson; up to 2: bursts")
+    parser.add_argument("--only", nargs="+", choices=[p.name for p in POLICIES], metavar="POLICY")
+    parser.add_argument("--seed", type=int, default=20240229)
+    args = parser.parse_args()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    scenario = Scenario(SPEED, open_share=args.open, burst=args.burst)
+    capacity = capacity_per_s(scenario, FLEET, args.seed)
+    title = f"{args.minutes:g} min a row, capacity {capacity:.1f}/s, seed {args.seed}"
+    table = Table(title=title, title_justify="left")
+    columns = "load,policy,goodput/s,attainment,waste,TTFT p50 ms,p99 ms,refused,false,samples"
+    for column in columns.split(","):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    begun, hours = time.perf_counter(), 0.0
+    for load in args.loads:
+        for policy in POLICIES:
+            if args.only and policy.name not in args.only:
+                continue
+            seconds = 60 * args.minutes
+            run = run_policy(policy, scenario, FLEET, load * capacity, seconds, args.seed)
+            hours += seconds / 3600
+            s = Summary.of(run, WARM_S)
+            table.add_row(
+                f"{load:g}",
+                policy.label,
+                f"{s.goodput:.2f}",
+                f"{100 * s.attainment:.1f} %",
+                f"{100 * s.waste:.2f} %",
+                f"{s.ttft_p50_ms:.0f}",
+                f"{s.ttft_p99_ms:.0f}",
+                f"{100 * s.refused:.1f} %",
+                f"{100 * s.false_refusals:.2f} %",
+                f"{s.samples}",
+            )
+        table.add_section()
+    console.print(table)
+    taken = time.perf_counter() - begun
+    console.print(f"{hours:.2f} h simulated in {taken:.0f} s", style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""An event loop whose time jumps to the next timer instead of waiting for it."""
+
+import asyncio
+import selectors
+from collections.abc import Callable
+
+from orchestrator.clock import Timer
+
+
+class Deadlock(RuntimeError):
+    """Everything waits, and nothing is due: in a simulation nobody else will wake it."""
+
+
+class _Jumps(selectors.SelectSelector):
+    """Advances time by what a real selector would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Deadlock("nothing is due any more")
+        self.now += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """For coroutines that use timers and each other only: no sockets, no threads."""
+
+    def __init__(self) -> None:
+        self._jumps = _Jumps()
+        super().__init__(self._jumps)
+
+    def time(self) -> float:
+        return self._jumps.now
+
+
+class VirtualClock:
+    """The orchestrator's clock on such a loop. The simulation begins at a round wall time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.now = loop.time
+
+    def unix(self) -> float:
+        return 1_800_000_000.0 + self._loop.time()
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        return self._loop.call_at(when, callback)

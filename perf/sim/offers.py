@@ -1,0 +1,84 @@
+"""Who asks for what, and when: Poisson or bursts, many sizes, several tenants, from one seed."""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.task import Priority
+from perf.workload import Sizes, Speed
+from worker.protocol import OnDeadline
+
+PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
+ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One request. ``length`` is how long its answer is by itself, up to ``max_tokens``."""
+
+    at_s: float
+    prompt_tokens: int
+    max_tokens: int
+    length: int
+    deadline_ms: float
+    tenant: str
+    priority: Priority
+    on_deadline: OnDeadline = OnDeadline.ERROR
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the orchestrator cannot know how long the answer will be."""
+        return self.length != self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How requests look. Deadlines as in ``perf.workload``: ``patience`` times the service time.
+
+    ``tenants`` maps names to their share of the offers. ``burst`` above 1 makes the rate swing
+    between burst and 2 - burst times its mean, every ``burst_s``. ``open_share`` of the requests
+    end by themselves somewhere before ``max_tokens``.
+    """
+
+    speed: Speed
+    prompts: Sizes = PROMPTS
+    answers: Sizes = ANSWERS
+    patience: Sequence[float] = (1.5, 3.0, 6.0)
+    margin_ms: float = 250.0
+    tenants: Mapping[str, float] = field(default_factory=lambda: {"a": 1.0})
+    batch_share: float = 0.0
+    open_share: float = 0.0
+    burst: float = 1.0
+    burst_s: float = 20.0
+
+    def offers(self, per_s: float, seconds: float, seed: int) -> Iterator[Offer]:
+        """In order of time."""
+        rng = random.Random(seed)
+        names, weights = list(self.tenants), list(self.tenants.values())
+        most = per_s * max(1.0, self.burst)
+        at_s = 0.0
+        while (at_s := at_s + rng.expovariate(most)) < seconds:  # thinning
+            high = math.sin(2 * math.pi * at_s / self.burst_s) > 0
+            rate = per_s * (self.burst if high else 2 - self.burst)
+            if rng.random() * most < rate:
+                yield self._one(at_s, rng, rng.choices(names, weights)[0])
+
+    def _one(self, at_s: float, rng: random.Random, tenant: str) -> Offer:
+        prompt, length = self.prompts.draw(rng), self.answers.draw(rng)
+        # Margin and patience are for the real length: what clients want, not what they allow.
+        service_ms = self.speed.service_ms(prompt, length)
+        is_batch = rng.random() < self.batch_share
+        deadline_ms = rng.choice(self.patience) * service_ms + self.margin_ms
+        most = length
+        if rng.random() < self.open_share:
+            most = round(length * rng.uniform(1.05, 4.0)) + 1
+        return Offer(
+            at_s=at_s,
+            prompt_tokens=prompt,
+            max_tokens=most,
+            length=length,
+            deadline_ms=deadline_ms * (20 if is_batch else 1),
+            tenant=tenant,
+            priority=Priority.BATCH if is_batch else Priority.INTERACTIVE,
+        )

@@ -1,0 +1,250 @@
+"""Runs a load through a real gateway on virtual time, and says what became of every request."""
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.clock import Clock
+from orchestrator.deadline import Deadline
+from orchestrator.errors import TidegateError
+from orchestrator.gateway import Gateway
+from orchestrator.journal import MemoryJournal
+from orchestrator.lanes import LaneConfig, LaneOwner
+from orchestrator.settings import load_settings
+from orchestrator.task import Api, Job, Task
+from orchestrator.tokens import PromptEncoder
+from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.offers import Offer
+from perf.sim.worker import SimLane, SimWorker, WorkerSpec
+from worker.protocol import Delta, ModelCard, Outcome, Sampling
+
+MODEL = "sim"
+_VOCABULARY = 2**20
+_TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+_FOREVER_MS = 1.7e6
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of one offer. Seconds of the simulation; 0 where it never came to that."""
+
+    offer: Offer
+    outcome: Outcome | None = None
+    code: str = ""
+    dispatched_s: float = 0.0
+    first_s: float = 0.0
+    ended_s: float = 0.0
+    tokens: int = 0
+    endings: int = 0
+    doubtful: bool = False
+    """It was sent to a worker when it would probably miss."""
+    probe: bool = False
+    fitted: bool = False
+
+    @property
+    def met(self) -> bool:
+        """By the client's own clock and deadline, whatever the service was told of it."""
+        in_time = self.ended_s <= self.offer.at_s + self.offer.deadline_ms / 1000
+        return self.outcome is Outcome.MET and in_time
+
+
+@dataclass(slots=True)
+class Run:
+    """A simulation that has ended."""
+
+    fates: list[Fate]
+    seconds: float
+    gateway: Gateway
+    workers: list[SimWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The instances."""
+
+    spec: WorkerSpec
+    count: int = 2
+    context_tokens: int = 4096
+
+
+At = Callable[[list[SimWorker]], None]
+"""Something that happens to the workers at a time."""
+
+
+def simulate(
+    offers: Iterable[Offer],
+    fleet: Fleet,
+    settings: Mapping[str, str],
+    *,
+    seed: int,
+    states_deadline: bool = True,
+    happenings: Mapping[float, At] | None = None,
+    linger_s: float = 5.0,
+) -> Run:
+    """Run ``offers`` to ``linger_s`` after the last of them; then what is left is ended.
+
+    ``settings`` are names in capitals, as in the environment without ``TIDEGATE_``.
+    """
+    loop = VirtualLoop()
+    was_enabled = gc.isenabled()
+    gc.disable()  # objects in cycles are few, and a run is short
+    try:
+        return loop.run_until_complete(
+            _run(
+                loop,
+                list(offers),
+                fleet,
+                {name.lower(): value for name, value in settings.items()},
+                random.Random(seed),
+                states_deadline,
+                happenings or {},
+                linger_s,
+            )
+        )
+    finally:
+        loop.close()
+        if was_enabled:
+            gc.enable()
+
+
+async def _run(
+    loop: VirtualLoop,
+    offers: list[Offer],
+    fleet: Fleet,
+    settings: Mapping[str, str],
+    rng: random.Random,
+    states_deadline: bool,
+    happenings: Mapping[float, At],
+    linger_s: float,
+) -> Run:
+    clock = VirtualClock(loop)
+    addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
+    card = _card(fleet)
+    workers = {
+        address: SimWorker(fleet.spec, card, clock, random.Random(rng.random()))
+        for address in addresses
+    }
+
+    def make_lane(
+        address: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
+    ) -> SimLane:
+        return SimLane(workers[address], address, config, owner, clock, rng)
+
+    values = {"instances": ",".join(addresses), "log_level": "warning"} | dict(settings)
+    gateway = Gateway(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
+    encoder = PromptEncoder(card, gateway._executor)
+    for instance in gateway.registry:
+        instance.encoder = encoder  # else it would be loaded in a thread
+    loggers = [logging.getLogger(name) for name in ("tidegate.access", "tidegate.service")]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    gateway.start()
+    driver = _Driver(gateway, clock, states_deadline)
+    for offer in offers:
+        loop.call_at(offer.at_s, driver.offer, offer)
+    for at_s, happening in happenings.items():
+        loop.call_at(at_s, happening, list(workers.values()))
+    end_s = (offers[-1].at_s if offers else 0.0) + linger_s
+    await driver.until(end_s)
+    await gateway.finish(0.0)
+    await gateway.close()
+    return Run(driver.fates, end_s - linger_s, gateway, list(workers.values()))
+
+
+class _Driver:
+    """Submits offers when they are due, and hears what becomes of them."""
+
+    def __init__(self, gateway: Gateway, clock: VirtualClock, states_deadline: bool) -> None:
+        self.fates: list[Fate] = []
+        self._gateway = gateway
+        self._clock = clock
+        self._states_deadline = states_deadline
+        self._submitting: set[object] = set()
+
+    def offer(self, offer: Offer) -> None:
+        fate = Fate(offer)
+        self.fates.append(fate)
+        task = asyncio.ensure_future(self._submit(offer, fate))
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+
+    async def until(self, end_s: float) -> None:
+        await asyncio.sleep(max(0.0, end_s - self._clock.now()))
+
+    async def _submit(self, offer: Offer, fate: Fate) -> None:
+        now = self._clock.now()
+        budget_ms = offer.deadline_ms if self._states_deadline else _FOREVER_MS
+        job = Job(
+            api=Api.COMPLETIONS,
+            model=MODEL,
+            sampling=Sampling(max_tokens=offer.max_tokens, ignore_eos=not offer.is_open),
+            max_tokens=offer.max_tokens,
+            deadline=Deadline(now + budget_ms / 1000, 0),
+            correlation_id="",
+            arrived=now,
+            on_deadline=offer.on_deadline,
+            priority=offer.priority,
+            tenant=offer.tenant,
+        )
+        prompt = (offer.length,) + (1,) * (offer.prompt_tokens - 1)
+        try:
+            await self._gateway.submit(job, prompt, [_Ear(fate)])
+        except TidegateError as error:
+            fate.outcome, fate.code = Outcome.REFUSED, error.code
+            fate.ended_s = self._clock.now()
+            fate.endings += 1
+
+
+class _Ear:
+    """Writes down a task's end."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+
+    def started(self, task: Task) -> None:
+        """The marks have it."""
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        """So has the count."""
+
+    def ended(self, task: Task) -> None:
+        fate, ending = self._fate, task.ending
+        assert ending is not None
+        fate.outcome = ending.outcome
+        fate.code = ending.error.code if ending.error is not None else ""
+        fate.dispatched_s = task.marks.dispatched
+        fate.first_s = task.marks.first_token
+        fate.ended_s = task.marks.ended
+        fate.tokens = task.completion_tokens
+        fate.doubtful = task.marks.dispatched > task.doubtful_from
+        fate.probe = task.probe
+        fate.fitted = task.fitted_tokens is not None
+        fate.endings += 1
+
+
+def _card(fleet: Fleet) -> ModelCard:
+    spec = fleet.spec
+    return ModelCard(
+        model=MODEL,
+        context_tokens=fleet.context_tokens,
+        vocab_size=_VOCABULARY,
+        tokenizer_json=_TOKENIZER,
+        chat_template="",
+        special_tokens={},
+        bos_token_id=None,
+        eos_token_ids=(),
+        block_tokens=16,
+        hash_salt=b"",
+        engine="sim",
+        engine_version="1",
+        engine_digest="",
+        model_digest="",
+        device="none",
+        max_running=spec.slots,
+        max_waiting=spec.slots * 8,
+        min_start_budget_ms=1000 * spec.min_start_s,
+        max_step_tokens=spec.step_tokens,
+    )

@@ -1,0 +1,46 @@
+"""What a simulation came to, as figures."""
+
+from dataclasses import dataclass
+
+from perf.sim.run import Run
+from perf.stats import percentile
+from worker.protocol import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One policy at one load. Shares are 0 to 1."""
+
+    offered: int
+    goodput: float
+    attainment: float
+    waste: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    refused: float
+    false_refusals: float
+    samples: int
+
+    @classmethod
+    def of(cls, run: Run, warm_s: float) -> "Summary":
+        """Of the offers after ``warm_s``; tokens and refusals over all of them."""
+        fates = [fate for fate in run.fates if fate.offer.at_s >= warm_s]
+        met = sum(fate.met for fate in fates)
+        late = sum(worker.tokens_late for worker in run.workers)
+        tokens = sum(fate.tokens for fate in fates) + late
+        wasted = sum(
+            fate.tokens for fate in fates if not fate.met and fate.outcome is not Outcome.PARTIAL
+        )
+        ttft = [1000 * (f.first_s - f.offer.at_s) for f in fates if f.first_s]
+        refusals = run.gateway._admission.refusals
+        return cls(
+            offered=len(fates),
+            goodput=met / (run.seconds - warm_s),
+            attainment=met / len(fates) if fates else 1.0,
+            waste=(wasted + late) / tokens if tokens else 0.0,
+            ttft_p50_ms=percentile(ttft, 50) if ttft else float("nan"),
+            ttft_p99_ms=percentile(ttft, 99) if ttft else float("nan"),
+            refused=sum(f.outcome is Outcome.REFUSED for f in fates) / max(1, len(fates)),
+            false_refusals=refusals.false_rate,
+            samples=refusals.samples_met + refusals.samples_lost,
+        )

@@ -1,0 +1,136 @@
+"""DL-6 fit and DL-7 over HTTP, in every dialect, in front of an instance of a known pace."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.forecast import Prospect
+from orchestrator.prediction import PaceModel
+from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker
+from worker.protocol import OnDeadline
+
+# 10 ms a token for one, 16 ms with all 64 slots in use.
+PACE = PaceModel(64, 512, 9.9, 0.1, 0.1, 0.0, (0.8, 1.0, 1.25))
+TASK = {"model": "fake", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
+CHAT = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 400,
+    "ignore_eos": True,
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v2/tasks": TASK,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TASK,
+}
+
+
+def at_known_pace(service: Service) -> Service:
+    service.gateway.forecaster._prospect_of = lambda model: Prospect((PACE,), 64, 64, 0.0)
+    return service
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
+    service: Service, worker: FakeWorker, path: str, stream: bool
+) -> None:
+    at_known_pace(service)
+    extra = {"stream": True} if stream and "v1" in path else {}
+    body = BODIES[path] | extra | {"deadline_ms": 1000}
+    async with service.http.post(path, json=body) as response:
+        assert response.status == 504
+        assert response.headers["x-should-retry"] == "false"
+        assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) == 0
+        error = (await response.json())["error"]
+    assert error["code"] == "deadline_infeasible"
+    assert error["predicted_finish_ms"] > 1000
+    assert error["earliest_feasible_deadline"] > 1000 * time.time() + 1000
+    assert error["binding_constraint"] == "decode"
+    assert worker.submits == []
+    assert service.outcomes() == ["refused"]
+    assert service.metric("tidegate_infeasible_refused_total") == 1
+    # The deadline that it names is taken.
+    headers = {"X-Deadline": str(error["earliest_feasible_deadline"] + 500)}
+    async with service.http.post(path, json=BODIES[path] | extra, headers=headers) as response:
+        assert response.status in (200, 202)
+        await response.read()
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+async def test_dl7_the_other_modes_let_it_in(
+    worker: FakeWorker, make_service: MakeService, mode: str
+) -> None:
+    service = at_known_pace(await make_service(worker, admission=mode))
+    body = TASK | {"deadline_ms": 1000}
+    async with service.http.post("/v1/completions", json=body) as response:
+        assert response.status == 200
+    judged = 1.0 if mode == "observe" else 0.0
+    assert service.metric("tidegate_infeasible_judged_total") == judged
+    # This worker is faster than it has been: the refusal would have been wrong.
+    assert service.metric("tidegate_false_refusal_rate") == judged
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_dl6_fit_shrinks_the_answer_and_says_so(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    at_known_pace(service)
+    body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit"}
+    async with service.http.post(path, json=body) as response:
+        assert response.status == 200
+        answer = await response.json()
+        fitted = answer["fitted_max_tokens"]
+        assert response.headers["X-Fitted-Max-Tokens"] == str(fitted)
+    assert 30 <= fitted <= 50
+    assert answer["usage"]["completion_tokens"] == fitted
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert service.outcomes() == ["met"]
+    assert worker.submits[0].sampling.max_tokens == fitted
+    assert worker.submits[0].on_deadline is OnDeadline.PARTIAL
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_dl6_fit_is_said_in_a_streams_last_chunk(service: Service, path: str) -> None:
+    at_known_pace(service)
+    body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit", "stream": True}
+    async with service.http.post(path, json=body) as response:
+        chunks = [event.data async for event in read_events(response)]
+    assert chunks[-1] == "[DONE]"
+    last = json.loads(chunks[-2])
+    assert 30 <= last["fitted_max_tokens"] <= 50
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert "left=" in last["deadline_budget"]
+    assert all("fitted_max_tokens" not in json.loads(chunk) for chunk in chunks[:-2])
+
+
+async def test_dl6_fit_on_tasks(service: Service) -> None:
+    at_known_pace(service)
+    body = TASK | {"deadline_ms": 1000, "on_deadline": "fit"}
+    async with service.http.post("/v2/tasks", json=body) as response:
+        assert response.status == 202
+        task = await response.json()
+        assert response.headers["X-Fitted-Max-Tokens"] == str(task["fitted_max_tokens"])
+    async with service.http.get(task["events_url"]) as response:
+        events = [event async for event in read_events(response)]
+    assert events[-1].event == "end"
+    end = events[-1].json()
+    assert end["fitted_max_tokens"] == task["fitted_max_tokens"]
+    assert (end["outcome"], end["finish_reason"]) == ("met", "length")
+    async with service.http.get(f"/v2/tasks/{task['task_id']}") as response:
+        status = await response.json()
+    assert status["fitted_max_tokens"] == task["fitted_max_tokens"]
+    assert status["usage"]["completion_tokens"] == task["fitted_max_tokens"]
+
+
+async def test_dl6_fit_leaves_alone_what_fits(service: Service) -> None:
+    at_known_pace(service)
+    body = TASK | {"deadline_ms": 60_000, "on_deadline": "fit"}
+    async with service.http.post("/v1/completions", json=body) as response:
+        answer = await response.json()
+        assert "X-Fitted-Max-Tokens" not in response.headers
+    assert "fitted_max_tokens" not in answer
+    assert answer["usage"]["completion_tokens"] == 400

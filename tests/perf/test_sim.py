@@ -1,0 +1,221 @@
+"""Issue 4's promises on the simulator: the real orchestrator, virtual time, one seed each."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.task import Priority
+from perf.goodput_policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
+from perf.sim.__main__ import FLEET, PACE, SPEED, capacity_per_s, run_policy
+from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
+from perf.sim.offers import Scenario
+from perf.sim.run import Fate, Fleet, Run, simulate
+from perf.sim.table import Summary
+from perf.sim.worker import SimWorker
+from worker.engine.synthetic import StepPace
+from worker.protocol import OnDeadline
+
+SCENARIO = Scenario(SPEED)
+PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
+"""Deadlines that a request can make in a full house: the others are lost whoever asks."""
+SEED = 7
+WARM_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def capacity() -> float:
+    return capacity_per_s(SCENARIO, FLEET, SEED)
+
+
+Runs = dict[tuple[str, float], Run]
+
+
+@pytest.fixture(scope="module")
+def runs(capacity: float) -> Runs:
+    """Every policy at 1 and 2 times the capacity, a minute each."""
+    return {
+        (policy.name, load): run_policy(policy, SCENARIO, FLEET, load * capacity, 60.0, SEED)
+        for policy in POLICIES
+        for load in (1.0, 2.0)
+    }
+
+
+def after_warm_up(run: Run) -> list[Fate]:
+    return [fate for fate in run.fates if fate.offer.at_s >= WARM_S]
+
+
+def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
+    for run in runs.values():
+        assert run.fates
+        assert {fate.endings for fate in run.fates} == {1}
+        assert all(fate.outcome is not None for fate in run.fates)
+        settled = run.gateway.metrics.settled
+        counted = Counter(fate.outcome for fate in run.fates)
+        assert {o: n for o, n in settled.items() if n} == dict(counted)
+
+
+def test_dl8_expired_work_is_never_dispatched(runs: Runs) -> None:
+    for (name, _), run in runs.items():
+        if name == FIFO.name:
+            continue  # it knows no deadline
+        assert sum(worker.started_late for worker in run.workers) == 0
+        for fate in run.fates:
+            assert fate.dispatched_s < fate.offer.at_s + fate.offer.deadline_ms / 1000
+
+
+def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
+    """PF-2's aims, in virtual time: 2 x keeps 95 % of 1 x, with hardly any waste."""
+    summary = {key: Summary.of(run, WARM_S) for key, run in runs.items()}
+    ours = summary[OURS.name, 2.0]
+    assert ours.goodput >= 0.95 * summary[OURS.name, 1.0].goodput
+    assert ours.waste < 0.01
+    assert summary[OURS.name, 1.0].waste < 0.04
+    assert summary[FIFO.name, 2.0].goodput < 0.1 * ours.goodput
+    for policy in POLICIES[1:]:
+        assert summary[policy.name, 2.0].goodput < 0.5 * ours.goodput
+
+
+def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
+    run = run_policy(OURS, SCENARIO, FLEET, 0.5 * capacity, 60.0, SEED)
+    assert Summary.of(run, WARM_S).attainment > 0.99
+
+
+def test_a_simulation_repeats_itself(capacity: float) -> None:
+    def fates() -> list[tuple[object, ...]]:
+        run = run_policy(OURS, SCENARIO, FLEET, 1.5 * capacity, 15.0, 3)
+        return [(f.outcome, f.dispatched_s, f.ended_s, f.tokens) for f in run.fates]
+
+    assert fates() == fates()
+
+
+def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
+    """A offers twice the capacity, B and C a tenth of it each, well within their share."""
+    scenario = replace(PATIENT, tenants={"a": 2.0, "b": 0.1, "c": 0.1})
+    run = run_policy(OURS, scenario, FLEET, 2.2 * capacity, 60.0, SEED)
+    attainment = {}
+    for tenant in "abc":
+        own = [fate for fate in after_warm_up(run) if fate.offer.tenant == tenant]
+        attainment[tenant] = sum(fate.met for fate in own) / len(own)
+    assert attainment["a"] < 0.6
+    assert min(attainment["b"], attainment["c"]) > 0.85
+
+
+def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None:
+    scenario = replace(PATIENT, batch_share=0.3)
+    run = run_policy(OURS, scenario, FLEET, 1.3 * capacity, 60.0, SEED)
+    by_class: dict[Priority, list[Fate]] = {priority: [] for priority in Priority}
+    for fate in after_warm_up(run):
+        by_class[fate.offer.priority].append(fate)
+    share = {p: sum(f.met for f in fates) / len(fates) for p, fates in by_class.items()}
+    assert share[Priority.INTERACTIVE] > 0.85
+    assert share[Priority.BATCH] > 0.1
+
+
+def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
+    """``observe`` lets everything in that ``enforce`` would have refused: what became of it?"""
+    scenario = replace(SCENARIO, patience=(0.3, 0.6, 0.9, 1.5, 4.0), margin_ms=50.0)
+    observe = Policy("observe", "", True, {"ADMISSION": "observe"})
+    run = run_policy(observe, scenario, FLEET, 0.7 * capacity, 240.0, SEED)
+    summary = Summary.of(run, WARM_S)
+    assert summary.samples > 200
+    assert summary.false_refusals < 0.01
+
+
+def test_dl7_what_is_infeasible_is_refused_before_it_costs_anything(capacity: float) -> None:
+    scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)
+    run = run_policy(OURS, scenario, FLEET, 0.7 * capacity, 60.0, SEED)
+    refused = [fate for fate in after_warm_up(run) if fate.code == "deadline_infeasible"]
+    assert len(refused) > 100
+    assert all(not fate.tokens for fate in refused)
+
+
+def test_open_ended_answers_are_learnt(capacity: float) -> None:
+    """Clients allow up to four times what answers take; deadlines go by what they take."""
+    scenario = replace(SCENARIO, open_share=1.0)
+    one, two = (
+        Summary.of(run_policy(OURS, scenario, FLEET, load * capacity, 60.0, SEED), WARM_S)
+        for load in (1.0, 2.0)
+    )
+    assert two.goodput >= 0.95 * one.goodput
+    assert two.waste < 0.05
+
+
+def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: float) -> None:
+    """From the 20th second on, one of two workers has a tenth of its pace, then its own again."""
+
+    def slow(workers: list[SimWorker]) -> None:
+        workers[0].pace = StepPace(10 * PACE.step_s, 10 * PACE.row_s, 10 * PACE.prompt_token_s)
+
+    def well(workers: list[SimWorker]) -> None:
+        workers[0].pace = PACE
+
+    run = simulate(
+        SCENARIO.offers(0.4 * capacity, 80.0, SEED),
+        FLEET,
+        {"QUEUE_SIZE": "-1"},
+        seed=SEED,
+        happenings={20.0: slow, 50.0: well},
+    )
+
+    def attainment(begin: float, end: float) -> float:
+        own = [fate for fate in run.fates if begin <= fate.offer.at_s < end]
+        return sum(fate.met for fate in own) / len(own)
+
+    assert attainment(10, 20) > 0.98
+    assert attainment(55, 80) > 0.95
+
+
+def test_dl6_fit_is_met_where_error_would_miss(capacity: float) -> None:
+    tight = replace(SCENARIO, patience=(0.6,), margin_ms=50.0)
+
+    def attainment(on_deadline: OnDeadline) -> tuple[float, int]:
+        offers = [
+            replace(offer, on_deadline=on_deadline)
+            for offer in tight.offers(0.3 * capacity, 60.0, SEED)
+        ]
+        run = simulate(offers, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED)
+        fates = after_warm_up(run)
+        return sum(f.met for f in fates) / len(fates), sum(f.fitted for f in fates)
+
+    fit, fitted = attainment(OnDeadline.FIT)
+    error, none = attainment(OnDeadline.ERROR)
+    assert fitted > 0 and none == 0
+    assert fit > 0.8
+    assert fit > error + 0.3
+
+
+def test_bursts_are_ridden_out(capacity: float) -> None:
+    scenario = replace(SCENARIO, burst=1.8, burst_s=10.0)
+    ours, edf = (
+        Summary.of(run_policy(policy, scenario, FLEET, capacity, 60.0, SEED), WARM_S)
+        for policy in (OURS, UNPREDICTED)
+    )
+    assert ours.goodput > edf.goodput
+
+
+def test_time_jumps_and_never_waits_for_nothing() -> None:
+    loop = VirtualLoop()
+    try:
+        clock = VirtualClock(loop)
+        loop.run_until_complete(asyncio.sleep(86_400))
+        assert clock.now() == pytest.approx(86_400)
+        with pytest.raises(Deadlock):
+            loop.run_until_complete(asyncio.Event().wait())
+    finally:
+        loop.close()
+
+
+def test_offers_come_at_their_rate_and_repeat() -> None:
+    for burst in (1.0, 1.5, 2.0):
+        scenario = replace(SCENARIO, burst=burst, burst_s=5.0)
+        first = list(scenario.offers(50.0, 100.0, 1))
+        assert first == list(scenario.offers(50.0, 100.0, 1))
+        assert len(first) == pytest.approx(5000, rel=0.06)
+        assert all(0 < offer.length <= offer.max_tokens for offer in first)
+
+
+def test_a_fleet_of_one_and_an_empty_load() -> None:
+    run = simulate([], Fleet(FLEET.spec, count=1), {}, seed=1)
+    assert run.fates == []
