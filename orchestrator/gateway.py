@@ -32,11 +32,12 @@ from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
-from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Task
+from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Stage, Task
 from orchestrator.tokens import PromptEncoder
 from worker.protocol import AbortCause
 
 LOOK_EVERY_S = 0.25
+PLAN_AT_ONCE, PLAN_PAUSE_S = 16, 0.002
 LAST_WORDS_S = 0.5
 """How long the end waits for workers to confirm that cancelled jobs are gone."""
 
@@ -163,6 +164,7 @@ class Gateway:
             FleetCollector(self.registry, self.retrier, self.hedger.races)
         )
         self._live: set[Task] = set()
+        self._stale: list[Task] = []
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
@@ -298,11 +300,21 @@ class Gateway:
     def _drop(self, task: Task, error: QueueFull) -> None:
         self._end(task, refused(error))
 
+    def _plan_anew(self) -> None:
+        """The pace has changed: plan what waits again, a few at a time, lest streams notice."""
+        some, self._stale = self._stale[:PLAN_AT_ONCE], self._stale[PLAN_AT_ONCE:]
+        waiting = [task for task in some if task.stage is Stage.QUEUED]
+        for task in waiting:
+            self.forecaster.plan(task)
+        self.queue.reorder(waiting)
+        if self._stale:
+            self.clock.call_at(self.clock.now() + PLAN_PAUSE_S, self._plan_anew)
+
     def _instances_changed(self) -> None:
-        if self.forecaster.has_drifted(self.clock.now()):
-            for task in self.queue.tasks():
-                self.forecaster.plan(task)
-            self.queue.reorder()
+        if self.queue and self.forecaster.has_drifted(self.clock.now()):
+            is_planning, self._stale = bool(self._stale), self.queue.tasks()
+            if not is_planning:
+                self._plan_anew()
         self._dispatcher.pump()
         if self.registry.snapshot_version != self._health_version:
             self._health_version = self.registry.snapshot_version

@@ -20,7 +20,7 @@ from worker.protocol import WorkerStats
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
 _SMOOTHING = 0.1
-_GROW, _SHRINK = 1.0, 1 / 4
+_GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
 
 

@@ -10,6 +10,7 @@ from perf.benches import (
     paced,
     queued,
     relay,
+    schedule,
     streams,
     ttft,
 )
@@ -17,6 +18,7 @@ from perf.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
+    schedule.BENCH,
     emitter.BENCH,
     ttft.BENCH,
     analyzer.BENCH,

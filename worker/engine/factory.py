@@ -12,7 +12,7 @@ from typing import NamedTuple
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
-from worker.engine.memory import MemoryGuard
+from worker.engine.memory import MemoryGuard, MemoryLimits
 from worker.engine.runner import Runner
 from worker.engine.scheduler import Scheduler, SchedulerConfig
 from worker.engine.step_memory import StepMemory
@@ -67,6 +67,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
     settings that do not fit each other, each with what to do about it.
     """
+    _check(settings)
     phases = Phases()
     path = settings.model_path
     config = read_config(path)
@@ -75,6 +76,21 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     with ThreadPoolExecutor(2, "tidegate-build") as aside:
         hashing = aside.submit(_timed_digest, path, phases)
         return aside.submit(_build, settings, config, clock, phases, hashing).result()
+
+
+def _check(settings: WorkerSettings) -> None:
+    """Raise ``ValueError`` for settings of which one would make another one mean nothing."""
+    MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
+    if settings.kv_disk_path is not None and not settings.prefix_cache:
+        raise ValueError(
+            "TIDEGATE_WORKER_KV_DISK_PATH keeps what the prefix cache holds, and that is off; set"
+            " TIDEGATE_WORKER_PREFIX_CACHE=true or name no path"
+        )
+    if settings.quantize != "none" and settings.weights == "mapped":
+        raise ValueError(
+            "mapped weights stay as they are in the files; set TIDEGATE_WORKER_QUANTIZE=none or"
+            " TIDEGATE_WORKER_WEIGHTS=packed"
+        )
 
 
 def _timed_digest(path: Path, phases: Phases) -> str:
@@ -89,6 +105,17 @@ def _build(
     phases: Phases,
     hashing: Future[str],
 ) -> EngineBundle:
+    limits = SchedulerConfig(
+        vocab_size=config.vocab_size,
+        context_tokens=config.context_tokens,
+        block_tokens=settings.block_tokens,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        max_step_tokens=settings.max_step_tokens,
+        min_start_budget_s=settings.min_start_budget_ms / 1e3,
+        max_stall_s=settings.max_stall_ms / 1e3,
+        prefix_cache=settings.prefix_cache,
+    )
     path = settings.model_path
     with phases.timed("tokenizer"):
         tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
@@ -101,20 +128,7 @@ def _build(
     else:
         built = _build_synthetic(settings, config, tokenizer, clock)
 
-    scheduler = Scheduler(
-        SchedulerConfig(
-            vocab_size=config.vocab_size,
-            context_tokens=config.context_tokens,
-            block_tokens=settings.block_tokens,
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            max_step_tokens=settings.max_step_tokens,
-            min_start_budget_s=settings.min_start_budget_ms / 1e3,
-            max_stall_s=settings.max_stall_ms / 1e3,
-            prefix_cache=settings.prefix_cache,
-        ),
-        BlockPool(built.blocks),
-    )
+    scheduler = Scheduler(limits, BlockPool(built.blocks))
     digest = hashing.result()
     hash_salt = bytes.fromhex(digest)
     engine_digest = _engine_digest(settings, built)
@@ -176,13 +190,14 @@ def _open_tier(
 ) -> Tier | None:
     if settings.kv_disk_path is None or built.memory is None:
         return None
-    return open_disk_tier(
-        scheduler,
-        built.memory,
-        settings.kv_disk_path,
-        settings.kv_disk_bytes,
+    origin = model_digest
+    if settings.deterministic:
         # What another engine computed is as good, but not the same to the last bit (WK-3).
-        model_digest + (engine_digest if settings.deterministic else ""),
+        origin += engine_digest
+    elif settings.quantize != "none":
+        origin += settings.quantize
+    return open_disk_tier(
+        scheduler, built.memory, settings.kv_disk_path, settings.kv_disk_bytes, origin
     )
 
 

@@ -228,17 +228,17 @@ class Scheduler:
     def _refusal(self, request: Request, now: float) -> Ending | None:
         if not request.tokens:
             return _refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
-        if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
-            return _refused(
-                Code.INVALID_REQUEST,
-                f"the prompt has token ids outside 0 to {self.config.vocab_size - 1}, the"
-                " model's vocabulary; encode it with the model's own tokenizer",
-            )
         if request.prompt_tokens >= self.capacity_tokens:
             return _refused(
                 Code.CONTEXT_OVERFLOW,
                 f"the prompt has {request.prompt_tokens} tokens; at most"
                 f" {self.capacity_tokens - 1} leave room for a token of the answer",
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
+            return _refused(
+                Code.INVALID_REQUEST,
+                f"the prompt has token ids outside 0 to {self.config.vocab_size - 1}, the"
+                " model's vocabulary; encode it with the model's own tokenizer",
             )
         if request.job.deadline - now <= self.config.min_start_budget_s:
             return STARVED

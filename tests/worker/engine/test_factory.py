@@ -102,11 +102,6 @@ def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
     assert dtype(dtype="bfloat16") is torch.bfloat16
 
 
-def test_settings_that_contradict_each_other(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="max_step_tokens"):
-        build_engine(settings(tiny, max_step_tokens=2))
-
-
 def test_checkpoint_errors_come_through(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(BrokenCheckpoint, match=r"config\.json is missing"):
         build_engine(settings(tmp_path))
@@ -188,3 +183,30 @@ def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyP
     (thread,) = built_on
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prefix_cache": False, "kv_disk_path": "/kv"}, "KV_DISK_PATH"),
+        ({"weights": "mapped", "quantize": "int8"}, "QUANTIZE"),
+        ({"memory_soft_gib": 2.0, "memory_hard_gib": 1.0}, "memory_soft_gib"),
+        ({"max_step_tokens": 4, "max_running": 8}, "max_step_tokens"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused_before_anything_is_loaded(
+    tiny: Path, changes: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("it loads already")
+
+    monkeypatch.setattr(torch_build, "build_torch_runner", loads)
+    with pytest.raises(ValueError, match=named):
+        build_engine(settings(tiny, **changes))
+
+
+def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -> None:
+    """WK-5: what they compute is not what the model itself does."""
+    for quantize in ("none", "int8", "none"):
+        build_engine(settings(DEMO, quantize=quantize, kv_disk_path=tmp_path / "kv")).engine.stop()
+    assert len(list((tmp_path / "kv").iterdir())) == 2

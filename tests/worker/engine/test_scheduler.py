@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -441,3 +442,18 @@ def test_too_little_time_to_start_is_refused() -> None:
 def test_limits_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match=r"max_step_tokens \(3\).*max_running \(4\)"):
         config(max_step_tokens=3)
+
+
+def test_a_prompt_that_is_too_long_is_refused_without_a_look_at_all_of_it() -> None:
+    """WK-8: millions of ids would hold up everybody's step."""
+
+    class Unread(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it was read")
+
+    scheduler = Scheduler(config(), BlockPool(6))
+    new = request([1])
+    new.tokens = Unread([1] * 1000)
+    new.prompt_tokens = 1000
+    refusal = scheduler.enqueue(new, 0.0)
+    assert refusal is not None and refusal.code is Code.CONTEXT_OVERFLOW
