@@ -16,6 +16,7 @@ from orchestrator.errors import Draining, QueueFull, TidegateError
 from orchestrator.fleet_metrics import FleetCollector
 from orchestrator.forecast import Forecaster
 from orchestrator.health import HealthBoard
+from orchestrator.hedge import Hedger
 from orchestrator.instances import Roster, source_of
 from orchestrator.instances.addresses import is_source
 from orchestrator.journal import Journal
@@ -140,6 +141,7 @@ class Gateway:
                 floor_ms=settings.admission_floor_ms,
             ),
         )
+        self.hedger = Hedger(self.registry, share=settings.hedge_share)
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -152,12 +154,15 @@ class Gateway:
             refuses_late=self._admission.refuses_late,
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
+            hedger=self.hedger,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
         self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
-        self.metrics.registry.register(FleetCollector(self.registry, self.retrier))
+        self.metrics.registry.register(
+            FleetCollector(self.registry, self.retrier, self.hedger.races)
+        )
         self._live: set[Task] = set()
         self._stale: list[Task] = []
         self._task_over = asyncio.Event()
