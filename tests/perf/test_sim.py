@@ -177,7 +177,8 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
         own = [fate for fate in run.fates if begin <= fate.offer.at_s < end]
         return sum(fate.met for fate in own) / len(own)
 
-    assert attainment(10, 20) > 0.98
+    assert attainment(5, 17) > 0.98  # later ones are under way when it happens
+    assert attainment(22, 50) > 0.7
     assert attainment(55, 80) > 0.95
 
 
