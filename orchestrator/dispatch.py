@@ -3,24 +3,22 @@
 import asyncio
 from collections.abc import Callable
 
-from orchestrator.breaker import Ticket
 from orchestrator.clock import Clock
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
+from orchestrator.flight import LaneFlight
 from orchestrator.forecast import Forecaster
 from orchestrator.hedge import Hedger
-from orchestrator.lanes import Lane
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Choice, Placer, Spec
-from orchestrator.prediction import Load, PaceModel
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import InstanceState, Registry
 from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
 from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
-from orchestrator.task import Ending, Job, Stage, Task
-from orchestrator.window import Flown, Window
-from worker.protocol import AbortCause, Delta, End, OnDeadline, Outcome
+from orchestrator.task import Job, Stage, Task
+from orchestrator.window import Flown
+from worker.protocol import AbortCause, End, OnDeadline, Outcome
 
 HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
@@ -86,10 +84,21 @@ class Dispatcher:
             self.pump()
 
     def pump(self) -> None:
-        """Start every waiting task that has somewhere to go."""
+        """Start every waiting task that has somewhere to go.
+
+        Lanes call this among others: whatever goes wrong here must not break them.
+        """
         if not self._queue:
             return
-        now = self._clock.now()
+        try:
+            now = self._clock.now()
+            self._sweep(now)
+            self._start(now)
+        except Exception:
+            service_log.exception("what waits could not be looked through; trying again")
+
+    def _sweep(self, now: float) -> None:
+        """End what has run out of time, or of hope."""
         for task in self._queue.expired(now):
             if task.deadline.left_ms(now) <= 0:
                 self._settler.settle(task, overdue(task, now))
@@ -97,6 +106,8 @@ class Dispatcher:
                 self._settler.settle(task, refused(self._infeasible(task)))
             else:
                 self._queue.push(task)
+
+    def _start(self, now: float) -> None:
         placer = self._placer
         placer.refresh()
         blocked: set[Spec] = set()
@@ -108,22 +119,34 @@ class Dispatcher:
             spec = placer.spec(task)
             if spec in blocked:
                 continue
-            choice = placer.choose(task)
-            if choice is None:
-                if placer.has_room_for(spec):  # a word about this task only, mostly the policy's
-                    passes -= 1
-                else:
-                    blocked.add(spec)
-                continue
-            if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
-                if self._queue.is_aside(task):
-                    return  # those behind it have less of a chance still
-                self._queue.set_aside(task)
-                continue
-            self._queue.take(task)
-            self._dispatch(task, choice)
-            placer.sent(task, choice)
+            try:
+                choice = placer.choose(task)
+                if choice is None:
+                    if placer.has_room_for(spec):  # a word about this task only, mostly a policy's
+                        passes -= 1
+                    else:
+                        blocked.add(spec)
+                    continue
+                if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
+                    if self._queue.is_aside(task):
+                        return  # those behind it have less of a chance still
+                    self._queue.set_aside(task)
+                    continue
+                self._queue.take(task)
+                self._dispatch(task, choice)
+                placer.sent(task, choice)
+            except Exception:
+                self._could_not_start(task)
             has_room = placer.has_room
+
+    def _could_not_start(self, task: Task) -> None:
+        """A fault of ours with one task: it goes, lest it keep all those behind it waiting."""
+        service_log.exception(
+            "a task could not be sent",
+            extra=fields(task_id=task.id, correlation_id=task.correlation_id),
+        )
+        self._queue.remove(task)
+        self._settler.settle(task, failed(TidegateError("an internal error occurred")))
 
     def _is_worth_it(self, task: Task, choice: Choice, now: float) -> bool:
         instance = self._registry.instances[choice.name]
@@ -145,17 +168,13 @@ class Dispatcher:
             task.marks.dispatched = now
         task.flight = self._launch(task, choice, now)
 
-    def _launch(self, task: Task, choice: Choice, now: float) -> "LaneFlight":
+    def _launch(self, task: Task, choice: Choice, now: float) -> LaneFlight:
         instance = self._registry.instances[choice.name]
-        lane = instance.best_lane()
-        ticket = self._registry.breakers.begin(choice.name)
-        job = self._flown(task, choice)
-        flight = LaneFlight(self, task, lane, ticket, instance.window, job, now)
-        self._flights.add(flight)
+        lane, load = instance.best_lane(), instance.load
+        flight = LaneFlight(self, task, lane, instance.window, self._flown(task, choice), now)
         token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
-        instance.window.sent(job, instance.load)
         flight.handle = lane.submit(
             flight,
             token_ids=token_ids,
@@ -172,6 +191,10 @@ class Dispatcher:
             cache_salt=task.cache_salt,
             session=_session(task.job),
         )
+        # Only what was really sent counts as in flight.
+        flight.ticket = self._registry.breakers.begin(choice.name)
+        instance.window.sent(flight.job, load)
+        self._flights.add(flight)
         return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:
@@ -201,7 +224,7 @@ class Dispatcher:
 
     # ── what flights tell ────────────────────────────────────────────────────────────────────
 
-    def flight_ended(self, flight: "LaneFlight", end: End) -> None:
+    def flight_ended(self, flight: LaneFlight, end: End) -> None:
         """The worker is done with a job: its slot is free."""
         now = self._clock.now()
         self._metrics.count_late(flight.late_tokens + end.late_tokens)
@@ -223,7 +246,7 @@ class Dispatcher:
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 
-    def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
+    def flight_lost(self, flight: LaneFlight, error: TidegateError) -> None:
         """The lane is gone, and what the job did with it."""
         self._metrics.count_late(flight.late_tokens)
         task, is_current = flight.task, self._take_down(flight)
@@ -233,7 +256,7 @@ class Dispatcher:
             self._settler.settle(task, self._last_word(flight) or failed(error))
         self.pump()
 
-    def _take_down(self, flight: "LaneFlight") -> bool:
+    def _take_down(self, flight: LaneFlight) -> bool:
         """A job is over; whether its task still counted on it."""
         self._flights.discard(flight)
         flight.window.over(flight.job)
@@ -271,7 +294,7 @@ class Dispatcher:
                     self._go_again(task, flight.address, again)
         self.pump()
 
-    def _try_again(self, flight: "LaneFlight") -> bool:
+    def _try_again(self, flight: LaneFlight) -> bool:
         task = flight.task
         if self._last_word(flight) is not None:
             return False
@@ -315,7 +338,7 @@ class Dispatcher:
         if pump:
             self.pump()
 
-    def _last_word(self, flight: "LaneFlight") -> Verdict | None:
+    def _last_word(self, flight: LaneFlight) -> Verdict | None:
         """The end of a text that is complete though its worker could not say so any more."""
         task, now = flight.task, self._clock.now()
         reason = self._retrier.finish_of(task, flight.address)
@@ -350,7 +373,7 @@ class Dispatcher:
         assert isinstance(rival, LaneFlight) and task.flight is None
         task.flight, task.instance = rival, rival.address
 
-    def first_token(self, flight: "LaneFlight") -> None:
+    def first_token(self, flight: LaneFlight) -> None:
         """One of two jobs for a task has a token: the other one is stopped."""
         task, rival = flight.task, flight.task.rival
         loser = task.flight if rival is flight else rival
@@ -364,7 +387,7 @@ class Dispatcher:
         loser.lost_race = True
         loser.withdraw()
 
-    def listener_failed(self, flight: "LaneFlight") -> None:
+    def listener_failed(self, flight: LaneFlight) -> None:
         """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
         service_log.exception(
             "what a worker told of a task could not be handled",
@@ -374,108 +397,6 @@ class Dispatcher:
 
     def now(self) -> float:
         return self._clock.now()
-
-
-class LaneFlight:
-    """One task's job on a lane. When the task ends first, it stays until the worker is done."""
-
-    __slots__ = (
-        "_dispatcher",
-        "_lane",
-        "abandoned_at",
-        "address",
-        "basis",
-        "cause",
-        "continues",
-        "dispatched_at",
-        "handle",
-        "job",
-        "late_tokens",
-        "lost_race",
-        "task",
-        "ticket",
-        "window",
-    )
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        task: Task,
-        lane: Lane,
-        ticket: Ticket,
-        window: Window,
-        job: Flown,
-        now: float,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._lane = lane
-        self.address = lane.address
-        self.task = task
-        self.ticket = ticket
-        self.window = window
-        self.job = job
-        self.dispatched_at = now
-        self.continues = task.completion_tokens > 0
-        """It goes on with a text that another instance began."""
-        self.handle = -1
-        self.basis: tuple[PaceModel, Load] | None = None
-        """What was known of the instance when the job was sent there."""
-        self.late_tokens = 0
-        self.lost_race = False
-        self.abandoned_at = 0.0
-        self.cause: AbortCause | None = None
-
-    # what the lane tells
-
-    def started(self, wait_ms: float) -> None:
-        if self.task.flight is not self:
-            return
-        try:
-            self.window.started(self.job, wait_ms)
-            self.task.begin(self._dispatcher.now(), wait_ms)
-        except Exception:
-            self._dispatcher.listener_failed(self)
-
-    def tokens(self, delta: Delta, now: float) -> None:
-        task = self.task
-        if task.rival is not None and (task.flight is self or task.rival is self):
-            self._dispatcher.first_token(self)
-        if task.flight is not self:
-            self.late_tokens += len(delta.ids)
-            return
-        try:
-            if task.trail is not None:
-                task.trail.add(delta)
-            task.deliver(delta, now)
-        except Exception:
-            self._dispatcher.listener_failed(self)
-
-    def ended(self, end: End) -> None:
-        try:
-            self._dispatcher.flight_ended(self, end)
-        except Exception:
-            self._dispatcher.listener_failed(self)
-
-    def lost(self, error: TidegateError) -> None:
-        try:
-            self._dispatcher.flight_lost(self, error)
-        except Exception:
-            self._dispatcher.listener_failed(self)
-
-    # what the task tells
-
-    def abandon(self, ending: Ending) -> None:
-        self.cause = ending.cause
-        self.abandoned_at = self._dispatcher.now()
-        self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
-
-    # what the dispatcher tells
-
-    def withdraw(self) -> None:
-        """The task goes on elsewhere: stop the job, count what still comes."""
-        if self.task.flight is self:
-            self.task.flight = None
-        self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 
 def _session(job: Job) -> str:

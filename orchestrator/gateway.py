@@ -303,19 +303,25 @@ class Gateway:
     def _plan_anew(self) -> None:
         """The pace has changed: plan what waits again, a few at a time, lest streams notice."""
         some, self._stale = self._stale[:PLAN_AT_ONCE], self._stale[PLAN_AT_ONCE:]
+        if self._stale:  # first of all: a fault with these must not end it for the others
+            self.clock.call_at(self.clock.now() + PLAN_PAUSE_S, self._plan_anew)
         waiting = [task for task in some if task.stage is Stage.QUEUED]
         for task in waiting:
             self.forecaster.plan(task)
         self.queue.reorder(waiting)
-        if self._stale:
-            self.clock.call_at(self.clock.now() + PLAN_PAUSE_S, self._plan_anew)
 
     def _instances_changed(self) -> None:
+        try:
+            self._look_at_change()
+        except Exception:  # lanes call this, and must not break by it
+            service_log.exception("a change of the instances could not be followed")
+        self._dispatcher.pump()
+
+    def _look_at_change(self) -> None:
         if self.queue and self.forecaster.has_drifted(self.clock.now()):
             is_planning, self._stale = bool(self._stale), self.queue.tasks()
             if not is_planning:
                 self._plan_anew()
-        self._dispatcher.pump()
         if self.registry.snapshot_version != self._health_version:
             self._health_version = self.registry.snapshot_version
             self.health.refresh()

@@ -18,6 +18,7 @@ from typing import Protocol
 from orchestrator.clock import Timer
 from orchestrator.deadline import Deadline
 from orchestrator.errors import TidegateError
+from orchestrator.log import fields, service_log
 from orchestrator.trail import Trail
 from worker.protocol import (
     AbortCause,
@@ -399,7 +400,11 @@ class Task:
             if flight is not None:
                 flight.abandon(ending)
         listeners, self.listeners = self.listeners, []
-        for listener in listeners:
-            listener.ended(self)
-        for call in self.on_end:
-            call(self)
+        for call in (*(listener.ended for listener in listeners), *self.on_end):
+            try:
+                call(self)
+            except Exception:  # limits, stores and whoever ended the task wait for the others
+                service_log.exception(
+                    "the end of a task could not be told",
+                    extra=fields(task_id=self.id, correlation_id=self.correlation_id),
+                )

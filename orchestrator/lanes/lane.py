@@ -157,8 +157,6 @@ class Lane:
         assert self.is_open, "submitted to a lane that is not open"
         handle = self._next_handle
         self._next_handle += 1
-        self.submitted_total += 1
-        self._jobs[handle] = sink
         message = Submit(
             lane=self._name,
             handle=handle,
@@ -172,6 +170,8 @@ class Lane:
             session=session,
         )
         self._post(message, f"{handle}/{correlation_id}")
+        self.submitted_total += 1
+        self._jobs[handle] = sink
         return handle
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
