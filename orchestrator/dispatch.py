@@ -18,12 +18,15 @@ from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
 from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
 from orchestrator.task import Job, Stage, Task
 from orchestrator.window import Flown
-from worker.protocol import AbortCause, End, OnDeadline, Outcome
+from worker.protocol import AbortCause, Code, End, OnDeadline, Outcome
 
 HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
+
+FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
+"""An instance's own: a rival that is under way already is not touched by them."""
 
 
 class Dispatcher:
@@ -242,7 +245,10 @@ class Dispatcher:
             pace = None if instance is None else instance.pace
             self._forecaster.ended(task, end, pace, flight.basis)
         self._hedger.races.aborts_verified += flight.lost_race
-        if is_current and not (end.code in WORTH_ANOTHER_TRY and self._try_again(flight)):
+        has_chance = end.code in WORTH_ANOTHER_TRY or (
+            end.code in FAULTS and task.rival is not None
+        )
+        if is_current and not (has_chance and self._try_again(flight)):
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 

@@ -186,6 +186,24 @@ async def test_or10_the_rival_is_left_when_the_first_one_dies(
     assert service.outcomes() == ["met"]
 
 
+async def test_or10_the_rival_is_left_when_the_first_ones_engine_fails(
+    race: tuple[Service, FakeWorker, FakeWorker],
+) -> None:
+    """Nothing has been told to the client yet, and the rival is well."""
+    service, first, second = race
+    failing, held = Plan(stall_at=0, fail_at=0), Plan(stall_at=0, speak=speak)
+    first.plan = lambda submit: failing
+    second.plan = lambda submit: held
+    running = asyncio.create_task(run(service, TASK))
+    await second.until(lambda: second.running == 1)
+    failing.release.set()
+    lost = service.gateway.registry.instances[first.address]
+    await service.until(lambda: lost.load == 0)
+    held.release.set()
+    assert text_of(await running) == EXPECTED
+    assert service.outcomes() == ["met"]
+
+
 async def test_or10_a_cancel_stops_both(race: tuple[Service, FakeWorker, FakeWorker]) -> None:
     service, first, second = race
     first.plan = second.plan = lambda submit: Plan(stall_at=0)
