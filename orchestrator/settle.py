@@ -165,7 +165,7 @@ class Settler:
             metrics.admission_ms.observe(1000 * (marks.queued - marks.received))
         if marks.dispatched:
             metrics.queue_ms.observe(1000 * (marks.dispatched - marks.queued))
-        if marks.started:
+        if marks.has_started:
             metrics.dispatch_ms.observe(1000 * (marks.started - marks.dispatched))
         if marks.first_token:
             metrics.ttft_ms.observe(1000 * (marks.first_token - marks.received))
@@ -217,8 +217,9 @@ def budget_of(task: Task, end: End | None, now: float) -> Budget:
     to the first token when the worker's own figures are taken off.
     """
     marks = task.marks
-    wait_ms = task.worker_wait_ms if end is None else end.wait_ms
-    started, first = marks.started, marks.first_token
+    started, first = marks.started if marks.has_started else 0.0, marks.first_token
+    reported_ms = task.worker_wait_ms if started else 0.0
+    wait_ms = reported_ms if end is None else end.wait_ms
     queue_ms = 1000 * ((marks.dispatched or now) - marks.received) + wait_ms
     route_ms = 1000 * (started - marks.dispatched) - wait_ms if started else 0.0
     if end is not None:

@@ -148,6 +148,11 @@ class Marks:
     first_token: float = 0.0
     ended: float = 0.0
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the last worker that got it has begun; an earlier one's start is kept too."""
+        return 0 < self.started >= self.dispatched
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

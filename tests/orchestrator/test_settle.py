@@ -146,3 +146,16 @@ def test_dl9_the_budget_adds_up() -> None:
     assert budget_of(waiting, None, 101.2).header() == (
         "queue=1200.0;route=0.0;prefill=0.0;decode=0.0;left=-200.0"
     )
+
+
+def test_dl9_a_second_try_does_not_count_the_first_ones_start() -> None:
+    """DL-9: begun at .1, lost, sent again at .4 and not begun since: nothing went into prefill,
+    and no stage took less than nothing."""
+    task = make_task()
+    task.marks.queued, task.marks.started, task.marks.dispatched = 100.05, 100.1, 100.4
+    assert budget_of(task, None, 100.6).header() == (
+        "queue=400.0;route=0.0;prefill=0.0;decode=0.0;left=400.0"
+    )
+    metrics = Metrics()
+    Settler(metrics, MemoryJournal(), ManualClock()).settle(task, failed(TidegateError("x")))
+    assert metrics.registry.get_sample_value("tidegate_dispatch_ms_count") == 0
