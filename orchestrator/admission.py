@@ -146,7 +146,7 @@ class Admission:
         refusals.judged += 1
         if (
             rules.mode is AdmissionMode.OBSERVE
-            or refusals.recent_share > rules.refusal_cap
+            or self._is_capped
             or self._rng.random() < rules.sample
         ):
             refusals.offered(refused=False)
@@ -163,11 +163,16 @@ class Admission:
         refusals.offered(refused=True)
         raise self.infeasible(task)
 
+    @property
+    def _is_capped(self) -> bool:
+        cap = self._rules.refusal_cap
+        return cap < 1 and self.refusals.recent_share >= cap
+
     def refuses_late(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
         self.refusals.judged += 1
-        if self._rng.random() >= self._rules.sample:
-            self.refusals.refused += 1
+        if not self._is_capped and self._rng.random() >= self._rules.sample:
+            self.refusals.refused_late()
             return True
         self._let_through(task)
         return False

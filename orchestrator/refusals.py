@@ -24,6 +24,11 @@ class Refusals:
         self.refused += refused
         self.recent_share += _SMOOTHING * (refused - self.recent_share)
 
+    def refused_late(self) -> None:
+        """One that was let in, and counted as such, has to go after all."""
+        self.refused += 1
+        self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
+
     def sample_ended(self, *, met: bool) -> None:
         """A task with ``probe`` set ended for another reason than its client's wish."""
         self.samples_met += met

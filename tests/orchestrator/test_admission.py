@@ -192,6 +192,21 @@ def test_dl7_the_cap_lets_the_rest_in() -> None:
     assert 0.45 < refused_count / 2000 < 0.6
 
 
+def test_dl7_a_cap_of_nothing_refuses_nobody() -> None:
+    """Neither at the door nor later, out of the queue."""
+    rig = Rig(refusal_cap=0.0)
+    task = rig.task(100)
+    assert not rig.refuses(task)
+    assert not rig.admission.refuses_late(rig.task(100))
+    assert rig.admission.refusals.refused == 0
+
+
+def test_dl7_the_cap_counts_what_is_refused_late() -> None:
+    rig = Rig(refusal_cap=0.5)
+    refused_count = sum(rig.admission.refuses_late(rig.task(100)) for _ in range(2000))
+    assert 0.0 < refused_count / 2000 < 0.6
+
+
 def test_dl7_a_sample_measures_the_false_refusals() -> None:
     rig = Rig(sample=0.1)
     tasks = [rig.task(100) for _ in range(1000)]
