@@ -312,6 +312,8 @@ class PaceLearner:
 
     def observe(self, stats: WorkerStats) -> None:
         """Take in a worker's statistics; those without new steps change nothing."""
+        if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
+            return  # a forecast that is no number would refuse everybody
         now = _Totals(
             stats.steps_total, stats.busy_ms_total, stats.tokens_total, stats.prefill_tokens_total
         )
@@ -338,7 +340,7 @@ class PaceLearner:
         ``model`` and ``load`` are those that it was dispatched by. Only of jobs that ran to their
         own end: one that was cut short says nothing.
         """
-        if model.epoch != self._epoch or service_ms <= 0:
+        if model.epoch != self._epoch or not 0 < service_ms < math.inf:
             return
         modelled = model.finish_ms(work, load) / model.ratios[1]
         if modelled > 0:

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,3 +226,17 @@ def test_lengths_are_learnt_and_cut_ones_count_as_longer() -> None:
     assert lengths.tokens(1000, 0.5) == pytest.approx(265, rel=0.2)
     assert lengths.tokens(1000, 0.95) > 400
     assert lengths.tokens(1, 0.5) == 1
+
+
+def test_what_is_no_number_teaches_nothing() -> None:
+    """DL-7: a NaN compares with nothing, so that a forecast of NaN would refuse everybody."""
+    worker = Steps(10.0, 0.5, 0.1)
+    learner = learnt(worker)
+    before = learner.model
+    for wrong in (math.nan, math.inf):
+        learner.observe(msgspec.structs.replace(worker.run(5, 4, 0), busy_ms_total=wrong))
+        learner.observe(msgspec.structs.replace(worker.run(5, 4, 0), steps_total=0, step_ms=wrong))
+        learner.finished(before, Load(), Work(10), wrong)
+    assert learner.model == before
+    learner.observe(worker.run(5, 4, 0))
+    assert math.isfinite(learner.model.base_ms)
