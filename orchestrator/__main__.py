@@ -45,7 +45,8 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; a second signal ends the grace at once."""
     loop = asyncio.get_running_loop()
     orders = _orders_to_stop(loop, settings)
-    gateway = Gateway(settings, LoopClock(loop), random.Random(), MemoryJournal())
+    # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
+    gateway = Gateway(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
     runner = build_runner(gateway, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)

@@ -7,6 +7,11 @@ from orchestrator.errors import NotFound
 from orchestrator.task import Task
 
 
+def no_such_task(task_id: str) -> NotFound:
+    """What whoever asks is told: no more where there is one that is not theirs."""
+    return NotFound(f"there is no task {task_id[:64]!r}; ended ones are kept for a while only")
+
+
 class TaskStore:
     """Tasks by id. An ended one is forgotten by count, by age, or when too many tokens are kept."""
 
@@ -33,9 +38,7 @@ class TaskStore:
         self.prune()
         task = self._running.get(task_id) or self._ended.get(task_id)
         if task is None:
-            raise NotFound(
-                f"there is no task {task_id[:64]!r}; ended ones are kept for a while only"
-            )
+            raise no_such_task(task_id)
         return task
 
     def prune(self) -> None:

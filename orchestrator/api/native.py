@@ -12,6 +12,7 @@ from orchestrator.api.wishes import PlacementBody, read_wishes
 from orchestrator.deadline import read_deadline
 from orchestrator.errors import InvalidRequest
 from orchestrator.gateway import Gateway
+from orchestrator.store import no_such_task
 from orchestrator.stream import EventStream, StreamLimits
 from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
 from worker.protocol import InvalidSampling, OnDeadline, Sampling, read_logit_bias
@@ -111,7 +112,7 @@ async def submit(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """A task as it stands."""
     gateway = request.app[GATEWAY]
-    task = gateway.store.get(request.match_info["task_id"])
+    task = _task_of(request)
     ending = task.ending
     answer: dict[str, object] = {
         "task_id": task.id,
@@ -139,7 +140,7 @@ async def status(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
     gateway = request.app[GATEWAY]
-    task = gateway.store.get(request.match_info["task_id"])
+    task = _task_of(request)
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
     if last is not None and after >= last:
@@ -159,7 +160,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 async def cancel(request: web.Request) -> web.Response:
     """Stop a task; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     gateway = request.app[GATEWAY]
-    task = gateway.store.get(request.match_info["task_id"])
+    task = _task_of(request)
     gateway.cancel(task)
     return json_response(
         {"task_id": task.id, "status": _status(task), "correlation_id": task.correlation_id},
@@ -222,6 +223,15 @@ def _prompt(body: TaskRequest) -> Prompt:
             raise InvalidRequest("messages is empty; it needs at least one", field="messages")
         return tuple(Message(m.role, m.content) for m in body.messages)
     return tuple(body.prompt_token_ids or ())
+
+
+def _task_of(request: web.Request) -> Task:
+    """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    task_id, key = request.match_info["task_id"], request[CONTEXT].key
+    task = request.app[GATEWAY].store.get(task_id)
+    if task.job.key != key.fingerprint and not key.is_admin:
+        raise no_such_task(task_id)
+    return task
 
 
 def _status(task: Task) -> str:

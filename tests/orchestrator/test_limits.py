@@ -169,6 +169,25 @@ async def test_or12_keys_are_named_and_only_some_name_tenants(
             assert response.status == status
 
 
+async def test_or12_a_task_is_known_to_its_own_key_only(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """Its text is its tenant's; an admin may look, and stop it. Nobody else knows of it."""
+    admin = {"token": "admin-token", "is_admin": True}
+    service = await make_service(worker, keys=KEYS | {"ops": admin})
+    async with service.http.post(
+        "/v2/tasks", json={"prompt": "hello", "max_tokens": 5}, headers=bearer("alice-token")
+    ) as response:
+        url = f"/v2/tasks/{(await response.json())['task_id']}"
+    for call, path in (("GET", url), ("GET", f"{url}/events"), ("DELETE", url)):
+        async with service.http.request(call, path, headers=bearer("bob-token")) as response:
+            assert response.status == 404
+        async with service.http.request(call, path, headers=bearer("admin-token")) as response:
+            assert response.status in (200, 202)
+    async with service.http.get(url, headers=bearer("alice-token")) as response:
+        assert response.status == 200
+
+
 async def test_or12_without_an_admin_key_nobody_is_admin(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
