@@ -69,6 +69,8 @@ class Instance:
         self.leaving_since: float | None = None
         """When it was taken off the list, in seconds of the clock; None while it is on it."""
         self.forgotten = False
+        self.told: ModelCard | None = None
+        """The last card that came; ``card`` follows once its tokenizer is ready."""
         self.encoder: PromptEncoder | None = None
         self.stats: WorkerStats | None = None
         self.pace: PaceLearner | None = None
@@ -432,6 +434,7 @@ class Registry:
 
     def _know(self, instance: Instance, card: ModelCard) -> None:
         """Make the card's tokenizer usable; the instance is up once that is done."""
+        instance.told = card
         for encoder in (instance.encoder, *(other.encoder for other in self)):
             if encoder is not None and encoder.card == card:
                 self._serve(instance, encoder)
@@ -453,7 +456,7 @@ class Registry:
         self._serve(instance, encoder)
 
     def _serve(self, instance: Instance, encoder: PromptEncoder) -> None:
-        if instance.forgotten:
+        if instance.forgotten or encoder.card != instance.told:  # came back with another model
             return
         if instance.encoder is not encoder:
             instance.encoder = encoder

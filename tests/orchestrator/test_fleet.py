@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.registry import Instance
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
 
 TASK = {"prompt": "x", "max_tokens": 10}
 
@@ -190,3 +190,18 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
         for is_open, at, load in lanes
     ]
     assert instance.best_lane() is instance.lanes[best]
+
+
+async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
+    service: Service, worker: FakeWorker
+) -> None:
+    """An instance that restarts with another model while the first one's tokenizer loads."""
+    registry = service.gateway.registry
+    instance = registry.instances[worker.address]
+    newer = instance.card
+    assert newer is not None
+    registry._know(instance, make_card(model="older"))
+    registry._know(instance, newer)
+    await service.until(lambda: not registry._loading)
+    assert instance.card == newer
+    assert instance.ready
