@@ -8,6 +8,7 @@ from perf.benches import (
     emitter,
     health,
     paced,
+    placement,
     queued,
     relay,
     streams,
@@ -17,6 +18,7 @@ from perf.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
+    placement.BENCH,
     emitter.BENCH,
     ttft.BENCH,
     analyzer.BENCH,
