@@ -8,6 +8,7 @@ from orchestrator.clock import Clock
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.forecast import Forecaster
+from orchestrator.hedge import Hedger
 from orchestrator.lanes import Lane
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
@@ -44,6 +45,7 @@ class Dispatcher:
         refuses_late: Callable[[Task], bool],
         infeasible: Callable[[Task], TidegateError],
         retrier: Retrier,
+        hedger: Hedger,
         lets_run_s: float | None = None,
     ) -> None:
         """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
@@ -62,6 +64,7 @@ class Dispatcher:
         self._refuses_late = refuses_late
         self._infeasible = infeasible
         self._retrier = retrier
+        self._hedger = hedger
         self._lets_run_s = lets_run_s
         self._flights: set[LaneFlight] = set()
         self.landed = asyncio.Event()
@@ -70,6 +73,7 @@ class Dispatcher:
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now, later, or ends at its deadline."""
         self._retrier.budget.offered()
+        self._hedger.budget.offered()
         task.stage = Stage.QUEUED
         task.marks.queued = self._clock.now()
         task.timer = self._clock.call_at(task.deadline.at, lambda: self._deadline_passed(task))
@@ -133,16 +137,18 @@ class Dispatcher:
 
     def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
-        address = choice.name
-        instance = self._registry.instances[address]
-        lane = instance.best_lane()
         task.stage = Stage.DISPATCHED
-        task.instance = address
+        task.instance = choice.name
         if not task.completion_tokens:
             self._forecaster.fit(task, task.deadline.left_ms(now))
             task.trail = self._retrier.trail_for(task)
             task.marks.dispatched = now
-        ticket = self._registry.breakers.begin(address)
+        task.flight = self._launch(task, choice, now)
+
+    def _launch(self, task: Task, choice: Choice, now: float) -> "LaneFlight":
+        instance = self._registry.instances[choice.name]
+        lane = instance.best_lane()
+        ticket = self._registry.breakers.begin(choice.name)
         job = self._flown(task, choice)
         flight = LaneFlight(self, task, lane, ticket, instance.window, job, now)
         self._flights.add(flight)
@@ -150,7 +156,6 @@ class Dispatcher:
         if instance.pace is not None:
             flight.basis = (instance.pace.model, instance.load_ahead)
         instance.window.sent(job, instance.load)
-        task.flight = flight
         flight.handle = lane.submit(
             flight,
             token_ids=token_ids,
@@ -167,6 +172,7 @@ class Dispatcher:
             cache_salt=task.cache_salt,
             session=_session(task.job),
         )
+        return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:
         """What a task is to the window of the instance that takes it."""
@@ -212,6 +218,7 @@ class Dispatcher:
         if is_current and not flight.continues:
             pace = None if instance is None else instance.pace
             self._forecaster.ended(task, end, pace, flight.basis)
+        self._hedger.races.aborts_verified += flight.lost_race
         if is_current and not (end.code in WORTH_ANOTHER_TRY and self._try_again(flight)):
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
@@ -231,14 +238,22 @@ class Dispatcher:
         self._flights.discard(flight)
         flight.window.over(flight.job)
         self.landed.set()
-        is_current = flight.task.flight is flight
+        task = flight.task
+        is_current = task.flight is flight
         if is_current:
-            flight.task.flight = None
+            task.flight = None
+        elif task.rival is flight:
+            task.rival = None
         return is_current
 
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def look(self) -> None:
+        """See to jobs that are late with their first tokens; to be called every 250 ms or so."""
+        self._leave_silent()
+        self._hedge()
+
+    def _leave_silent(self) -> None:
         """Take back what waits for its first token on an instance that has fallen silent."""
         silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
         if not silent:
@@ -246,6 +261,10 @@ class Dispatcher:
         for flight in [f for f in self._flights if f.address in silent]:
             task = flight.task
             if task.flight is flight and not task.completion_tokens:
+                if task.rival is not None:
+                    flight.withdraw()
+                    self._rival_takes_over(task)
+                    continue
                 again = self._retrier.again(task, flight.address, self._clock.now(), elsewhere=True)
                 if again is not None:
                     flight.withdraw()
@@ -256,6 +275,9 @@ class Dispatcher:
         task = flight.task
         if self._last_word(flight) is not None:
             return False
+        if task.rival is not None:
+            self._rival_takes_over(task)
+            return True
         again = self._retrier.again(task, flight.address, self._clock.now())
         if again is None:
             return False
@@ -302,6 +324,46 @@ class Dispatcher:
         in_time = task.deadline.left_ms(now) >= 0
         return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)
 
+    # ── races (OR-10) ────────────────────────────────────────────────────────────────────────
+
+    def _hedge(self) -> None:
+        """Give late jobs a rival, unless others wait for the slot."""
+        if self._queue or self._hedger.budget.is_empty:
+            return
+        now = self._clock.now()
+        for flight in list(self._flights):
+            task = flight.task
+            if task.flight is not flight or task.rival is not None or task.completion_tokens:
+                continue
+            if not self._hedger.is_due(task, flight.basis, flight.dispatched_at, now):
+                continue
+            target = self._hedger.target(task)
+            if target is None:
+                continue
+            self._hedger.budget.spend()
+            self._hedger.races.begun += 1
+            task.rival = self._launch(task, Choice(target, 0, 0.0), now)
+
+    def _rival_takes_over(self, task: Task) -> None:
+        """The first job is out of it without a token."""
+        rival, task.rival = task.rival, None
+        assert isinstance(rival, LaneFlight) and task.flight is None
+        task.flight, task.instance = rival, rival.address
+
+    def first_token(self, flight: "LaneFlight") -> None:
+        """One of two jobs for a task has a token: the other one is stopped."""
+        task, rival = flight.task, flight.task.rival
+        loser = task.flight if rival is flight else rival
+        assert isinstance(loser, LaneFlight)
+        if rival is flight:
+            self._hedger.races.won += 1
+            task.flight, task.instance = flight, flight.address
+        else:
+            self._hedger.races.lost += 1
+        task.rival = None
+        loser.lost_race = True
+        loser.withdraw()
+
     def listener_failed(self, flight: "LaneFlight") -> None:
         """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
         service_log.exception(
@@ -329,6 +391,7 @@ class LaneFlight:
         "handle",
         "job",
         "late_tokens",
+        "lost_race",
         "task",
         "ticket",
         "window",
@@ -358,6 +421,7 @@ class LaneFlight:
         self.basis: tuple[PaceModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
         self.late_tokens = 0
+        self.lost_race = False
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -374,6 +438,8 @@ class LaneFlight:
 
     def tokens(self, delta: Delta, now: float) -> None:
         task = self.task
+        if task.rival is not None and (task.flight is self or task.rival is self):
+            self._dispatcher.first_token(self)
         if task.flight is not self:
             self.late_tokens += len(delta.ids)
             return
@@ -406,8 +472,9 @@ class LaneFlight:
     # what the dispatcher tells
 
     def withdraw(self) -> None:
-        """The task goes elsewhere: stop the job, count what still comes."""
-        self.task.flight = None
+        """The task goes on elsewhere: stop the job, count what still comes."""
+        if self.task.flight is self:
+            self.task.flight = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 

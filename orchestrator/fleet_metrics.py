@@ -7,6 +7,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from orchestrator.breaker import BreakerState
+from orchestrator.hedge import Races
 from orchestrator.registry import Registry
 from orchestrator.retry import Denial, Retrier
 
@@ -14,7 +15,8 @@ from orchestrator.retry import Denial, Retrier
 class FleetCollector(Collector):
     """Reads what is counted anyway, when asked."""
 
-    def __init__(self, registry: Registry, retrier: Retrier) -> None:
+    def __init__(self, registry: Registry, retrier: Retrier, races: Races) -> None:
+        self._races = races
         self._registry = registry
         self._retrier = retrier
 
@@ -49,3 +51,18 @@ class FleetCollector(Collector):
         for why in Denial:
             denied.add_metric([why.value], self._retrier.denied[why])
         yield denied
+        hedges = CounterMetricFamily(
+            "tidegate_hedges", "Rivals sent, and of these won and lost (OR-10)", labels=["what"]
+        )
+        for what, count in (
+            ("begun", self._races.begun),
+            ("won", self._races.won),
+            ("lost", self._races.lost),
+        ):
+            hedges.add_metric([what], count)
+        yield hedges
+        yield CounterMetricFamily(
+            "tidegate_hedge_aborts_verified",
+            "Losers of races whose worker has said that they are gone",
+            self._races.aborts_verified,
+        )

@@ -16,6 +16,7 @@ from orchestrator.errors import Draining, QueueFull, TidegateError
 from orchestrator.fleet_metrics import FleetCollector
 from orchestrator.forecast import Forecaster
 from orchestrator.health import HealthBoard
+from orchestrator.hedge import Hedger
 from orchestrator.instances import Roster, source_of
 from orchestrator.instances.addresses import is_source
 from orchestrator.journal import Journal
@@ -31,11 +32,12 @@ from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
-from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Task
+from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Stage, Task
 from orchestrator.tokens import PromptEncoder
 from worker.protocol import AbortCause
 
 LOOK_EVERY_S = 0.25
+PLAN_AT_ONCE, PLAN_PAUSE_S = 16, 0.002
 LAST_WORDS_S = 0.5
 """How long the end waits for workers to confirm that cancelled jobs are gone."""
 
@@ -139,6 +141,7 @@ class Gateway:
                 floor_ms=settings.admission_floor_ms,
             ),
         )
+        self.hedger = Hedger(self.registry, share=settings.hedge_share)
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -151,13 +154,17 @@ class Gateway:
             refuses_late=self._admission.refuses_late,
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
+            hedger=self.hedger,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
         self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
-        self.metrics.registry.register(FleetCollector(self.registry, self.retrier))
+        self.metrics.registry.register(
+            FleetCollector(self.registry, self.retrier, self.hedger.races)
+        )
         self._live: set[Task] = set()
+        self._stale: list[Task] = []
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
@@ -293,11 +300,21 @@ class Gateway:
     def _drop(self, task: Task, error: QueueFull) -> None:
         self._end(task, refused(error))
 
+    def _plan_anew(self) -> None:
+        """The pace has changed: plan what waits again, a few at a time, lest streams notice."""
+        some, self._stale = self._stale[:PLAN_AT_ONCE], self._stale[PLAN_AT_ONCE:]
+        waiting = [task for task in some if task.stage is Stage.QUEUED]
+        for task in waiting:
+            self.forecaster.plan(task)
+        self.queue.reorder(waiting)
+        if self._stale:
+            self.clock.call_at(self.clock.now() + PLAN_PAUSE_S, self._plan_anew)
+
     def _instances_changed(self) -> None:
-        if self.forecaster.has_drifted(self.clock.now()):
-            for task in self.queue.tasks():
-                self.forecaster.plan(task)
-            self.queue.reorder()
+        if self.queue and self.forecaster.has_drifted(self.clock.now()):
+            is_planning, self._stale = bool(self._stale), self.queue.tasks()
+            if not is_planning:
+                self._plan_anew()
         self._dispatcher.pump()
         if self.registry.snapshot_version != self._health_version:
             self._health_version = self.registry.snapshot_version

@@ -22,7 +22,7 @@ No clock and no tasks of its own: the dispatcher says what time it is.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -256,14 +256,12 @@ class TaskQueue(Generic[T]):
         batch = [e for e in self._entries.values() if e.task.priority is Priority.BATCH]
         return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
 
-    def reorder(self) -> None:
-        """Read every task's times again: predictions have changed."""
-        entries = sorted(self._entries.values(), key=lambda entry: entry.key.arrival)
-        for entry in entries:
-            self._discard(entry.task.id)
-        for entry in entries:
-            arrival = entry.key.arrival
-            self._add(entry.task, arrival, self._tier(entry.task, doubtful=False))
+    def reorder(self, tasks: Iterable[T]) -> None:
+        """Read the times of these tasks again, those that still wait: predictions have changed."""
+        for task in tasks:
+            entry = self._discard(task.id)
+            if entry is not None:
+                self._add(task, entry.key.arrival, self._tier(task, doubtful=False))
 
     def tasks(self) -> list[T]:
         """All that wait, in no order."""

@@ -61,10 +61,10 @@ class RetryRules:
 class RetryBudget:
     """A token bucket that requests fill and second tries empty."""
 
-    def __init__(self, share: float, burst: float) -> None:
+    def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
         self._share = share
         self._burst = burst if share else 0.0
-        self._tokens = self._burst
+        self._tokens = self._burst if is_full else 0.0
 
     def offered(self) -> None:
         self._tokens = min(self._burst, self._tokens + self._share)
@@ -147,6 +147,7 @@ class Retrier:
             and instance.encoder is not None
             and instance.encoder.card.model == task.model
             and instance.encoder.vocabulary == task.vocabulary
+            and task.job.placement.allows(instance.address)
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]

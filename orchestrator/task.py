@@ -77,6 +77,12 @@ class PlacementWish:
     mode: PlacementMode = PlacementMode.AUTO
     instances: tuple[str, ...] = ()
 
+    def allows(self, instance: str) -> bool:
+        """Whether the task may run there at all."""
+        if self.mode is PlacementMode.PIN:
+            return instance in self.instances
+        return self.mode is not PlacementMode.AVOID or instance not in self.instances
+
 
 class Stage(IntEnum):
     """How far a task got."""
@@ -258,6 +264,7 @@ class Task:
         "prefix_names",
         "probe",
         "prompt_tokens",
+        "rival",
         "sampling",
         "service_ms",
         "stage",
@@ -311,6 +318,8 @@ class Task:
         """Called after the listeners have heard of the end."""
         self.transcript: Transcript | None = None
         self.flight: Flight | None = None
+        self.rival: Flight | None = None
+        """A second job for the same task, until one of the two has a token."""
         self.timer: Timer | None = None
         self.ending: Ending | None = None
 
@@ -385,9 +394,10 @@ class Task:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        flight, self.flight = self.flight, None
-        if flight is not None:
-            flight.abandon(ending)
+        flights, self.flight, self.rival = (self.flight, self.rival), None, None
+        for flight in flights:
+            if flight is not None:
+                flight.abandon(ending)
         listeners, self.listeners = self.listeners, []
         for listener in listeners:
             listener.ended(self)

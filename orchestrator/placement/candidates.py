@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.prediction import Pace
-from orchestrator.task import PlacementMode, PlacementWish
+from orchestrator.task import PlacementWish
 
 UNLIMITED = 2**62
 ANYWHERE = PlacementWish()
@@ -51,11 +51,7 @@ class Spec:
             return False
         if self.tokens > candidate.most_tokens:
             return False
-        if self.wish.mode is PlacementMode.PIN:
-            return candidate.name in self.wish.instances
-        return self.wish.mode is not PlacementMode.AVOID or candidate.name not in (
-            self.wish.instances
-        )
+        return self.wish.allows(candidate.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from perf.benches import (
     placement,
     queued,
     relay,
+    schedule,
     streams,
     ttft,
 )
@@ -19,6 +20,7 @@ from perf.context import Bench
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
     placement.BENCH,
+    schedule.BENCH,
     emitter.BENCH,
     ttft.BENCH,
     analyzer.BENCH,

@@ -97,7 +97,7 @@ def simulate(
                 loop,
                 list(offers),
                 fleet,
-                {name.lower(): value for name, value in settings.items()},
+                settings,
                 random.Random(seed),
                 states_deadline,
                 happenings or {},
@@ -121,6 +121,24 @@ async def _run(
     linger_s: float,
 ) -> Run:
     clock = VirtualClock(loop)
+    gateway, workers = new_gateway(fleet, clock, settings, rng)
+    gateway.start()
+    driver = _Driver(gateway, clock, states_deadline)
+    for offer in offers:
+        loop.call_at(offer.at_s, driver.offer, offer)
+    for at_s, happening in happenings.items():
+        loop.call_at(at_s, happening, workers)
+    end_s = (offers[-1].at_s if offers else 0.0) + linger_s
+    await driver.until(end_s)
+    await gateway.finish(0.0)
+    await gateway.close()
+    return Run(driver.fates, end_s - linger_s, gateway, workers)
+
+
+def new_gateway(
+    fleet: Fleet, clock: VirtualClock, settings: Mapping[str, str], rng: random.Random
+) -> tuple[Gateway, list[SimWorker]]:
+    """A gateway that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
     card = _card(fleet)
     workers = {
@@ -133,25 +151,32 @@ async def _run(
     ) -> SimLane:
         return SimLane(workers[address], address, config, owner, clock, rng)
 
-    values = {"instances": ",".join(addresses), "log_level": "warning"} | dict(settings)
+    values = {"instances": ",".join(addresses), "log_level": "warning"}
+    values |= {name.lower(): value for name, value in settings.items()}
     gateway = Gateway(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
     encoder = PromptEncoder(card, gateway._executor)
     for instance in gateway.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
-    loggers = [logging.getLogger(name) for name in ("tidegate.access", "tidegate.service")]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    gateway.start()
-    driver = _Driver(gateway, clock, states_deadline)
-    for offer in offers:
-        loop.call_at(offer.at_s, driver.offer, offer)
-    for at_s, happening in happenings.items():
-        loop.call_at(at_s, happening, list(workers.values()))
-    end_s = (offers[-1].at_s if offers else 0.0) + linger_s
-    await driver.until(end_s)
-    await gateway.finish(0.0)
-    await gateway.close()
-    return Run(driver.fates, end_s - linger_s, gateway, list(workers.values()))
+    for name in ("tidegate.access", "tidegate.service"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return gateway, list(workers.values())
+
+
+def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
+    """What an API would make of an offer, and its prompt."""
+    job = Job(
+        api=Api.COMPLETIONS,
+        model=MODEL,
+        sampling=Sampling(max_tokens=offer.max_tokens, ignore_eos=not offer.is_open),
+        max_tokens=offer.max_tokens,
+        deadline=Deadline(now + budget_ms / 1000, 0),
+        correlation_id="",
+        arrived=now,
+        on_deadline=offer.on_deadline,
+        priority=offer.priority,
+        tenant=offer.tenant,
+    )
+    return job, (offer.length,) + (1,) * (offer.prompt_tokens - 1)
 
 
 class _Driver:
@@ -177,19 +202,7 @@ class _Driver:
     async def _submit(self, offer: Offer, fate: Fate) -> None:
         now = self._clock.now()
         budget_ms = offer.deadline_ms if self._states_deadline else _FOREVER_MS
-        job = Job(
-            api=Api.COMPLETIONS,
-            model=MODEL,
-            sampling=Sampling(max_tokens=offer.max_tokens, ignore_eos=not offer.is_open),
-            max_tokens=offer.max_tokens,
-            deadline=Deadline(now + budget_ms / 1000, 0),
-            correlation_id="",
-            arrived=now,
-            on_deadline=offer.on_deadline,
-            priority=offer.priority,
-            tenant=offer.tenant,
-        )
-        prompt = (offer.length,) + (1,) * (offer.prompt_tokens - 1)
+        job, prompt = new_job(offer, now, budget_ms)
         try:
             await self._gateway.submit(job, prompt, [_Ear(fate)])
         except TidegateError as error:

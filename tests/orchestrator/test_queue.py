@@ -96,9 +96,10 @@ class QueueMachine(RuleBasedStateMachine):
         """Predictions change; doubt is judged anew at the next look."""
         item.latest_start = item.doubtful_from = item.deadline.at - slow
         item.last_chance = item.deadline.at - slow / 2
-        self.queue.reorder()
-        self.demoted.clear()
-        self.aside.clear()
+        self.queue.reorder([item])
+        if item in self.model:
+            self.demoted.discard(item.id)
+            self.aside.discard(item.id)
 
     @rule(item=items)
     def set_aside(self, item: Item) -> None:

@@ -81,6 +81,18 @@ async def test_or10_a_job_lost_before_its_first_token_runs_elsewhere(
     assert service.metric("tidegate_retries_total", kind="retry") == 1
 
 
+async def test_or10_a_pinned_job_is_not_sent_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-7 as well: it would wait in vain for an instance that is gone."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(die_at=0)
+    pinned = {"placement": {"mode": "pin", "instances": [first.address]}}
+    events = await run(service, TASK | pinned)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
+    assert second.submits == []
+
+
 @pytest.mark.parametrize("code", [Code.QUEUE_FULL, Code.NO_CAPACITY, Code.DRAINING])
 async def test_or10_a_job_that_an_instance_will_not_take_goes_to_another(
     make_worker: MakeWorker, make_service: MakeService, code: Code

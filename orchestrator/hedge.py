@@ -1,0 +1,66 @@
+"""Hedging (OR-10): a job that is late with its first token gets a rival on another instance.
+
+The first token wins; the loser is cancelled, and its end is waited for. Only while nothing waits
+in the queue, where another instance has a free slot, when slack is short, and for at most one
+request in fifty: a second copy of a job is work that somebody else could have used.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.prediction import Load, PaceModel, Work
+from orchestrator.registry import Registry
+from orchestrator.retry import RetryBudget
+from orchestrator.task import Task
+
+SHORT_SLACK = 2.0
+"""Slack is short when less time is left than so many times what the task takes at a slow pace."""
+
+
+@dataclass(slots=True)
+class Races:
+    """What became of hedged jobs. Each race is won or lost by the rival, or nobody came first."""
+
+    begun: int = 0
+    won: int = 0
+    lost: int = 0
+    aborts_verified: int = 0
+    """Losers whose worker has said that they are gone."""
+
+
+class Hedger:
+    """Decides which jobs get a rival, and where."""
+
+    def __init__(self, registry: Registry, *, share: float) -> None:
+        """``share`` of the requests offered are hedged at most; 0 hedges none."""
+        self._registry = registry
+        self.budget = RetryBudget(share, 1.0, is_full=False)
+        self.races = Races()
+
+    def is_due(
+        self, task: Task, basis: tuple[PaceModel, Load] | None, sent_at: float, now: float
+    ) -> bool:
+        """Whether a job sent at ``sent_at`` is late with its first token, and that matters."""
+        if self.budget.is_empty or basis is None or not basis[0].known:
+            return False
+        left_s, slow_s = task.deadline.at - now, task.deadline.at - task.latest_start
+        if left_s > SHORT_SLACK * slow_s or now >= task.last_chance:
+            return False
+        model, load = basis
+        first_ms = model.estimate(Work(task.prompt_tokens), load).upper_ms
+        return 1000 * (now - sent_at) > first_ms
+
+    def target(self, task: Task) -> str | None:
+        """The least loaded other instance with a slot free for ``task``, if any."""
+        free = [
+            c
+            for c in self._registry.candidates()
+            if c.ready
+            and c.model == task.model
+            and c.vocabulary == task.vocabulary
+            and c.name != task.instance
+            and c.name not in task.failed_on
+            and task.prompt_tokens + task.sampling.max_tokens <= c.most_tokens
+            and task.job.placement.allows(c.name)
+            and c.load < self._registry.instances[c.name].window.slots
+        ]
+        return min(free, key=lambda c: (c.load / c.slots, c.name)).name if free else None

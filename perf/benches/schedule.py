@@ -1,0 +1,107 @@
+"""CPU of admission and scheduling per request, with an empty queue and with 1,000 in it (LB-1).
+
+The real gateway as a library, on virtual time and in front of model workers (``perf.sim``): what is
+timed is everything from a parsed request to its being queued or on a lane, and everything that the
+end of a job sets off, the choice of the next one included. No socket, no other process.
+"""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+
+from orchestrator.gateway import Gateway
+from orchestrator.task import Task
+from perf.bundle import Figure
+from perf.context import SEED, Bench, Context
+from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.offers import Offer, Scenario
+from perf.sim.run import Fleet, new_gateway, new_job
+from perf.sim.worker import WorkerSpec
+from perf.stats import percentile
+from perf.workload import Speed
+from worker.engine.synthetic import StepPace
+
+QUEUED = 1000
+TENANTS = 10
+_PATIENT_MS = 1.5e6
+_FLEET = Fleet(WorkerSpec(StepPace(6e-3, 0.6e-3, 0.4e-3), slots=8, kv_tokens=10**6), count=4)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Microseconds each."""
+
+    submit: list[float] = field(default_factory=list)
+    cycle: list[float] = field(default_factory=list)
+
+
+async def run(context: Context) -> list[Figure]:
+    count = 400 if context.quick else 3000
+    figures = []
+    for queued in (0, QUEUED):
+        taken = await asyncio.to_thread(_measure, queued, count)
+        for kind, what in (("submit", "admit and queue"), ("cycle", "one leaves, the next starts")):
+            samples: list[float] = getattr(taken, kind)
+            name = f"schedule.{kind}_{queued}"
+            label = f"{what}, {queued} queued"
+            figures.append(Figure.of(f"{name}_us", label, "µs", samples, spread="p5–p95"))
+            p99 = percentile(samples, 99)
+            figures.append(Figure.of(f"{name}_p99_us", f"{label}, p99", "µs", [p99]))
+    return figures
+
+
+def _measure(queued: int, count: int) -> _Taken:
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(_drive(loop, queued, count))
+    finally:
+        loop.close()
+
+
+async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
+    clock = VirtualClock(loop)
+    rng = random.Random(SEED)
+    gateway, _ = new_gateway(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
+    gateway.start()
+    await asyncio.sleep(1.0)  # a time of 0 means never
+    tenants = {str(i): 1.0 for i in range(TENANTS)}
+    scenario = Scenario(Speed(0.4, 8.0), tenants=tenants, margin_ms=_PATIENT_MS)
+    offers = scenario.offers(10_000.0, 1e9, SEED)
+
+    async def submit(taken: list[float] | None) -> Task:
+        offer: Offer = next(offers)
+        job, prompt = new_job(offer, clock.now(), offer.deadline_ms)
+        begun = time.perf_counter()
+        task = await gateway.submit(job, prompt)
+        if taken is not None:
+            taken.append(1e6 * (time.perf_counter() - begun))
+        return task
+
+    taken = _Taken()
+    held = [await submit(None) for _ in range(_room(gateway) + queued)]
+    for _ in range(count):
+        task = await submit(taken.submit)
+        held.append(task)
+        # Whoever runs is cancelled by its client: a slot is free once the worker says so.
+        index = next(i for i, other in enumerate(held) if other.marks.dispatched)
+        leaver = held.pop(index)
+        begun = time.perf_counter()
+        gateway.cancel(leaver)
+        await asyncio.sleep(0.02)
+        taken.cycle.append(1e6 * (time.perf_counter() - begun))
+        held = [other for other in held if other.ending is None]
+        while len(held) < _room(gateway) + queued:
+            held.append(await submit(None))
+    await gateway.finish(0.0)
+    await gateway.close()
+    return taken
+
+
+def _room(gateway: Gateway) -> int:
+    """Jobs that the instances take, all but one."""
+    backlog = gateway.settings.worker_backlog
+    return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
+
+
+BENCH = Bench("schedule", f"admission and scheduling, 0 and {QUEUED} queued", run, limit_s=60)
