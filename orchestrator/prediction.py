@@ -269,6 +269,7 @@ class PaceLearner:
             0.3 * first_guess_ms / self._slots,
             first_guess_ms / self._step_tokens,
         ]
+        self._guess = tuple(self._coefficients)
         # Doubt is counted in these, so that it means the same for all three coefficients.
         self._units = list(self._coefficients)
         self._doubt = _identity(_MOST_DOUBT)
@@ -352,7 +353,7 @@ class PaceLearner:
         ratio = step_ms / predicted
         if not self._fitted:
             self._fitted = True
-            self._rescale(ratio)
+            self._rescale(ratio, features, step_ms)
             return
         doubt, units = self._doubt, self._units
         x = [f * unit / predicted for f, unit in zip(features, units, strict=True)]
@@ -365,7 +366,7 @@ class PaceLearner:
             # One odd window may be a pause of the machine; two in a row are a new pace.
             self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
             if abs(self._odd) >= _JUMP_AFTER:
-                self._rescale(ratio)
+                self._rescale(ratio, features, step_ms)
                 self._epoch += 1
             return
         self._odd = 0
@@ -377,9 +378,15 @@ class PaceLearner:
             for j in range(3):
                 doubt[i][j] -= px[i] * px[j] / total
 
-    def _rescale(self, ratio: float) -> None:
+    def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
+        """A pace that is new: the shape is kept, and open to doubt again."""
         self._coefficients = [c * ratio for c in self._coefficients]
-        self._units = list(self._coefficients)
+        guessed = sum(c * x for c, x in zip(self._guess, features, strict=True))
+        # Of a coefficient that had come to nothing, its own size would be no measure of doubt.
+        self._units = [
+            max(c, guess * step_ms / guessed)
+            for c, guess in zip(self._coefficients, self._guess, strict=True)
+        ]
         self._doubt = _identity(_MOST_DOUBT)
         self._odd = 0
 

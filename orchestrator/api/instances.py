@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from orchestrator.api.context import GATEWAY, json_response
+from orchestrator.prediction import Work
 from orchestrator.registry import Instance, Registry
 
 
@@ -64,7 +65,20 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "slots_free": (
             None if card is None or running is None else max(0, card.max_running - running)
         ),
+        **_pace(instance),
         "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
+    }
+
+
+def _pace(instance: Instance) -> dict[str, float | None]:
+    """Predicted: tokens/s of a full batch, and the first token of a short prompt sent now."""
+    if instance.pace is None or not instance.pace.model.known:
+        return {"perf_tokens_per_s": None, "first_token_ms": None}
+    model, load = instance.pace.model, instance.load_ahead
+    first = model.estimate(Work(1), load)
+    return {
+        "perf_tokens_per_s": round(model.under(load).tokens_per_s, 1),
+        "first_token_ms": round(first.wait_ms + first.prefill_ms, 2),
     }
 
 

@@ -2,7 +2,9 @@
 
 The real gateway as a library, on virtual time and in front of model workers (``perf.sim``): what is
 timed is everything from a parsed request to its being queued or on a lane, and everything that the
-end of a job sets off, the choice of the next one included. No socket, no other process.
+end of a job sets off: the model worker's own share, the choice of the next job, and now and then
+the new plans for all that wait. No socket, no other process; CPU time of the thread, so that what
+else runs on the machine does not count.
 """
 
 import asyncio
@@ -72,10 +74,10 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     async def submit(taken: list[float] | None) -> Task:
         offer: Offer = next(offers)
         job, prompt = new_job(offer, clock.now(), offer.deadline_ms)
-        begun = time.perf_counter()
+        begun = time.thread_time()
         task = await gateway.submit(job, prompt)
         if taken is not None:
-            taken.append(1e6 * (time.perf_counter() - begun))
+            taken.append(1e6 * (time.thread_time() - begun))
         return task
 
     taken = _Taken()
@@ -86,10 +88,10 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         # Whoever runs is cancelled by its client: a slot is free once the worker says so.
         index = next(i for i, other in enumerate(held) if other.marks.dispatched)
         leaver = held.pop(index)
-        begun = time.perf_counter()
+        begun = time.thread_time()
         gateway.cancel(leaver)
         await asyncio.sleep(0.02)
-        taken.cycle.append(1e6 * (time.perf_counter() - begun))
+        taken.cycle.append(1e6 * (time.thread_time() - begun))
         held = [other for other in held if other.ending is None]
         while len(held) < _room(gateway) + queued:
             held.append(await submit(None))

@@ -75,6 +75,13 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     assert described["state"] == "up"
     assert (described["model"], described["engine_version"]) == ("fake", "0")
     assert (described["slots_total"], described["slots_free"]) == (64, 64)
+    assert (described["perf_tokens_per_s"], described["first_token_ms"]) == (None, None)
+    for _ in range(30):  # jobs that teach its pace
+        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+            assert response.status == 200
+    described = (await listing(service))[worker.address]
+    assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
+    assert described["first_token_ms"] > 0  # type: ignore[operator]
     async with service.http.post("/v2/instances/elsewhere:1/drain") as response:
         assert response.status == 404
         assert worker.address in (await response.json())["error"]["message"]

@@ -77,6 +77,20 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
         assert summary[policy.name, 2.0].goodput < 0.5 * ours.goodput
 
 
+def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> None:
+    """What the orchestrator makes of a minute's totals, against what the workers really do."""
+    for instance in runs[OURS.name, 1.0].gateway.registry:
+        assert instance.pace is not None
+        model = instance.pace.model
+        for rows, prompts in ((2, 0), (8, 0), (8, 100)):
+            found = model.base_ms + model.row_ms * rows + model.prompt_token_ms * prompts
+            exact = 1000 * (PACE.step_s + PACE.row_s * rows + PACE.prompt_token_s * prompts)
+            assert found == pytest.approx(exact, rel=0.15)
+        low, mid, high = model.ratios
+        assert 0 < low < mid < high
+        assert 0.6 < mid < 1.5
+
+
 def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
     run = run_policy(OURS, SCENARIO, FLEET, 0.5 * capacity, 60.0, SEED)
     assert Summary.of(run, WARM_S).attainment > 0.99
@@ -163,7 +177,8 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
         own = [fate for fate in run.fates if begin <= fate.offer.at_s < end]
         return sum(fate.met for fate in own) / len(own)
 
-    assert attainment(10, 20) > 0.98
+    assert attainment(5, 17) > 0.98  # later ones are under way when it happens
+    assert attainment(22, 50) > 0.7
     assert attainment(55, 80) > 0.95
 
 
