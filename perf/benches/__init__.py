@@ -8,6 +8,7 @@ from perf.benches import (
     emitter,
     health,
     paced,
+    placement,
     queued,
     relay,
     schedule,
@@ -18,6 +19,7 @@ from perf.context import Bench
 
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
+    placement.BENCH,
     schedule.BENCH,
     emitter.BENCH,
     ttft.BENCH,

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from worker.protocol import (
     PROTOCOL_VERSION,
+    CacheReport,
     Cancel,
     Code,
     Delta,
@@ -127,6 +128,9 @@ class FakeWorker:
         self.cancels: list[Cancel] = []
         self.lanes: list[_FakeLane] = []
         self.foreign = 0
+        self.cached: list[bytes] | None = None
+        """Names of the blocks that it holds; None: it reports none."""
+        self.describes = 0
         self.jobs_total = 0
         self.changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -166,6 +170,9 @@ class FakeWorker:
         for lane in self.lanes:
             lane.draining = True
             await lane.send(stats=self.stats())
+
+    def cache(self) -> CacheReport | None:
+        return None if self.cached is None else CacheReport(self.cached, [], full=True)
 
     def stats(self) -> WorkerStats:
         used = self.running
@@ -295,7 +302,7 @@ class _FakeLane:
                     return
                 self.name = message.lane
                 worker.lanes.append(self)
-                await self.send(card=worker.card, stats=worker.stats())
+                await self.send(card=worker.card, stats=worker.stats(), cache=worker.cache())
                 self._heartbeat = asyncio.create_task(self._beat())
             case Submit():
                 worker.submits.append(message)
@@ -317,7 +324,8 @@ class _FakeLane:
                 if message.handle in self._cancelled:
                     self._cancelled[message.handle].set()
             case Describe():
-                await self.send(card=worker.card)
+                worker.describes += 1
+                await self.send(card=worker.card, cache=worker.cache())
             case Drain():
                 await worker.drain()
 

@@ -164,7 +164,9 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     path = tmp_path / "instances"
     await asyncio.to_thread(write, path, worker)
     service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
-    await asyncio.to_thread(path.write_text, "nonsense\n")
+    broken = tmp_path / "broken"
+    await asyncio.to_thread(broken.write_text, "nonsense\n")
+    await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
     await service.until(lambda: bool(service.gateway.roster.complaints))
     async with service.http.get("/v2/instances") as response:
         body = await response.json()

@@ -1,0 +1,84 @@
+"""Placement over real sockets: wishes, cached prefixes, the operator's policy."""
+
+import pytest
+
+from orchestrator.settings import InvalidSettings, load_settings
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from worker.protocol import CacheReport, block_hashes, prefix_salt
+
+IDS = list(range(10, 110))
+TASK = {"prompt_token_ids": IDS, "max_tokens": 2}
+
+
+async def offer(service: Service, **more: object) -> int:
+    async with service.http.post("/v2/tasks", json=TASK | more) as response:
+        return response.status
+
+
+async def test_or9_what_workers_cache_is_known_until_it_is_gone(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    names = block_hashes(IDS, 16, prefix_salt(b"", ""))
+    first.cached = []
+    second.cached = names[:4]
+    service = await make_service(first, second, lanes_per_instance=2)
+    registry = service.gateway.registry
+    await service.until(lambda: registry.prefixes.count(second.address) == 4)
+    await service.until(lambda: all(i.ready for i in registry))
+    assert registry.prefixes.longest(names) == {second.address: 4}
+    assert service.metric("tidegate_instance_prefix_blocks", instance=second.address) == 4
+
+    for lane in second.lanes:  # which of them is listened to is not ours to know
+        await lane.send(cache=CacheReport([], names[:1]))
+    await service.until(lambda: registry.prefixes.count(second.address) == 3)
+    assert registry.prefixes.longest(names) == {}
+
+
+async def test_or9_when_the_reporting_lane_breaks_another_one_is_asked(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker()
+    worker.cached = [b"n" * 32]
+    service = await make_service(worker, lanes_per_instance=2)
+    registry = service.gateway.registry
+    instance = registry.instances[worker.address]
+    await service.until(lambda: all(lane.is_open for lane in instance.lanes))
+    await service.until(lambda: registry.prefixes.count(worker.address) == 1)
+    assert instance.reporter is not None
+    instance.reporter.break_off("a test")
+    await worker.until(lambda: worker.describes == 1)
+    await service.until(lambda: registry.prefixes.count(worker.address) == 1)
+    registry.prefixes.check_integrity()
+
+
+async def test_or7_wishes_are_kept_and_impossible_ones_are_told(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    service = await make_service(first, second)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    for mode, named in (("pin", second), ("avoid", first), ("prefer", second)):
+        wish = {"mode": mode, "instances": [named.address]}
+        assert await offer(service, placement=wish) == 202
+    await service.until(lambda: len(service.outcomes()) == 3)
+    assert (len(first.submits), len(second.submits)) == (0, 3)
+    assert await offer(service, placement={"mode": "pin", "instances": ["elsewhere:1"]}) == 503
+
+
+async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    policy = f'instance.name == "{second.address}"'
+    service = await make_service(first, second, placement_policy=policy)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    for _ in range(3):
+        assert await offer(service) == 202
+    await service.until(lambda: len(service.outcomes()) == 3)
+    assert (len(first.submits), len(second.submits)) == (0, 3)
+
+
+def test_or8_a_bad_policy_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSettings, match=r"PLACEMENT_POLICY.*Syntax error"):
+        load_settings(placement_policy="instance.nonsense >")
