@@ -19,6 +19,8 @@ from orchestrator.settings import Settings
 from orchestrator.task import Task
 
 WINDOW_S = 60.0
+_ROUNDING = 1e-9
+"""Of one unit: nobody is sent away for what only arithmetic lacks."""
 _BUSY_RETRY_MS = 1000.0
 """When to try again at the bound on concurrent requests: nobody knows which one ends when."""
 
@@ -46,8 +48,8 @@ class Rate:
         """How long until ``count`` can be taken; 0 when they can be now, inf when never."""
         if count > self.per_min:
             return math.inf
-        owed = max(0.0, self._paid_until - now)
-        return max(0.0, owed + count * self._unit_s - WINDOW_S)
+        wait_s = self.reset_s(now) + count * self._unit_s - WINDOW_S
+        return wait_s if wait_s > _ROUNDING * self._unit_s else 0.0
 
     def take(self, count: int, now: float) -> None:
         """Take what ``wait_s`` allowed."""
@@ -59,8 +61,7 @@ class Rate:
 
     def remaining(self, now: float) -> int:
         """How many could be taken at once."""
-        # Rounding must not show one fewer than wait_s would allow.
-        return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + 1e-9)
+        return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
 
     def reset_s(self, now: float) -> float:
         """How long until the whole burst is there again."""

@@ -4,7 +4,7 @@ import asyncio
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.limits import WINDOW_S, Rate, spell_duration
@@ -28,6 +28,16 @@ def bearer(token: str) -> dict[str, str]:
 @given(
     per_min=st.integers(1, 50),
     asks=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 12), st.integers(0, 12)), max_size=60),
+)
+@example(  # the sums of which lack 7e-15 s
+    per_min=11,
+    asks=[
+        (1.6999999999999993, 1, 0),
+        (1.5420838742235894, 1, 0),
+        (1.1968335838090072, 1, 0),
+        (27.607975341216623, 6, 1),
+        (0.0, 6, 0),
+    ],
 )
 def test_or12_no_stretch_of_time_sees_more_than_its_rate(
     per_min: int, asks: list[tuple[float, int, int]]
