@@ -24,6 +24,8 @@ HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
+FEW_SPECS = 8
+"""After so many that cannot start, a pump no longer asks whether that is all there are."""
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
 """An instance's own: a rival that is under way already is not touched by them."""
@@ -129,6 +131,11 @@ class Dispatcher:
                         passes -= 1
                     else:
                         blocked.add(spec)
+                        # In order is dear where many tenants wait; this goes through them once.
+                        if len(blocked) <= FEW_SPECS and all(
+                            placer.spec(other) in blocked for other in self._queue.tasks()
+                        ):
+                            return
                     continue
                 if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
                     if self._queue.is_aside(task):

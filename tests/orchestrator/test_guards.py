@@ -64,6 +64,28 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
     assert len(worker.opens) == service.gateway.settings.lanes_per_instance
 
 
+async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model's instance has room: every frame asks, and nobody who waits can use it."""
+    busy, idle = await make_worker(max_running=1, model="a"), await make_worker(model="b")
+    busy.plan = lambda submit: Plan(stall_at=1)
+    service = await make_service(busy, idle, worker_backlog=0)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    queue = service.gateway.queue
+    for waiting in range(20):
+        async with service.http.post("/v2/tasks", json=TASK | {"model": "a"}) as response:
+            assert response.status == 202
+            assert (await response.json())["queue_position"] == max(0, waiting - 1)
+    turns = []
+    choose = queue._choose
+    monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))
+    service.gateway._dispatcher.pump()
+    assert len(turns) == 1
+    async with service.http.post("/v1/completions", json=TASK | {"model": "b"}) as response:
+        assert response.status == 200  # though it came behind all of them
+
+
 async def test_a_pump_that_fails_costs_no_lane(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
