@@ -1,8 +1,8 @@
 """Keeps the registry in step with the sources of addresses, and lets go of who has left.
 
 An instance that a source no longer names is not dropped: it gets no new work, its running jobs
-may finish within a grace, then its lanes close and it is forgotten. Named again before that, it
-stays as it was.
+may finish within a grace, then its lanes close and it is forgotten, an idle one once a few more
+answers have left it out: DNS answers flap. Named again before that, it stays as it was.
 """
 
 import asyncio
@@ -13,6 +13,9 @@ from typing import Protocol
 from orchestrator.clock import Clock
 from orchestrator.instances.sources import Source, SourceError
 from orchestrator.log import fields, lane_log
+
+LINGER_READS = 3
+"""Answers that must leave out an idle instance before its lanes are closed."""
 
 
 class Fleet(Protocol):
@@ -50,6 +53,7 @@ class Roster:
         self._clock = clock
         self._read_every_s = read_every_s
         self._grace_s = grace_s
+        self._linger_s = min(grace_s, LINGER_READS * read_every_s)
         self._known: dict[str, frozenset[str]] = {}
         self._complaints: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
@@ -88,7 +92,8 @@ class Roster:
         over = [
             address
             for address, since in self._fleet.addresses().items()
-            if since is not None and (self._fleet.idle(address) or now - since >= self._grace_s)
+            if since is not None
+            and now - since >= (self._linger_s if self._fleet.idle(address) else self._grace_s)
         ]
         for address in over:
             await self._fleet.forget(address)

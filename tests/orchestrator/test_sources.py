@@ -76,12 +76,25 @@ async def tell(roster: Roster, source: FakeSource, *addresses: str) -> None:
 
 
 async def test_what_a_source_names_comes_and_goes() -> None:
-    roster, fleet, source, _ = make_roster("a:1")
+    roster, fleet, source, clock = make_roster("a:1")
     await tell(roster, source, "b:1", "c:1")
     await tell(roster, source, "c:1")
+    clock.advance(3)
     await roster.sweep()
     assert fleet.calls == ["add b:1", "add c:1", "retire b:1", "forget b:1"]
     assert sorted(fleet.known) == ["a:1", "c:1"]
+
+
+async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
+    """OR-6: DNS answers flap; lanes and all that was learnt of an idle instance outlive that."""
+    roster, fleet, source, clock = make_roster()
+    await tell(roster, source, "a:1", "b:1")
+    for _ in range(5):
+        await tell(roster, source, "a:1")
+        clock.advance(1)
+        await roster.sweep()
+        await tell(roster, source, "a:1", "b:1")
+    assert not any(call.startswith("forget") for call in fleet.calls)
 
 
 async def test_one_that_leaves_may_finish_its_jobs() -> None:
