@@ -99,7 +99,11 @@ class Instance:
 
     @property
     def load_ahead(self) -> Load:
-        """What it has to do, as far as the last statistics and our own jobs tell."""
+        """How many jobs it has, not what they still need: that is ``window.ahead``.
+
+        Jobs are judged and learnt from by this one. On the simulator (one minute, twice the
+        capacity) ``window.ahead`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
+        """
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
         return Load(running=running, waiting=self.load - running)
