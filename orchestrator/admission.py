@@ -4,6 +4,7 @@
 whether the deadline can be kept (DL-7) and whether there is room (OR-4).
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,14 +201,15 @@ class Admission:
         # With what it has waited it would have had enough: then waiting is what it lacked.
         in_vain = forecast.least_ms < left_ms + waited_ms and task.marks.queued > 0
         binding = "queue" if in_vain else forecast.bottleneck
+        # Work that is quick may still need more: no worker starts with less left than its floor.
+        finish_ms = max(forecast.finish_ms, forecast.least_ms)
+        slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
         return DeadlineInfeasible(
-            f"{left_ms:.0f} ms remain until the deadline; this is likely to take "
-            f"{forecast.finish_ms:.0f} ms and cannot take less than {forecast.least_ms:.0f} ms: "
+            f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
+            f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
             "state a later deadline, or ask for less",
-            predicted_finish_ms=forecast.finish_ms,
-            earliest_feasible_unix_ms=round(
-                1000 * self._clock.unix() + forecast.wait_ms + forecast.slow_ms
-            ),
+            predicted_finish_ms=finish_ms,
+            earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + slow_ms),
             binding_constraint=binding,
         )
 

@@ -60,6 +60,18 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
         await response.read()
 
 
+async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:
+    """Quick work is refused for a worker's floor (DL-3): no figure may promise less than that."""
+    service.gateway.forecaster._prospect_of = lambda model: Prospect((PACE,), 64, 64, 400.0)
+    body = TASK | {"max_tokens": 1, "deadline_ms": 200}
+    async with service.http.post("/v1/completions", json=body) as response:
+        assert response.status == 504
+        error = (await response.json())["error"]
+    assert error["binding_constraint"] == "route"
+    assert error["predicted_finish_ms"] >= 400
+    assert error["earliest_feasible_deadline"] >= 1000 * time.time()
+
+
 @pytest.mark.parametrize("mode", ["observe", "off"])
 async def test_dl7_the_other_modes_let_it_in(
     worker: FakeWorker, make_service: MakeService, mode: str
