@@ -7,6 +7,7 @@ request in fifty: a second copy of a job is work that somebody else could have u
 
 from dataclasses import dataclass
 
+from orchestrator.placement import Spec, feasible
 from orchestrator.prediction import Load, PaceModel, Work
 from orchestrator.registry import Registry
 from orchestrator.retry import RetryBudget
@@ -51,16 +52,14 @@ class Hedger:
 
     def target(self, task: Task) -> str | None:
         """The least loaded other instance with a slot free for ``task``, if any."""
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        spec = Spec(task.model, task.vocabulary, tokens, task.job.placement)
         free = [
             c
-            for c in self._registry.candidates()
+            for c in feasible(spec, self._registry.candidates())
             if c.ready
-            and c.model == task.model
-            and c.vocabulary == task.vocabulary
             and c.name != task.instance
             and c.name not in task.failed_on
-            and task.prompt_tokens + task.sampling.max_tokens <= c.most_tokens
-            and task.job.placement.allows(c.name)
             and c.load < self._registry.instances[c.name].window.slots
         ]
         return min(free, key=lambda c: (c.load / c.slots, c.name)).name if free else None

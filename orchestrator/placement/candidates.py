@@ -34,6 +34,11 @@ class Candidate:
     def free(self) -> int:
         return self.slots - self.load
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes one more job now."""
+        return self.ready and self.load < self.slots
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:

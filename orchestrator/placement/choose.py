@@ -25,7 +25,7 @@ def place(
     holds, by name. Ties: where the conversation was, then the least loaded by share of its slots,
     then the most free KV, then the smaller name, so that the choice is reproducible.
     """
-    free = [c for c in able if c.ready and c.load < c.slots]
+    free = [c for c in able if c.has_room]
     wish = need.spec.wish
     if wish.mode is PlacementMode.PREFER:
         free = [c for c in free if c.name in wish.instances] or free

@@ -79,12 +79,12 @@ class Placer:
     @property
     def has_room(self) -> bool:
         """Whether any instance would take anything."""
-        return any(c.ready and c.load < c.slots for c in self._now.values())
+        return any(c.has_room for c in self._now.values())
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
         self.refresh()
-        return any(c.ready and c.load < c.slots for c in self._feasible(self.spec(task)))
+        return self.has_room_for(self.spec(task))
 
     def is_possible(self, task: Task) -> bool:
         """Whether an instance that is up could ever take ``task``."""
@@ -92,8 +92,8 @@ class Placer:
         return any(c.ready for c in self._feasible(self.spec(task)))
 
     def has_room_for(self, spec: Spec) -> bool:
-        """The same for all tasks of a spec."""
-        return any(c.ready and c.load < c.slots for c in self._feasible(spec))
+        """Whether an instance has room for tasks of ``spec``, as of the last ``refresh``."""
+        return any(c.has_room for c in self._feasible(spec))
 
     def spec(self, task: Task) -> Spec:
         """What ``task`` asks. Token counts that the same instances can hold are one."""
@@ -111,7 +111,7 @@ class Placer:
         able = [c for c in self._feasible(spec) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
-        able = [c for c in able if c.load < c.slots]
+        able = [c for c in able if c.has_room]
         if not able:
             return None
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
