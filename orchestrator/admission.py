@@ -21,7 +21,7 @@ from orchestrator.errors import (
     NotReady,
     QueueFull,
 )
-from orchestrator.forecast import Forecaster
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.log import fields, service_log
 from orchestrator.placement import Placer
 from orchestrator.queue import TaskQueue

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from orchestrator.breaker import Breakers, JobEnd, Ticket
 from orchestrator.log import fields, service_log
-from orchestrator.prediction import Load, PaceModel, Work
+from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.registry import Instance
 from worker.protocol import AbortCause, Code, End, FinishReason
 
@@ -26,7 +26,7 @@ class Sent(Protocol):
     @property
     def cause(self) -> AbortCause | None: ...
     @property
-    def basis(self) -> tuple[PaceModel, Load] | None: ...
+    def basis(self) -> tuple[StepModel, Load] | None: ...
     @property
     def dispatched_at(self) -> float: ...
 

@@ -7,7 +7,7 @@ from orchestrator.clock import Clock
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.flight import LaneFlight
-from orchestrator.forecast import Forecaster
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.hedge import Hedger
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics

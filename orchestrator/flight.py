@@ -5,7 +5,7 @@ from typing import Protocol
 from orchestrator.breaker import Ticket
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import Lane
-from orchestrator.prediction import Load, PaceModel
+from orchestrator.prediction import Load, StepModel
 from orchestrator.task import Ending, Task
 from orchestrator.window import Flown, Window
 from worker.protocol import AbortCause, Delta, End
@@ -70,7 +70,7 @@ class LaneFlight:
         self.continues = task.completion_tokens > 0
         """It goes on with a text that another instance began."""
         self.handle = -1
-        self.basis: tuple[PaceModel, Load] | None = None
+        self.basis: tuple[StepModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
         self.late_tokens = 0
         self.lost_race = False

@@ -14,7 +14,7 @@ from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
 from orchestrator.errors import Draining, QueueFull, TidegateError
 from orchestrator.fleet_metrics import FleetCollector
-from orchestrator.forecast import Forecaster
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.health import HealthBoard
 from orchestrator.hedge import Hedger
 from orchestrator.instances import Roster, source_of

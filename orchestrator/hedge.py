@@ -8,7 +8,7 @@ request in fifty: a second copy of a job is work that somebody else could have u
 from dataclasses import dataclass
 
 from orchestrator.placement import Spec, feasible
-from orchestrator.prediction import Load, PaceModel, Work
+from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.registry import Registry
 from orchestrator.retry import RetryBudget
 from orchestrator.task import Task
@@ -38,7 +38,7 @@ class Hedger:
         self.races = Races()
 
     def is_due(
-        self, task: Task, basis: tuple[PaceModel, Load] | None, sent_at: float, now: float
+        self, task: Task, basis: tuple[StepModel, Load] | None, sent_at: float, now: float
     ) -> bool:
         """Whether a job sent at ``sent_at`` is late with its first token, and that matters."""
         if self.budget.is_empty or basis is None or not basis[0].known:

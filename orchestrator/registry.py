@@ -19,12 +19,12 @@ from enum import StrEnum
 from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
-from orchestrator.forecast import Prospect
+from orchestrator.prediction.forecaster import Capacity
 from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement.candidates import Candidate
 from orchestrator.placement.prefixes import PrefixIndex
-from orchestrator.prediction import Load, PaceLearner
+from orchestrator.prediction import Load, StepLearner
 from orchestrator.tokens import BadCard, PromptEncoder
 from orchestrator.window import Window
 from worker.protocol import CacheReport, Frame, ModelCard, WorkerStats
@@ -73,7 +73,7 @@ class Instance:
         """The last card that came; ``card`` follows once its tokenizer is ready."""
         self.encoder: PromptEncoder | None = None
         self.stats: WorkerStats | None = None
-        self.pace: PaceLearner | None = None
+        self.pace: StepLearner | None = None
         """What it has taught about its speed; None until its card is known."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
@@ -292,7 +292,7 @@ class Registry:
         admits = self.breakers.admits(name)
         return instance.candidate(instance.encoder, admits, self._clock.now())
 
-    def prospect(self, model: str) -> Prospect:
+    def prospect(self, model: str) -> Capacity:
         """What the instances that are ready can do for ``model``, or all of them for ``""``."""
         serving = [
             (i, i.pace.model, i.encoder.card)
@@ -302,7 +302,7 @@ class Registry:
             and i.encoder is not None
             and (not model or i.encoder.card.model == model)
         ]
-        return Prospect(
+        return Capacity(
             models=tuple(pace for _, pace, _ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
@@ -468,7 +468,7 @@ class Registry:
             self.snapshot_version += 1
         instance.window.serves(encoder.card.max_running)
         if instance.pace is None:
-            instance.pace = PaceLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            instance.pace = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if instance.stats is not None:  # came with the card
                 instance.pace.observe(instance.stats)
         self._judge(instance)

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import msgspec
 
-from orchestrator.forecast import Prospect
+from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction import Work
 from orchestrator.registry import Instance, Registry
 from orchestrator.task import Task
@@ -104,7 +104,7 @@ class Retrier:
     def __init__(
         self,
         registry: Registry,
-        prospect_of: Callable[[str], Prospect],
+        prospect_of: Callable[[str], Capacity],
         rng: random.Random,
         rules: RetryRules,
     ) -> None:

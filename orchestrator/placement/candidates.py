@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.prediction import Pace
+from orchestrator.prediction import StepUnderLoad
 from orchestrator.task import PlacementWish
 
 UNLIMITED = 2**62
@@ -27,7 +27,7 @@ class Candidate:
     load: int
     most_tokens: int = UNLIMITED
     kv_free: int = 0
-    pace: Pace | None = None
+    pace: StepUnderLoad | None = None
     device: str = ""
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.clock import Timer
 from orchestrator.deadline import Deadline
 from orchestrator.placement import Candidate, Need, Placer, PrefixIndex, Spec, place
-from orchestrator.prediction import Load, PaceModel
+from orchestrator.prediction import Load, StepModel
 from orchestrator.task import Api, Job, Task
 from perf.bundle import Figure
 from perf.context import SEED, Bench, Context
@@ -57,7 +57,7 @@ def _measure(samples: int) -> list[Figure]:
     rng = random.Random(SEED)
     candidates = []
     for i in range(INSTANCES):
-        model = PaceModel(16, 512, rng.uniform(8, 12), 0.3, 0.1)
+        model = StepModel(16, 512, rng.uniform(8, 12), 0.3, 0.1)
         jobs = rng.randrange(12)
         pace = model.under(Load(jobs, 0, 100, 50 * jobs))
         candidates.append(Candidate(f"10.0.0.{i}:8001", "m", b"v", True, 17, jobs, 4096, 900, pace))

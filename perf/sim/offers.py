@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.task import Priority
+from perf.trace import TraceLoad
 from perf.workload import Sizes, Speed
 from worker.protocol import OnDeadline
 
@@ -15,7 +16,10 @@ ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One request. ``length`` is how long its answer is by itself, up to ``max_tokens``."""
+    """One request. ``length`` is how long its answer is by itself, up to ``max_tokens``.
+
+    Deadlines, for the whole and for parts, count from ``at_s``; infinite where none is stated.
+    """
 
     at_s: float
     prompt_tokens: int
@@ -25,11 +29,31 @@ class Offer:
     tenant: str
     priority: Priority
     on_deadline: OnDeadline = OnDeadline.ERROR
+    first_token_ms: float = math.inf
+    token_gap_ms: float = math.inf
 
     @property
     def is_open(self) -> bool:
         """Whether the orchestrator cannot know how long the answer will be."""
         return self.length != self.max_tokens
+
+
+def trace_offers(
+    load: TraceLoad, per_s: float, seconds: float, seed: int, *, known: bool = False
+) -> Iterator[Offer]:
+    """A trace's requests; with ``known`` each states its true length, which no client can."""
+    for request in load.requests(per_s, seconds, seed):
+        yield Offer(
+            at_s=request.at_s,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.answer_tokens if known else load.cap_tokens,
+            length=request.answer_tokens,
+            deadline_ms=request.deadline_ms,
+            tenant="",
+            priority=Priority.INTERACTIVE,
+            first_token_ms=request.first_token_ms,
+            token_gap_ms=request.token_gap_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

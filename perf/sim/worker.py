@@ -34,7 +34,11 @@ _WIRE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """``noise`` is the spread of a step's time (sigma of its logarithm)."""
+    """``noise`` is the spread of a step's time (sigma of its logarithm).
+
+    Prompts delay a step with decodes by ``max_stall_s`` at most, as the real engine's scheduler
+    sees to.
+    """
 
     pace: StepPace
     slots: int
@@ -42,6 +46,7 @@ class WorkerSpec:
     step_tokens: int = 512
     min_start_s: float = 0.1
     noise: float = 0.03
+    max_stall_s: float = 0.05
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,9 @@ from orchestrator.admission import Admission, AdmissionRules
 from orchestrator.choices import AdmissionMode, QueuePolicy
 from orchestrator.deadline import Deadline
 from orchestrator.errors import DeadlineInfeasible, QueueFull
-from orchestrator.forecast import LEARNT_ANSWERS, Forecaster, Prospect
+from orchestrator.prediction.forecaster import LEARNT_ANSWERS, Forecaster, Capacity
 from orchestrator.placement import Candidate, Placer, PrefixIndex
-from orchestrator.prediction import PaceModel
+from orchestrator.prediction import StepModel
 from orchestrator.queue import TaskQueue
 from orchestrator.settle import refused
 from orchestrator.task import Api, Ending, Job, Priority, Task
@@ -19,8 +19,8 @@ from tests.orchestrator.clocks import ManualClock
 from worker.protocol import End, FinishReason, OnDeadline, Outcome, Sampling
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
-PACE = PaceModel(16, 512, 9.5, 0.5, 0.1, 0.0, (0.8, 1.0, 1.25))
-UNKNOWN = PaceModel(16, 512, 9.5, 0.5, 0.1, 0.0, (0.0, 1.0, 1.25))
+PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (0.8, 1.0, 1.25))
+UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (0.0, 1.0, 1.25))
 
 
 class Site:
@@ -46,7 +46,7 @@ class Rig:
 
     def __init__(
         self,
-        pace: PaceModel = PACE,
+        pace: StepModel = PACE,
         load: int = 0,
         bound: int = 100,
         min_start_ms: float = 0.0,
@@ -54,7 +54,7 @@ class Rig:
     ) -> None:
         self.clock = ManualClock()
         self.queue: TaskQueue[Task] = TaskQueue(bound)
-        prospect = Prospect((pace,), 16, max(0, 16 - load), min_start_ms)
+        prospect = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
         self.forecaster = Forecaster(lambda model: prospect, is_early=True)
         self.dropped: list[Task] = []
         site = Site(load)

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.breaker import BreakerConfig, Breakers, BreakerState, JobEnd, Ticket
 from orchestrator.conduct import charge, how_ended
-from orchestrator.prediction import IDLE, Load, PaceModel
+from orchestrator.prediction import IDLE, Load, StepModel
 from orchestrator.registry import Instance
 from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.conftest import MakeService, MakeWorker
@@ -15,7 +15,7 @@ from worker.protocol import AbortCause, Code, End, FinishReason
 
 TASK = {"prompt": "x", "max_tokens": 10}
 
-PACE = PaceModel(
+PACE = StepModel(
     slots=8,
     step_tokens=512,
     base_ms=10.0,
@@ -34,7 +34,7 @@ def make_end(reason: FinishReason, code: Code | None = None, tokens: int = 100) 
 class Sent:
     ticket: Ticket
     cause: AbortCause | None = None
-    basis: tuple[PaceModel, Load] | None = (PACE, IDLE)
+    basis: tuple[StepModel, Load] | None = (PACE, IDLE)
     dispatched_at: float = 100.0
 
 
@@ -84,7 +84,7 @@ def test_dl11_an_instance_is_held_to_its_own_prediction(
 
 def test_dl11_nothing_is_held_against_one_whose_pace_is_not_known() -> None:
     breakers = Breakers(lambda name: ("a:1", "b:1"), ManualClock().now)
-    unknown = PaceModel(8, 512, 10.0, 0.0, 0.1)
+    unknown = StepModel(8, 512, 10.0, 0.0, 0.1)
     end = make_end(FinishReason.LENGTH)
     for _ in range(50):
         sent = Sent(breakers.begin("a:1"), basis=(unknown, IDLE))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.forecast import Prospect
-from orchestrator.prediction import PaceModel
+from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction import StepModel
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker
 from worker.protocol import OnDeadline
 
 # 10 ms a token for one, 16 ms with all 64 slots in use.
-PACE = PaceModel(64, 512, 9.9, 0.1, 0.1, 0.0, (0.8, 1.0, 1.25))
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (0.8, 1.0, 1.25))
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
 CHAT = {
     "model": "fake",
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def at_known_pace(service: Service) -> Service:
-    service.gateway.forecaster._prospect_of = lambda model: Prospect((PACE,), 64, 64, 0.0)
+    service.gateway.forecaster._prospect_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
 
 
@@ -62,7 +62,7 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
 
 async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:
     """Quick work is refused for a worker's floor (DL-3): no figure may promise less than that."""
-    service.gateway.forecaster._prospect_of = lambda model: Prospect((PACE,), 64, 64, 400.0)
+    service.gateway.forecaster._prospect_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
     body = TASK | {"max_tokens": 1, "deadline_ms": 200}
     async with service.http.post("/v1/completions", json=body) as response:
         assert response.status == 504

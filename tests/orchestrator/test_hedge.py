@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.deadline import Deadline
 from orchestrator.hedge import Hedger
-from orchestrator.prediction import IDLE, PaceModel
+from orchestrator.prediction import IDLE, StepModel
 from orchestrator.retry import RetryBudget
 from orchestrator.task import Api, Job, Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -16,7 +16,7 @@ from tests.orchestrator.test_retry import EXPECTED, kinds_of, run, speak, text_o
 from worker.protocol import Code, Sampling
 
 TASK = {"prompt": "hello", "max_tokens": 20}
-PACE = PaceModel(
+PACE = StepModel(
     slots=8, step_tokens=512, base_ms=10.0, row_ms=0.0, prompt_token_ms=1.0, ratios=(0.9, 1.0, 1.5)
 )
 """A first token of a prompt of 10 tokens takes 20 ms, 30 where things go badly."""
@@ -57,11 +57,11 @@ def make_task(*, left_ms: float, slow_ms: float, least_ms: float = 1.0) -> Task:
         (25.0, 150.0, PACE, False),  # its first token may still come in time
         (50.0, 300.0, PACE, False),  # slack is long enough
         (50.0, 0.5, PACE, False),  # too late for anybody
-        (50.0, 150.0, PaceModel(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
+        (50.0, 150.0, StepModel(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
     ],
 )
 async def test_or10_only_when_late_and_slack_is_short(
-    service: Service, late_ms: float, left_ms: float, pace: PaceModel, due: bool
+    service: Service, late_ms: float, left_ms: float, pace: StepModel, due: bool
 ) -> None:
     task = make_task(left_ms=left_ms, slow_ms=100.0)
     hedger = make_hedger(service)

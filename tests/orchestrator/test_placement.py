@@ -20,17 +20,17 @@ from orchestrator.placement import (
 )
 from orchestrator.placement.choose import TIE_MS, TIE_SHARE
 from orchestrator.policy import Policy
-from orchestrator.prediction import Load, PaceModel, Work
+from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.task import Api, Job, PlacementMode, PlacementWish, Task
 from tests.orchestrator.clocks import ManualClock
 from worker.protocol import CacheReport, Sampling
 
-FAST = PaceModel(8, 512, 5.0, 0.5, 0.1)
-SLOW = PaceModel(8, 512, 50.0, 5.0, 1.0)
+FAST = StepModel(8, 512, 5.0, 0.5, 0.1)
+SLOW = StepModel(8, 512, 50.0, 5.0, 1.0)
 NAMES = "abcdef"
 
 models = st.builds(
-    PaceModel,
+    StepModel,
     slots=st.integers(1, 16),
     step_tokens=st.integers(16, 512),
     base_ms=st.floats(0.1, 50),
@@ -46,7 +46,7 @@ loads = st.builds(
     prefill_tokens=st.integers(0, 2000),
     decode_tokens=st.integers(0, 5000),
 )
-paces = st.builds(PaceModel.under, models, loads)
+paces = st.builds(StepModel.under, models, loads)
 wishes = st.builds(
     PlacementWish,
     st.sampled_from(PlacementMode),
@@ -121,7 +121,7 @@ def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
 
 @given(models, loads, st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500))
 def test_or7_the_fast_prediction_is_that_of_the_model(
-    model: PaceModel, load: Load, prompt: int, cached: int, output: int
+    model: StepModel, load: Load, prompt: int, cached: int, output: int
 ) -> None:
     slow = model.finish_ms(Work(prompt, cached, output), load)
     fast = model.under(load).finish_ms(prompt - cached, output)

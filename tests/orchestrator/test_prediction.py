@@ -13,8 +13,8 @@ from orchestrator.prediction import (
     LEARNT_JOBS,
     LengthLearner,
     Load,
-    PaceLearner,
-    PaceModel,
+    StepLearner,
+    StepModel,
     Quantiles,
     Work,
 )
@@ -53,9 +53,9 @@ class Steps:
         )
 
 
-def learnt(worker: Steps, windows: int = 200, seed: int = 5) -> PaceLearner:
+def learnt(worker: Steps, windows: int = 200, seed: int = 5) -> StepLearner:
     rng = random.Random(seed)
-    learner = PaceLearner(32, 512)
+    learner = StepLearner(32, 512)
     for _ in range(windows):
         prompts = rng.choice([0, 0, 100, 400])
         learner.observe(worker.run(rng.randint(2, 10), rng.randint(1, 32), prompts))
@@ -117,7 +117,7 @@ def test_a_constant_load_does_not_wind_up() -> None:
 
 
 def test_a_worker_that_restarts_or_says_little() -> None:
-    learner = PaceLearner(8, 512)
+    learner = StepLearner(8, 512)
     learner.observe(Steps().run(0, 0, 0))
     learner.observe(WorkerStats(0, 0, 0, 4, 0, 40.0, 0.0, 0, 0, 0, 0.0))
     assert learner.model.base_ms + 4 * learner.model.row_ms == pytest.approx(40.0)
@@ -129,7 +129,7 @@ def test_a_worker_that_restarts_or_says_little() -> None:
 
 
 def test_dl7_nothing_is_certain_before_jobs_have_finished() -> None:
-    learner = PaceLearner(8, 512)
+    learner = StepLearner(8, 512)
     work = Work(100, 0, 50)
     assert not learner.model.known
     assert learner.model.least_ms(work) == 0.0
@@ -182,7 +182,7 @@ works = st.builds(Work, st.integers(1, 4000), st.integers(0, 5000), st.integers(
 @given(load=loads, work=works)
 def test_an_estimate_is_physical(load: Load, work: Work) -> None:
     """Parts add up, more work takes longer, nothing beats the least."""
-    model = PaceModel(16, 512, 10.0, 0.5, 0.05, 20.0, (0.8, 1.0, 1.4))
+    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, (0.8, 1.0, 1.4))
     estimate = model.estimate(work, load)
     parts = estimate.wait_ms + estimate.prefill_ms + estimate.decode_ms
     assert parts == pytest.approx(estimate.finish_ms) == model.finish_ms(work, load)
@@ -194,7 +194,7 @@ def test_an_estimate_is_physical(load: Load, work: Work) -> None:
 
 @given(budget=st.floats(0, 1e5), work=works)
 def test_dl6_what_fits_is_what_slow_ms_allows(budget: float, work: Work) -> None:
-    model = PaceModel(16, 512, 10.0, 0.5, 0.05, 20.0, (0.8, 1.0, 1.4))
+    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, (0.8, 1.0, 1.4))
     count = model.tokens_within(budget, work)
 
     def slow(tokens: int) -> float:

@@ -1,0 +1,262 @@
+"""What a task will take, from what its instances and earlier answers have taught.
+
+A forecast says when a task will be done (what clients are told), and whether its deadline is
+certain to be missed (DL-7). *Certain* rests on the least work that the client itself has stated
+(``min_tokens``, or all of ``max_tokens`` under ``ignore_eos``) at a pace that the machine has never
+reached: no length that was learnt and no average is ever certain.
+
+A plan says how urgent a task is among others (``urgency``), and so its place in the queue (DL-8).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
+from orchestrator.prediction.step_learner import StepLearner
+from orchestrator.prediction.step_model import Load, StepModel, Work
+from orchestrator.prediction.urgency import Costs, Due, Urgency, urgency
+from orchestrator.task import Task
+from worker.protocol import End, FinishReason, OnDeadline
+
+USUAL, LONG = 0.5, 0.9
+BACKGROUND_CHANCE = 0.01
+"""Work with less of a chance only gets what nobody else wants."""
+LEAST_WAIT_MS = 50.0
+"""Who is not chosen now waits for about this long at least."""
+_FIRST_GUESS_MS = 1000.0
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the instances that serve a model can do now."""
+
+    models: tuple[StepModel, ...]
+    slots: int
+    free: int
+    min_start_ms: float
+    """No worker starts with less left (DL-3)."""
+
+    @property
+    def rows(self) -> int:
+        """Jobs beside which one that starts now will run, itself counted, on an average instance."""
+        count = max(1, len(self.models))
+        return max(1, -(-(self.slots - self.free + count) // count))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One task's, from now on, in ms. ``least_ms`` is never more than what is certain."""
+
+    wait_ms: float
+    prefill_ms: float
+    decode_ms: float
+    least_ms: float
+    slow_ms: float
+    bottleneck: str
+    """What the least consists of: ``prefill``, ``decode`` or ``route``, the way to a worker."""
+
+    @property
+    def finish_ms(self) -> float:
+        return self.wait_ms + self.prefill_ms + self.decode_ms
+
+    @property
+    def service_ms(self) -> float:
+        return self.prefill_ms + self.decode_ms
+
+
+class Forecaster:
+    """Forecasts and plans. ``capacity_of`` tells what serves a model."""
+
+    def __init__(self, capacity_of: Callable[[str], Capacity], *, drops_infeasible: bool) -> None:
+        """``drops_infeasible``: tasks that are certain to miss leave the queue before their
+        deadline.
+        """
+        self._capacity_of = capacity_of
+        self._drops_infeasible = drops_infeasible
+        self.lengths = AnswerLengths()
+        self._mean_ms = _FIRST_GUESS_MS
+        self._epoch = 0.0
+        self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
+        self._costs: dict[str, Costs | None] = {}
+        self._min_start_ms: dict[str, float] = {}
+
+    # ── plans: a place in the queue ──────────────────────────────────────────────────────────
+
+    def begin_plans(self, waiting: Iterable[Task], now: float) -> None:
+        """Look anew at how busy the instances are and how long one waits; then ``plan`` them all.
+
+        Ranks compare only among plans of about the same time.
+        """
+        self._epoch = now
+        self._costs.clear()
+        work_ms: defaultdict[str, float] = defaultdict(float)
+        for task in waiting:
+            if not task.is_background:
+                work_ms[task.model] += task.work_ms
+        self._wait_ms.clear()
+        for model, total_ms in work_ms.items():
+            instances = max(1, len(self._capacity_of(model).models))
+            self._wait_ms[model] = max(LEAST_WAIT_MS, total_ms / instances)
+
+    def plan(self, task: Task, now: float) -> None:
+        """Set what the queue treats a task by."""
+        found = self.urgency(task, now)
+        task.work_ms = found.work_ms
+        task.chance = found.chance
+        task.is_background = found.chance < BACKGROUND_CHANCE and not task.refusal_sample
+        task.rank = self._rank(found, task, now)
+        task.last_chance = task.deadline.at
+        if self._drops_infeasible and not task.refusal_sample and not task.completion_tokens:
+            task.last_chance -= self._least_ms(task)[0] / 1000
+
+    def urgency(self, task: Task, now: float) -> Urgency:
+        """How urgent ``task`` is at ``now``, waiting or running."""
+        costs = self._costs_of(task.model)
+        made = task.completion_tokens
+        if costs is None:  # nothing is known yet: by deadline
+            return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
+        new = 0 if made else task.prompt_tokens
+        due = Due(task.deadline.left_ms(now))
+        return urgency(self._left(task), new, due, costs, self._wait_ms[task.model])
+
+    def _rank(self, found: Urgency, task: Task, now: float) -> float:
+        """The smallest leaves first; told as of the last ``begin_plans``."""
+        if not found.chance:
+            return task.deadline.at
+        waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
+        return waited - found.log_urgency
+
+    def _costs_of(self, model: str) -> Costs | None:
+        """With every slot in use; None while no pace has been measured."""
+        if model not in self._costs:
+            capacity = self._capacity_of(model)
+            fastest = min(capacity.models, key=lambda m: m.step_ms(m.slots) * m.mid, default=None)
+            costs = None
+            if fastest is not None:
+                token_ms = fastest.step_ms(fastest.slots) * fastest.mid
+                share_ms = token_ms / fastest.slots
+                costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
+            self._costs[model] = costs
+            self._min_start_ms[model] = capacity.min_start_ms
+        return self._costs[model]
+
+    # ── lengths ──────────────────────────────────────────────────────────────────────────────
+
+    def usual_tokens(self, task: Task) -> int:
+        """How long its answer will usually be in all, half of it being longer."""
+        return task.completion_tokens + self._quantile(task, USUAL)
+
+    def _left(self, task: Task) -> tuple[float, ...]:
+        made, cap = task.completion_tokens, task.sampling.max_tokens
+        left = self._curve(task).left(made, max(made + 1, cap))
+        least = task.sampling.min_tokens - made
+        return left if least <= 1 else tuple(max(tokens, least) for tokens in left)
+
+    def _quantile(self, task: Task, share: float) -> int:
+        left = self._left(task)
+        return math.ceil(left[min(len(left) - 1, int(share * len(left)))])
+
+    def _curve(self, task: Task) -> LengthCurve:
+        if _is_length_stated(task):
+            return STATED
+        return self.lengths.curve(length_key(task))
+
+    # ── forecasts: what clients are told ─────────────────────────────────────────────────────
+
+    def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
+        """What ``task`` takes once it has waited for ``wait_ms``."""
+        capacity = self._capacity_of(task.model)
+        least_ms, bottleneck = self._least_ms(task)
+        if not capacity.models:
+            return Forecast(wait_ms, 0.0, _FIRST_GUESS_MS, 0.0, 0.0, "route")
+        prompt = task.prompt_tokens
+        usual = Work(prompt, 0, self._quantile(task, USUAL))
+        long = Work(prompt, 0, self._quantile(task, LONG))
+        # Who has to wait finds the house full; so will whoever comes while it runs.
+        rows = None if wait_ms > 0 or not capacity.free else capacity.rows
+        model = min(capacity.models, key=lambda m: m.service_ms(usual, rows))
+        total_ms = model.service_ms(usual, rows)
+        prefill_ms = model.service_ms(Work(prompt, 0, 1), rows)
+        return Forecast(
+            wait_ms=wait_ms,
+            prefill_ms=prefill_ms,
+            decode_ms=total_ms - prefill_ms,
+            least_ms=least_ms,
+            slow_ms=max(total_ms, model.service_ms(long, rows), least_ms),
+            bottleneck=bottleneck,
+        )
+
+    def drain_ms(self, model: str, work_ms: float) -> float:
+        """How long the instances of ``model`` take for that much waiting work, and to begin."""
+        capacity = self._capacity_of(model)
+        if capacity.free and not work_ms:
+            return 0.0
+        release_ms = 0.0 if capacity.free else self._mean_ms / max(1, capacity.slots)
+        return release_ms + work_ms / max(1, len(capacity.models))
+
+    def fit(self, task: Task, budget_ms: float) -> None:
+        """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
+        if task.job.on_deadline is not OnDeadline.FIT:
+            return
+        capacity = self._capacity_of(task.model)
+        if not capacity.models:
+            return
+        work = Work(task.prompt_tokens)
+        rows = capacity.rows
+        fits = max(model.tokens_within(budget_ms, work, rows) for model in capacity.models)
+        tokens = max(1, task.sampling.min_tokens, fits)
+        if tokens < task.sampling.max_tokens:
+            task.sampling = msgspec.structs.replace(task.sampling, max_tokens=tokens)
+            task.fitted_tokens = tokens
+
+    def _least_ms(self, task: Task) -> tuple[float, str]:
+        """What the task cannot do without, for certain, and what binds."""
+        capacity = self._capacity_of(task.model)
+        # What is cached, and where, is known only later: a prompt costs a step.
+        work = Work(task.prompt_tokens, task.prompt_tokens - 1, least_tokens(task))
+        least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
+        if least_ms <= capacity.min_start_ms:
+            return capacity.min_start_ms, "route"
+        return least_ms, "decode"
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────
+
+    def ended(
+        self, task: Task, end: End, learner: StepLearner | None, basis: tuple[StepModel, Load] | None
+    ) -> None:
+        """Learn from a job's end; ``basis`` is what its dispatch knew of the instance."""
+        is_whole = end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if end.completion_tokens and not _is_length_stated(task):
+            finished = end.code is None and end.reason is FinishReason.STOP
+            self.lengths.answered(length_key(task), end.completion_tokens, finished=finished)
+        if not is_whole:
+            return
+        took_ms = end.wait_ms + end.prefill_ms + end.decode_ms
+        self._mean_ms += (took_ms - self._mean_ms) * _SMOOTHING
+        if learner is not None and basis is not None and not task.pauses:
+            work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
+            learner.finished(*basis, work, took_ms)
+
+
+def length_key(task: Task) -> LengthKey:
+    """What is known of a task that tells something about its answer's length."""
+    job = task.job
+    cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
+    stated_ms = None if job.has_default_deadline else 1000 * (job.deadline.at - job.arrived)
+    return LengthKey(task.model, job.tenant, cap, stated_ms, job.session_id)
+
+
+def least_tokens(task: Task) -> int:
+    """Tokens without which the client gets no answer that it asked for."""
+    if task.job.on_deadline is OnDeadline.ERROR and _is_length_stated(task):
+        return task.sampling.max_tokens
+    return max(1, task.sampling.min_tokens)
+
+
+def _is_length_stated(task: Task) -> bool:
+    return task.sampling.ignore_eos and not task.sampling.stop

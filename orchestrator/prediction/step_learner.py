@@ -1,0 +1,180 @@
+"""Learns what an instance's steps take, from its statistics and from jobs that finished on it.
+
+``StepLearner`` fits the model's coefficients to the differences between a worker's totals with a
+Kalman filter whose coefficients drift (recursive least squares that forgets, without its wind-up
+when the load stays the same; Haykin, Adaptive Filter Theory, ch. 14). What finished jobs took over
+what was predicted for them is kept as a window of ratios.
+"""
+
+import math
+from typing import NamedTuple
+
+from orchestrator.prediction.quantiles import Quantiles
+from orchestrator.prediction.step_model import Load, StepModel, Work
+from worker.protocol import WorkerStats
+
+MID, HIGH = 0.5, 0.98
+"""Quantiles of the ratio of actual to predicted time: usual, and seldom slower."""
+LEARNT_STEPS = 64
+"""Steps before the fastest of them bounds anything: ignorance refuses nobody."""
+
+_OUTLIER = math.log(1.5)
+_JUMP_AFTER = 2
+_NOISE = 0.05**2
+_DRIFT = 2e-4
+_MOST_DOUBT = 100.0
+_LEAST_SHARE = 1e-3
+_MOST_RATIO = math.log(10.0)
+_SMOOTHING = 0.2
+
+
+class _Totals(NamedTuple):
+    steps: int
+    busy_ms: float
+    tokens: int
+    prompt_tokens: int
+
+
+class StepLearner:
+    """Learns one instance's pace from its statistics and from jobs that finished on it."""
+
+    def __init__(self, slots: int, step_tokens: int, *, first_guess_ms: float = 20.0) -> None:
+        """``first_guess_ms`` is a step of one row; the first statistics replace it."""
+        self._slots = max(1, slots)
+        self._step_tokens = max(1, step_tokens)
+        self._coefficients = [
+            0.7 * first_guess_ms,
+            0.3 * first_guess_ms / self._slots,
+            first_guess_ms / self._step_tokens,
+        ]
+        self._guess = tuple(self._coefficients)
+        # Doubt is counted in these, so that it means the same for all three coefficients.
+        self._units = list(self._coefficients)
+        self._doubt = _identity(_MOST_DOUBT)
+        self._last: _Totals | None = None
+        self._last_step_ms = 0.0
+        self._prompts_per_step = 0.0
+        self._fitted = False
+        self._odd = 0
+        self._epoch = 0
+        self._fastest_ms = math.inf
+        self._steps_seen = 0
+        # ± 40 % around 1, as log ratios.
+        self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
+        self._model: StepModel | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the pace is more than a first guess."""
+        return self._fitted
+
+    @property
+    def model(self) -> StepModel:
+        """The pace as known now."""
+        if self._model is None:
+            known = self._steps_seen >= LEARNT_STEPS
+            base, row, prompt = self._coefficients
+            self._model = StepModel(
+                slots=self._slots,
+                step_tokens=self._step_tokens,
+                base_ms=base,
+                row_ms=row,
+                prompt_token_ms=prompt,
+                prompt_tokens_per_step=self._prompts_per_step,
+                ratios=(math.exp(self._ratios.at(MID)), math.exp(self._ratios.at(HIGH))),
+                # One that was never idle has not shown how fast it is alone: the fit tells.
+                fastest_ms=min(self._fastest_ms, base + row) if known else 0.0,
+                epoch=self._epoch,
+            )
+        return self._model
+
+    def observe(self, stats: WorkerStats) -> None:
+        """Take in a worker's statistics; those without new steps change nothing."""
+        if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
+            return  # a forecast that is no number would refuse everybody
+        now = _Totals(
+            stats.steps_total, stats.busy_ms_total, stats.tokens_total, stats.prefill_tokens_total
+        )
+        last, self._last = self._last, now
+        if not now.steps:  # a worker that does not count its steps tells their mean only
+            if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
+                self._last_step_ms = stats.step_ms
+                self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
+            return
+        if last is None or now.steps < last.steps:  # the first word, or of another process
+            last = _Totals(0, 0.0, 0, 0) if last is not None or now.steps < 1000 else now
+        steps = now.steps - last.steps
+        busy_ms = now.busy_ms - last.busy_ms
+        if steps <= 0 or busy_ms <= 0:
+            return
+        prompts = max(0, now.prompt_tokens - last.prompt_tokens) / steps
+        made = max(0, now.tokens - last.tokens)
+        rows = min(made / steps, self._slots)
+        # Some engines give a row several tokens a step: a row's share of them counts.
+        per_row = max(1.0, made / steps / max(1, stats.running))
+        self._fastest_ms = min(self._fastest_ms, busy_ms / steps / per_row)
+        self._steps_seen += steps
+        self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
+        self._fit([1.0, rows, prompts], busy_ms / steps)
+
+    def finished(self, model: StepModel, load: Load, work: Work, service_ms: float) -> None:
+        """A job took ``service_ms`` from dispatch to its end; ``work`` has what it really was.
+
+        ``model`` and ``load`` are those that it was dispatched by. Only of jobs that ran to their
+        own end: one that was cut short says nothing.
+        """
+        if model.epoch != self._epoch or not 0 < service_ms < math.inf:
+            return
+        modelled = model.finish_ms(work, load) / model.mid
+        if modelled > 0:
+            ratio = math.log(service_ms / modelled)
+            self._ratios.add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
+            self._model = None
+
+    def _fit(self, features: list[float], step_ms: float) -> None:
+        """One step of the filter; what counts is the error as a share of the whole step."""
+        self._model = None
+        predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
+        ratio = step_ms / predicted
+        if not self._fitted:
+            self._fitted = True
+            self._rescale(ratio, features, step_ms)
+            return
+        doubt, units = self._doubt, self._units
+        x = [f * unit / predicted for f, unit in zip(features, units, strict=True)]
+        for i in range(3):
+            doubt[i][i] = min(doubt[i][i] + _DRIFT, _MOST_DOUBT)
+        px = [sum(doubt[i][j] * x[j] for j in range(3)) for i in range(3)]
+        total = _NOISE + sum(x[i] * px[i] for i in range(3))
+        surprise = math.log(ratio)
+        if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
+            # One odd window may be a pause of the machine; two in a row are a new pace.
+            self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
+            if abs(self._odd) >= _JUMP_AFTER:
+                self._rescale(ratio, features, step_ms)
+                self._epoch += 1
+            return
+        self._odd = 0
+        for i in range(3):
+            # None may fall to nothing or below: more work never takes less time.
+            moved = self._coefficients[i] + px[i] / total * (ratio - 1) * units[i]
+            self._coefficients[i] = max(moved, _LEAST_SHARE * units[i])
+        for i in range(3):
+            for j in range(3):
+                doubt[i][j] -= px[i] * px[j] / total
+
+    def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
+        """A pace that is new: the shape is kept, and open to doubt again."""
+        self._coefficients = [c * ratio for c in self._coefficients]
+        guessed = sum(c * x for c, x in zip(self._guess, features, strict=True))
+        # Of a coefficient that had come to nothing, its own size would be no measure of doubt.
+        self._units = [
+            max(c, guess * step_ms / guessed)
+            for c, guess in zip(self._coefficients, self._guess, strict=True)
+        ]
+        self._doubt = _identity(_MOST_DOUBT)
+        self._odd = 0
+
+
+def _identity(value: float) -> list[list[float]]:
+    return [[value if i == j else 0.0 for j in range(3)] for i in range(3)]

@@ -1,0 +1,201 @@
+"""What steps take on an instance, and what work takes in such steps: pure and frozen.
+
+Every engine step computes some prompt tokens and one token for each running row::
+
+    step_ms = base + row · rows + prompt · prompt tokens
+
+``StepLearner`` fits the three; the quantiles of what jobs took over what was predicted for them
+turn the model's one figure into a fast, a usual and a slow one.
+"""
+
+from dataclasses import dataclass
+
+LEAST_SHARE = 0.8
+"""Of the fastest step ever seen: what counts as certain is less than the machine has ever needed."""
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One job. ``cached_tokens`` of the prompt need no prefill."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an instance has to do already: its jobs, and the tokens that they still need.
+
+    ``prefill_tokens`` are prompt tokens not yet computed, ``decode_tokens`` answers' tokens not
+    yet generated, each over all running and waiting jobs together.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+IDLE = Load()
+_NOTHING = Work(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Milliseconds from now, usual case; ``upper_ms`` is a finish that few jobs exceed."""
+
+    wait_ms: float
+    prefill_ms: float
+    decode_ms: float
+    finish_ms: float
+    upper_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnderLoad:
+    """A ``StepModel`` under one load, worked out as far as it does not depend on the job.
+
+    For placement, which asks it of every instance: ``finish_ms`` is that of the model and load.
+    All times are usual ones, in ms. ``ahead_tokens`` are others' prompt tokens that come first.
+    """
+
+    wait_ms: float
+    chunk_ms: float
+    prompt_token_ms: float
+    step_ms: float
+    ahead_tokens: int
+    step_tokens: int
+    tokens_per_s: float
+    """Of all jobs together, with every slot in use."""
+
+    def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
+        """From now on, for a job with so many prompt tokens to compute and to generate."""
+        prompt = (new_tokens if new_tokens > 1 else 1) + self.ahead_tokens
+        return (
+            self.wait_ms
+            - (-prompt // self.step_tokens) * self.chunk_ms
+            + prompt * self.prompt_token_ms
+            + (output_tokens - 1) * self.step_ms
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """An instance's pace at one moment. Pure; a few microseconds an estimate.
+
+    ``ratios`` are the ``MID`` and ``HIGH`` quantiles of actual over modelled time.
+    ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
+    ``prompt_tokens_per_step`` is what other jobs' prompts add to the steps of late. ``epoch``
+    moves when the pace changes so much that jobs under way say nothing about the new one.
+    """
+
+    slots: int
+    step_tokens: int
+    base_ms: float
+    row_ms: float
+    prompt_token_ms: float
+    prompt_tokens_per_step: float = 0.0
+    ratios: tuple[float, float] = (1.0, 2.0)
+    fastest_ms: float = 0.0
+    epoch: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether a lower bound means anything yet."""
+        return self.fastest_ms > 0
+
+    @property
+    def mid(self) -> float:
+        return self.ratios[0]
+
+    @property
+    def high(self) -> float:
+        return self.ratios[1]
+
+    def step_ms(self, rows: int) -> float:
+        """A step of that many rows, with prompts as usual of late."""
+        return (
+            self.base_ms
+            + self.row_ms * min(rows, self.slots)
+            + self.prompt_token_ms * self.prompt_tokens_per_step
+        )
+
+    def finish_ms(self, work: Work, load: Load) -> float:
+        """The usual finish from now on: ``estimate`` without the parts."""
+        wait, prefill, decode = self._raw(work, load)
+        return (wait + prefill + decode) * self.mid
+
+    def estimate(self, work: Work, load: Load = IDLE) -> Estimate:
+        """What ``work`` takes when it is sent now to an instance with that ``load``."""
+        mid, high = self.ratios
+        wait, prefill, decode = self._raw(work, load)
+        total = wait + prefill + decode
+        return Estimate(wait * mid, prefill * mid, decode * mid, total * mid, total * high)
+
+    def under(self, load: Load) -> StepUnderLoad:
+        """``finish_ms`` for many jobs under the same load."""
+        mid, jobs = self.mid, load.running + load.waiting
+        ahead = load.prefill_tokens if jobs < self.slots else 0
+        return StepUnderLoad(
+            wait_ms=self._raw(_NOTHING, load)[0] * mid,
+            chunk_ms=(self.base_ms + self.row_ms * min(jobs + 1, self.slots)) * mid,
+            prompt_token_ms=self.prompt_token_ms * mid,
+            step_ms=self.step_ms(jobs + 1) * mid,
+            ahead_tokens=ahead,
+            step_tokens=self.step_tokens,
+            tokens_per_s=1000 * self.slots / (self.step_ms(self.slots) * mid),
+        )
+
+    def least_ms(self, work: Work) -> float:
+        """What ``work`` takes for certain: less than the fastest that the machine has ever been.
+
+        Never an average, and nothing that a slow moment could move. A cached prompt still needs a
+        step. 0 while too little has been seen.
+        """
+        return LEAST_SHARE * self.fastest_ms * work.output_tokens
+
+    def service_ms(self, work: Work, rows: int | None = None) -> float:
+        """The usual time from start to finish among ``rows`` jobs; by default all slots are used."""
+        return self._raw_service(work, self.slots if rows is None else rows) * self.mid
+
+    def slow_ms(self, work: Work, rows: int | None = None) -> float:
+        """What few jobs exceed once they are started."""
+        return self._raw_service(work, self.slots if rows is None else rows) * self.high
+
+    def tokens_within(self, budget_ms: float, work: Work, rows: int | None = None) -> int:
+        """How many output tokens usually fit into ``budget_ms`` after ``work``'s prompt, 0 for
+        none.
+        """
+        rows = self.slots if rows is None else rows
+        first = self._raw_service(Work(work.prompt_tokens, work.cached_tokens, 1), rows)
+        left = budget_ms / self.mid - first
+        return 0 if left < 0 else 1 + int(left / self.step_ms(rows))
+
+    def _raw_service(self, work: Work, rows: int) -> float:
+        new = max(1, work.prompt_tokens - work.cached_tokens)
+        steps = -(-new // self.step_tokens) + work.output_tokens - 1
+        return steps * self.step_ms(rows) + new * self.prompt_token_ms
+
+    def _raw(self, work: Work, load: Load) -> tuple[float, float, float]:
+        """Wait, prefill and decode by the model alone.
+
+        A job that finds all slots taken waits for as many others to leave as stand in its way.
+        Running jobs are half done on average, so jobs of mean length L leave at a rate of
+        slots / (L · step).
+        """
+        jobs = load.running + load.waiting
+        step = self.step_ms(jobs + 1)
+        leavers = jobs + 1 - self.slots
+        token_ms = self.prompt_token_ms
+        if leavers > 0:
+            length = load.decode_tokens / max(1.0, load.running / 2 + load.waiting)
+            wait = leavers * length * step / self.slots
+            ahead = 0
+        else:
+            wait = step / 2 if load.running else 0.0
+            ahead = load.prefill_tokens
+        new = max(1, work.prompt_tokens - work.cached_tokens)
+        chunks = -(-(new + ahead) // self.step_tokens)
+        plain = self.base_ms + self.row_ms * min(jobs + 1, self.slots)
+        prefill = chunks * plain + (new + ahead) * token_ms
+        return wait, prefill, (work.output_tokens - 1) * step

@@ -1,0 +1,101 @@
+"""What a task gains from running now: the rule by which tasks are ranked (DL-8).
+
+The rule is the apparent tardiness cost of Vepsalainen and Morton (1987), for work whose length is a
+distribution::
+
+    urgency = Σ over lengths ℓ:  P(ℓ) · P(in time | ℓ) · exp(−slack(ℓ) / W)  ÷  expected work
+
+``slack`` is what is left of the deadline after a length's work, ``W`` how long somebody who is not
+chosen now will probably wait. With little waiting W is short and the rule is least slack first; the
+more waits, the more it is the chance of being in time per unit of work, which is what gains most
+when not everybody can be served. Hopeless work has no urgency at all.
+
+While a length's slack is positive its term grows as e^(t/W), for every task alike: ranks that are
+told as of one moment keep until a length falls out or W changes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_SURE, _LOST = 1.1, 0.95
+"""With so many times the usual time left a length is surely in time, or surely not."""
+_LEAST_WORK_MS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What work takes on the instances of a model, in ms, with jobs in every slot.
+
+    ``prompt_ms`` and ``token_ms`` are times of one prompt token and of one token of an answer for
+    the job itself, ``token_work_ms`` is the share of the engine's time that the latter costs. A
+    prompt's tokens cost the engine all of their time.
+    """
+
+    prompt_ms: float
+    token_ms: float
+    token_work_ms: float
+    start_ms: float = 0.0
+    """From the decision to the first step."""
+
+
+class Due(NamedTuple):
+    """What is left, in ms; infinite where nothing is stated.
+
+    ``next_token_ms`` is until the token that comes next has to be there: the first one, or by the
+    schedule of a stated gap.
+    """
+
+    whole_ms: float
+    next_token_ms: float = math.inf
+
+
+class Urgency(NamedTuple):
+    """``log_urgency`` is −inf for hopeless work; ``work_ms`` is expected engine time."""
+
+    chance: float
+    log_urgency: float
+    work_ms: float
+
+
+def urgency(
+    left: Sequence[float], new_prompt_tokens: int, due: Due, costs: Costs, wait_ms: float
+) -> Urgency:
+    """The urgency of work with equally likely numbers of tokens ``left``, in rising order.
+
+    ``wait_ms`` is W.
+    """
+    first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
+    next_ms = first_ms + costs.token_ms
+    work_ms = new_prompt_tokens * costs.prompt_ms
+    share = 1 / len(left)
+    next_slack_ms = due.next_token_ms - next_ms
+    first_chance = _in_time(due.next_token_ms, next_ms)
+    token_ms, room_ms = costs.token_ms, due.whole_ms - first_ms
+    # What does not end by then is stopped: it costs no more than up to the deadline.
+    most_tokens = max(1.0, room_ms / token_ms)
+    chance = gain = tokens = least_slack_ms = 0.0
+    for length in reversed(left):
+        tokens += length if length < most_tokens else most_tokens
+        needed_ms = length * token_ms
+        own = share * first_chance * _in_time(room_ms, needed_ms)
+        if not own:
+            continue
+        slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
+        if not chance:
+            least_slack_ms = slack_ms  # all others have more: no sum of them underflows
+        chance += own
+        gain += own * math.exp((least_slack_ms - slack_ms) / wait_ms)
+    work_ms = max(_LEAST_WORK_MS, work_ms + share * tokens * costs.token_work_ms)
+    if not gain:
+        return Urgency(0.0, -math.inf, work_ms)
+    return Urgency(chance, math.log(gain / work_ms) - least_slack_ms / wait_ms, work_ms)
+
+
+def _in_time(left_ms: float, needed_ms: float) -> float:
+    if left_ms >= needed_ms * _SURE:
+        return 1.0
+    if left_ms <= needed_ms * _LOST:
+        return 0.0
+    return (left_ms / needed_ms - _LOST) / (_SURE - _LOST)

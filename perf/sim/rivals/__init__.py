@@ -1,0 +1,6 @@
+"""What others do, on the same worker model: schedulers rebuilt from papers and public code.
+
+``fleet`` runs them, ``policies`` are they. Each gets what it has not got in real life: one queue
+for all instances that it sees without delay, and pauses that cost nothing. Their clients hang up at
+their deadline.
+"""

@@ -1,0 +1,198 @@
+"""Instances that run whatever a policy picks for each step; same pace and limits as ``SimWorker``."""
+
+import heapq
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from perf.sim.offers import Offer
+from perf.sim.worker import WorkerSpec
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request as an engine sees it. Seconds; ``offer.length`` is for the fleet alone."""
+
+    offer: Offer
+    deadline: float
+    first_by: float
+    gap_s: float
+    computed: int = 0
+    made: int = 0
+    instance: int = -1
+    """Where its KV is; -1 before it has begun."""
+    first_at: float = 0.0
+    ended_at: float = 0.0
+    is_relegated: bool = False
+    kept_parts: bool = True
+    met: bool = False
+
+    @property
+    def arrived(self) -> float:
+        return self.offer.at_s
+
+    @property
+    def prompt_left(self) -> int:
+        return self.offer.prompt_tokens - self.computed
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.offer.prompt_tokens + self.offer.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a policy may know of the engine: measured figures, in seconds."""
+
+    slots: int
+    prompt_token_s: float
+    token_s: float
+    """A step with every slot decoding."""
+
+
+class Rival(Protocol):
+    """A scheduling policy. ``known_lengths`` is never set but for ceilings."""
+
+    def pick(
+        self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
+    ) -> list[Job]:
+        """The jobs of the next step on ``instance``, most wanted first.
+
+        ``running`` are those of its last step; ``waiting`` are new ones and ones paused here.
+        The fleet takes as many as have a slot and KV memory.
+        """
+
+    def answered(self, job: Job) -> None:
+        """An answer came to its own end, or its client hung up."""
+
+
+class RivalFleet:
+    """Offers through a policy, step by step on virtual time."""
+
+    def __init__(self, spec: WorkerSpec, count: int, policy: Rival, seed: int) -> None:
+        self._spec = spec
+        self._policy = policy
+        self._rng = random.Random(seed)
+        self._running: list[list[Job]] = [[] for _ in range(count)]
+        self._busy = [False] * count
+        self._waiting: list[Job] = []
+        self._stall_tokens = max(16, int(spec.max_stall_s / max(spec.pace.prompt_token_s, 1e-9)))
+
+    def run(self, offers: Iterable[Offer]) -> list[Job]:
+        """All jobs, ended. A client hangs up when what it asked for can no longer be met."""
+        jobs = [_job(offer) for offer in offers]
+        arrivals = iter(jobs)
+        coming = next(arrivals, None)
+        steps: list[tuple[float, int, float, list[Job], dict[Job, int]]] = []
+        now = 0.0
+        while coming is not None or steps:
+            if coming is not None and (not steps or coming.arrived <= steps[0][0]):
+                now = coming.arrived
+                self._waiting.append(coming)
+                coming = next(arrivals, None)
+            else:
+                now, instance, began, rows, chunks = heapq.heappop(steps)
+                self._busy[instance] = False
+                self._step_over(now, rows, chunks)
+            self._hang_up(now)
+            for instance, is_busy in enumerate(self._busy):
+                if is_busy:
+                    continue
+                rows, chunks = self._plan(now, instance)
+                if rows:
+                    self._busy[instance] = True
+                    end = now + self._step_s(rows, chunks)
+                    heapq.heappush(steps, (end, instance, now, rows, chunks))
+        return jobs
+
+    def _plan(self, now: float, instance: int) -> tuple[list[Job], dict[Job, int]]:
+        running = [job for job in self._running[instance] if not job.ended_at]
+        here = [job for job in self._waiting if job.instance in (-1, instance)]
+        if not running and not here:
+            self._running[instance] = []
+            return [], {}
+        wanted = self._policy.pick(now, running, here, instance) if here else running
+        chosen: list[Job] = []
+        held = {j for j in (*running, *here) if j.instance == instance}
+        kv = sum(job.kv_tokens for job in held)  # the paused keep theirs
+        for job in wanted:
+            if len(chosen) == self._spec.slots:
+                break
+            if job.instance < 0:
+                if kv + job.kv_tokens > self._spec.kv_tokens:
+                    continue
+                kv += job.kv_tokens
+            chosen.append(job)
+        picked = set(chosen)
+        out = [job for job in running if job not in picked]
+        self._waiting = [job for job in self._waiting if job not in picked] + out
+        for job in chosen:
+            job.instance = instance
+        self._running[instance] = chosen
+        decodes = sum(not job.prompt_left for job in chosen)
+        budget = self._spec.step_tokens - decodes
+        if decodes:
+            budget = min(budget, self._stall_tokens)
+        chunks = {}
+        for job in chosen:
+            chunk = min(job.prompt_left, budget)
+            if chunk > 0:
+                chunks[job] = chunk
+                budget -= chunk
+        return chosen, chunks
+
+    def _step_s(self, rows: Sequence[Job], chunks: dict[Job, int]) -> float:
+        pace = self._spec.pace
+        live = sum(job in chunks or not job.prompt_left for job in rows)
+        step_s = pace.step_s + pace.row_s * live + pace.prompt_token_s * sum(chunks.values())
+        return step_s * self._rng.lognormvariate(0.0, self._spec.noise)
+
+    def _step_over(self, now: float, rows: Sequence[Job], chunks: dict[Job, int]) -> None:
+        for job in rows:
+            if job.ended_at:
+                continue
+            if job in chunks:
+                job.computed += chunks[job]
+            elif job.prompt_left:
+                continue
+            if job.prompt_left:
+                continue
+            job.made += 1
+            if job.made == 1:
+                job.first_at = now
+                job.kept_parts = now <= job.first_by
+            elif now > _token_due(job):
+                job.kept_parts = False
+            if job.made >= job.offer.length:
+                self._end(job, now, met=now <= job.deadline and job.kept_parts)
+
+    def _hang_up(self, now: float) -> None:
+        for job in [*self._waiting, *(j for running in self._running for j in running)]:
+            late = now > job.deadline or (not job.made and now > job.first_by)
+            if late and not job.ended_at:
+                self._end(job, now, met=False)
+
+    def _end(self, job: Job, now: float, *, met: bool) -> None:
+        job.ended_at, job.met = now, met
+        if job.instance < 0 or job in self._waiting:
+            self._waiting.remove(job)
+        self._policy.answered(job)
+
+
+def _job(offer: Offer) -> Job:
+    return Job(
+        offer,
+        offer.at_s + offer.deadline_ms / 1000,
+        offer.at_s + offer.first_token_ms / 1000,
+        offer.token_gap_ms / 1000,
+    )
+
+
+def _token_due(job: Job) -> float:
+    """When the token just made had to come (token schedule as in QoServe)."""
+    if job.gap_s == math.inf:
+        return math.inf
+    begin = job.first_by if job.first_by < math.inf else job.first_at
+    return begin + (job.made - 1) * job.gap_s
