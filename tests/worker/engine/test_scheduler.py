@@ -57,9 +57,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         left_s=st.floats(0, 30) | st.just(math.inf),
         salt=st.sampled_from(["", "", "tenant"]),
+        first_s=st.floats(0, 30) | st.just(math.inf),
+        gap_s=st.floats(1e-6, 1) | st.just(math.inf),
     )
-    def submit(self, prompt: int | list[int], max_tokens: int, left_s: float, salt: str) -> None:
-        new = request(prompt, max_tokens, self.now + left_s, salt)
+    def submit(
+        self,
+        prompt: int | list[int],
+        max_tokens: int,
+        left_s: float,
+        salt: str,
+        first_s: float = math.inf,
+        gap_s: float = math.inf,
+    ) -> None:
+        by = self.now + first_s
+        new = request(
+            prompt, max_tokens, self.now + left_s, salt, first_token_by=by, token_gap_s=gap_s
+        )
         new.submitted_at = self.now
         self.scheduler.prefixes.label(new, prefix_salt(b"model", salt))
         held = len(self.alive)
