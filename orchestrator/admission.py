@@ -21,9 +21,9 @@ from orchestrator.errors import (
     NotReady,
     QueueFull,
 )
-from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.log import fields, service_log
 from orchestrator.placement import Placer
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
 from orchestrator.registry import Registry
@@ -135,11 +135,12 @@ class Admission:
         """How long until a task with that many before it starts."""
         waiting = len(self._queue)
         share = min(1.0, ahead / waiting) if waiting else 0.0
-        return self._forecaster.drain_ms("", self._queue.service_ms * share)
+        return self._forecaster.drain_ms("", self._queue.work_ms * share)
 
     def _judge(self, task: Task, now: float) -> None:
         """Forecast, and refuse what is certain to miss (DL-7)."""
-        forecast = self._forecaster.plan(task)
+        self._forecaster.plan(task, now)
+        forecast = self._forecaster.forecast(task)
         rules, refusals = self._rules, self.refusals
         if rules.mode is AdmissionMode.OFF:
             return
@@ -182,9 +183,9 @@ class Admission:
         return False
 
     def _let_through(self, task: Task) -> None:
-        task.probe = True
+        task.refusal_sample = True
         task.on_end.append(self._sample_ended)
-        self._forecaster.plan(task)
+        self._forecaster.plan(task, self._clock.now())
 
     def _sample_ended(self, task: Task) -> None:
         ending = task.ending

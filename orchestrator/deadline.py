@@ -83,6 +83,8 @@ class Deadline:
     unix_ms: int
     clamped_ms: float | None = None
     """The maximum, where the client asked for more than that."""
+    is_default: bool = False
+    """The client stated none."""
 
     def left_ms(self, now: float) -> float:
         """Milliseconds that remain at ``now``; negative once it is past."""
@@ -166,6 +168,7 @@ def read_deadline(
         at=arrival.mono + budget,
         unix_ms=round((arrival.unix + budget) * 1000),
         clamped_ms=policy.max_s * 1000 if clamped else None,
+        is_default=not stated,
     )
 
 

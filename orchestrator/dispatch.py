@@ -3,18 +3,21 @@
 import asyncio
 import math
 from collections.abc import Callable
+from itertools import islice
 
 from orchestrator.clock import Clock
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.flight import LaneFlight
-from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.hedge import Hedger
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
+from orchestrator.pausing import Pausing
 from orchestrator.placement import Choice, Placer, Spec
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import InstanceState, Registry
+from orchestrator.replan import Replanner
 from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
 from orchestrator.settle import (
     Settler,
@@ -31,6 +34,8 @@ from worker.protocol import AbortCause, Code, End, OnDeadline, Outcome
 
 HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
+FRESH = 4
+"""Waiting tasks whose turn is next are planned anew before anything is started."""
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 FEW_SPECS = 8
@@ -58,6 +63,7 @@ class Dispatcher:
         infeasible: Callable[[Task], TidegateError],
         retrier: Retrier,
         hedger: Hedger,
+        pausing: Pausing,
         lets_run_s: float | None = None,
     ) -> None:
         """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
@@ -77,6 +83,8 @@ class Dispatcher:
         self._infeasible = infeasible
         self._retrier = retrier
         self._hedger = hedger
+        self._pausing = pausing
+        self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._lets_run_s = lets_run_s
         self._flights: set[LaneFlight] = set()
         self.landed = asyncio.Event()
@@ -91,6 +99,7 @@ class Dispatcher:
         first_at = min(task.deadline.at, task.parts.cut_at)
         task.timer = self._clock.call_at(first_at, lambda: self._deadline_passed(task))
         self._queue.push(task)
+        self._replanner.wake()
         self.pump()
 
     def withdraw(self, task: Task) -> None:
@@ -108,9 +117,12 @@ class Dispatcher:
         try:
             now = self._clock.now()
             self._sweep(now)
+            self._replanner.plan(list(islice(self._queue, FRESH)))
             self._start(now)
+            if self._make_room(now):
+                self._start(now)
         except Exception:
-            service_log.exception("what waits could not be looked through; trying again")
+            service_log.exception("dispatch pass failed; will retry")
 
     def _sweep(self, now: float) -> None:
         """End what has run out of time, or of hope."""
@@ -137,6 +149,8 @@ class Dispatcher:
             try:
                 choice = placer.choose(task)
                 if choice is None:
+                    if task.is_background and not placer.idles:
+                        return  # all that are left are background
                     if placer.has_room_for(spec):  # a word about this task only, mostly a policy's
                         passes -= 1
                     else:
@@ -146,11 +160,6 @@ class Dispatcher:
                             placer.spec(other) in blocked for other in self._queue.tasks()
                         ):
                             return
-                    continue
-                if now > task.doubtful_from and not self._is_worth_it(task, choice, now):
-                    if self._queue.is_aside(task):
-                        return  # those behind it have less of a chance still
-                    self._queue.set_aside(task)
                     continue
                 self._queue.take(task)
                 self._dispatch(task, choice)
@@ -168,18 +177,32 @@ class Dispatcher:
         self._queue.remove(task)
         self._settler.settle(task, failed(TidegateError("an internal error occurred")))
 
-    def _is_worth_it(self, task: Task, choice: Choice, now: float) -> bool:
-        instance = self._registry.instances[choice.name]
-        return instance.pace is None or self._forecaster.is_worth_it(
-            task,
-            instance.pace.model,
-            instance.load_ahead,
-            task.deadline.left_ms(now),
-            cached_tokens=choice.cached_tokens,
-        )
+    def _make_room(self, now: float) -> bool:
+        """Pause running jobs for more urgent ones that wait; whether any was paused."""
+        paused = self._pausing.victims(self._queue, self._flights, now)
+        for flight in paused:
+            task = flight.task
+            flight.pause()
+            self._pausing.stats.paused += 1
+            task.pauses += 1
+            task.paused_on = flight.address
+            self._forecaster.plan(task, now)
+            self._queue.push(task)
+        return bool(paused)
+
+    def _resume(self, task: Task, now: float) -> None:
+        """A paused job has a slot again."""
+        flight = task.flight
+        assert isinstance(flight, LaneFlight) and flight.is_paused
+        task.paused_on = ""
+        self._pausing.stats.resumed += 1
+        flight.resume(self._registry.instances[flight.address].load)
 
     def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
+        if task.paused_on:
+            self._resume(task, now)
+            return
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
         if not task.completion_tokens:
@@ -268,7 +291,8 @@ class Dispatcher:
         task, is_current = flight.task, self._take_down(flight)
         instance = self._registry.instances.get(flight.address)
         charge(self._registry.breakers, instance, flight, end, now)
-        if is_current and not flight.continues:
+        is_abandoned = flight.abandoned_at > 0 and not flight.lost_race
+        if (is_current or is_abandoned) and not flight.continues:
             pace = None if instance is None else instance.pace
             self._forecaster.ended(task, end, pace, flight.basis)
         self._hedger.races.aborts_verified += flight.lost_race
@@ -298,6 +322,9 @@ class Dispatcher:
         is_current = task.flight is flight
         if is_current:
             task.flight = None
+            if task.paused_on:
+                task.paused_on = ""
+                self._queue.remove(task)
         elif task.rival is flight:
             task.rival = None
         return is_current
@@ -365,9 +392,10 @@ class Dispatcher:
         if task.ending is not None:
             return
         # What it has already made must not be lost to a forecast for the whole of it.
-        task.probe |= task.completion_tokens > 0
-        self._forecaster.plan(task)
+        task.refusal_sample |= task.completion_tokens > 0
+        self._forecaster.plan(task, self._clock.now())
         self._queue.push(task)
+        self._replanner.wake()
         if pump:
             self.pump()
 

@@ -42,6 +42,7 @@ class LaneFlight:
         "continues",
         "dispatched_at",
         "handle",
+        "is_paused",
         "job",
         "late_tokens",
         "lost_race",
@@ -72,6 +73,7 @@ class LaneFlight:
         self.handle = -1
         self.basis: tuple[StepModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
+        self.is_paused = False
         self.late_tokens = 0
         self.lost_race = False
         self.abandoned_at = 0.0
@@ -102,6 +104,12 @@ class LaneFlight:
         except Exception:
             self._owner.listener_failed(self)
 
+    def paused(self) -> None:
+        """It is as we asked; the books were kept when we did."""
+
+    def resumed(self) -> None:
+        """The same."""
+
     def ended(self, end: End) -> None:
         try:
             self._owner.flight_ended(self, end)
@@ -122,6 +130,19 @@ class LaneFlight:
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
 
     # what the dispatcher tells
+
+    def pause(self) -> None:
+        """Leave the slot at the next step's border; the KV stays."""
+        self.is_paused = True
+        self.basis = None  # how long it stood still says nothing about the instance
+        self._lane.pause(self.handle)
+        self.window.pause(self.job)
+
+    def resume(self, load: int) -> None:
+        """Go on beside ``load`` others."""
+        self.is_paused = False
+        self._lane.resume(self.handle)
+        self.window.resume(self.job, load)
 
     def withdraw(self) -> None:
         """The task goes on elsewhere: stop the job, count what still comes."""

@@ -14,7 +14,6 @@ from orchestrator.deadline import DeadlinePolicy
 from orchestrator.dispatch import Dispatcher
 from orchestrator.errors import Draining, QueueFull, TidegateError
 from orchestrator.fleet_metrics import FleetCollector
-from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.health import HealthBoard
 from orchestrator.hedge import Hedger
 from orchestrator.instances import Roster, source_of
@@ -24,20 +23,21 @@ from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.limits import limiter_of
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
+from orchestrator.pausing import Pausing
 from orchestrator.placement import Placer
 from orchestrator.policy import Policy
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import LaneMaker, Registry
 from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
-from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Stage, Task
+from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Task
 from orchestrator.tokens import PromptEncoder
 from worker.protocol import AbortCause
 
 LOOK_EVERY_S = 0.25
-PLAN_AT_ONCE, PLAN_PAUSE_S = 16, 0.002
 LAST_WORDS_S = 0.5
 """How long the end waits for workers to confirm that cancelled jobs are gone."""
 
@@ -94,8 +94,9 @@ class Gateway:
         self._settler = Settler(self.metrics, journal, clock)
         self.forecaster = Forecaster(
             self.registry.prospect,
-            is_early=settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE,
-            doubts=settings.queue_order is QueueOrder.SLACK,
+            drops_infeasible=(
+                settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE
+            ),
         )
         policy = settings.placement_policy
         self.placer = Placer(
@@ -141,7 +142,15 @@ class Gateway:
                 floor_ms=settings.admission_floor_ms,
             ),
         )
-        self.hedger = Hedger(self.registry, share=settings.hedge_share)
+        self.hedger = Hedger(
+            self.registry, self.forecaster.usual_tokens, share=settings.hedge_share
+        )
+        self.pausing = Pausing(
+            self.registry,
+            self.forecaster,
+            self.placer,
+            enabled=settings.pause and settings.queue_order is QueueOrder.SLACK,
+        )
         self._dispatcher = Dispatcher(
             self.registry,
             self.queue,
@@ -155,6 +164,7 @@ class Gateway:
             infeasible=self._admission.infeasible,
             retrier=self.retrier,
             hedger=self.hedger,
+            pausing=self.pausing,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
@@ -164,7 +174,6 @@ class Gateway:
             FleetCollector(self.registry, self.retrier, self.hedger.races)
         )
         self._live: set[Task] = set()
-        self._stale: list[Task] = []
         self._task_over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
@@ -300,16 +309,6 @@ class Gateway:
     def _drop(self, task: Task, error: QueueFull) -> None:
         self._end(task, refused(error))
 
-    def _plan_anew(self) -> None:
-        """The pace has changed: plan what waits again, a few at a time, lest streams notice."""
-        some, self._stale = self._stale[:PLAN_AT_ONCE], self._stale[PLAN_AT_ONCE:]
-        if self._stale:  # first of all: a fault with these must not end it for the others
-            self.clock.call_at(self.clock.now() + PLAN_PAUSE_S, self._plan_anew)
-        waiting = [task for task in some if task.stage is Stage.QUEUED]
-        for task in waiting:
-            self.forecaster.plan(task)
-        self.queue.reorder(waiting)
-
     def _instances_changed(self) -> None:
         try:
             self._look_at_change()
@@ -318,10 +317,6 @@ class Gateway:
         self._dispatcher.pump()
 
     def _look_at_change(self) -> None:
-        if self.queue and self.forecaster.has_drifted(self.clock.now()):
-            is_planning, self._stale = bool(self._stale), self.queue.tasks()
-            if not is_planning:
-                self._plan_anew()
         if self.registry.snapshot_version != self._health_version:
             self._health_version = self.registry.snapshot_version
             self.health.refresh()

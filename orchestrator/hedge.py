@@ -5,10 +5,12 @@ in the queue, where another instance has a free slot, when slack is short, and f
 request in fifty: a second copy of a job is work that somebody else could have used.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.placement import Spec, feasible
 from orchestrator.prediction import Load, StepModel, Work
+from orchestrator.prediction.forecaster import least_tokens
 from orchestrator.registry import Registry
 from orchestrator.retry import RetryBudget
 from orchestrator.task import Task
@@ -31,8 +33,14 @@ class Races:
 class Hedger:
     """Decides which jobs get a rival, and where."""
 
-    def __init__(self, registry: Registry, *, share: float) -> None:
-        """``share`` of the requests offered are hedged at most; 0 hedges none."""
+    def __init__(
+        self, registry: Registry, tokens_of: Callable[[Task], int], *, share: float
+    ) -> None:
+        """``share`` of the requests offered are hedged at most; 0 hedges none.
+
+        ``tokens_of`` is how long a task's answer will usually be.
+        """
+        self._tokens_of = tokens_of
         self._registry = registry
         self.budget = RetryBudget(share, 1.0, is_full=False)
         self.races = Races()
@@ -43,10 +51,12 @@ class Hedger:
         """Whether a job sent at ``sent_at`` is late with its first token, and that matters."""
         if self.budget.is_empty or basis is None or not basis[0].known:
             return False
-        left_s, slow_s = task.deadline.at - now, task.deadline.at - task.latest_start
-        if left_s > SHORT_SLACK * slow_s or now >= task.last_chance:
-            return False
         model, load = basis
+        least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
+        left_ms = task.deadline.left_ms(now)
+        usual = Work(task.prompt_tokens, 0, self._tokens_of(task))
+        if left_ms > SHORT_SLACK * model.slow_ms(usual) or left_ms <= least_ms:
+            return False
         first_ms = model.estimate(Work(task.prompt_tokens), load).upper_ms
         return 1000 * (now - sent_at) > first_ms
 

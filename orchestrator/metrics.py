@@ -190,12 +190,14 @@ class _StateCollector(Collector):
     def _deadlines(self) -> Iterable[Metric]:
         refusals, metrics = self._refusals, self._metrics
         yield GaugeMetricFamily(
-            "tidegate_queue_doubtful", "Waiting tasks that will probably miss", self._queue.doubtful
+            "tidegate_queue_background",
+            "Waiting tasks that have next to no chance of being in time",
+            self._queue.background,
         )
         yield GaugeMetricFamily(
-            "tidegate_queue_service_ms",
-            "Predicted service of those",
-            self._queue.service_ms,
+            "tidegate_queue_work_ms",
+            "Engine time that all waiting tasks will probably take",
+            self._queue.work_ms,
         )
         yield GaugeMetricFamily(
             "tidegate_attainment", "Requests met, of all that ended (DL-10)", metrics.attainment

@@ -2,19 +2,15 @@
 
 What leaves next::
 
-    interactive ─▶ batch ─▶ what was set aside
+    interactive ─▶ batch ─▶ background
       └─ but every 17th is batch while batch waits
 
-Within a class the tenants go first that have had no more than four jobs' worth of service beyond
-the least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
-among their tasks the one with least slack. Slack is deadline − now − service; as now is common,
-tasks are kept in order of deadline − service, the *latest start*.
-
-A task past its latest start is *doubtful*. Plain least-slack order would run it before all others,
-each of which then starts too late in its turn: under overload everything misses. So those of these
-tenants that are not doubtful go first, then the doubtful ones with the best chance. One that is not
-worth a try when its turn comes is *set aside*: it gets what would be idle. At its *last chance*
-(deadline − the least that its work can take) a task is taken out.
+Within a class the tenants go first that have had no more than four jobs' worth of work beyond the
+least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
+among their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``).
+Tasks with next to no chance of being in time are *background*: they get what nobody else wants, and
+come back as soon as a plan gives them a chance. At its *last chance* (deadline − the least that its
+work can take) a task is taken out.
 
 Each operation takes O(log n) in tasks, and looks at every tenant that waits.
 
@@ -53,15 +49,13 @@ class Queueable(Protocol):
     @property
     def tenant(self) -> str: ...
     @property
-    def service_ms(self) -> float: ...
+    def work_ms(self) -> float: ...
     @property
-    def latest_start(self) -> float:
-        """Deadline less service: the order."""
+    def rank(self) -> float:
+        """The smallest goes first."""
 
     @property
-    def doubtful_from(self) -> float:
-        """After this it will probably miss; usually the latest start."""
-
+    def is_background(self) -> bool: ...
     @property
     def last_chance(self) -> float:
         """After this it is taken out; the deadline, or earlier."""
@@ -78,19 +72,14 @@ class _Key(NamedTuple):
 class _Tier(IntEnum):
     """In the order in which they leave."""
 
-    SAFE = 0
-    DOUBTFUL = 1
-    SAFE_BATCH = 2
-    DOUBTFUL_BATCH = 3
-    ASIDE = 4
-    ASIDE_BATCH = 5
+    INTERACTIVE = 0
+    BATCH = 1
+    BACKGROUND = 2
+    BACKGROUND_BATCH = 3
 
 
-_INTERACTIVE = (_Tier.SAFE, _Tier.DOUBTFUL)
-_BATCH = (_Tier.SAFE_BATCH, _Tier.DOUBTFUL_BATCH)
-_ASIDE = ((_Tier.ASIDE,), (_Tier.ASIDE_BATCH,))
-_BATCH_TIERS = (*_BATCH, _Tier.ASIDE_BATCH)
-_SAFE = (_Tier.SAFE, _Tier.SAFE_BATCH)
+_BATCH_TIERS = (_Tier.BATCH, _Tier.BACKGROUND_BATCH)
+_BACKGROUND_TIERS = (_Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
 
 
 class _Entry(NamedTuple, Generic[T]):
@@ -98,9 +87,8 @@ class _Entry(NamedTuple, Generic[T]):
     tier: _Tier
     tenant: str
     key: _Key
-    turn: _Key
     chance: _Key
-    service_ms: float
+    work_ms: float
 
 
 class _Flow:
@@ -156,12 +144,12 @@ class _Shares:
         if len(self._served_ms) > _TENANTS:
             del self._served_ms[next(iter(self._served_ms))]
 
-    def served(self, tenant: str, service_ms: float) -> None:
+    def served(self, tenant: str, work_ms: float) -> None:
         """One of its tasks went."""
         before = self.of(tenant)
         self._floor_ms = max(self._floor_ms, before - self._lag_ms)
-        self._served_ms[tenant] = before + service_ms
-        self._mean_ms += (service_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
+        self._served_ms[tenant] = before + work_ms
+        self._mean_ms += (work_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
 
     @property
     def _lag_ms(self) -> float:
@@ -170,11 +158,11 @@ class _Shares:
     def of(self, tenant: str) -> float:
         return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
 
-    def next_of(self, tenants: list[tuple["_Tier", str]]) -> tuple["_Tier", str]:
+    def next_of(self, tenants: list[str]) -> str:
         """Whose turn it is among those who want to go, in order of their wish."""
         if len(tenants) == 1:
             return tenants[0]
-        served = [self.of(tenant) for _, tenant in tenants]
+        served = [self.of(tenant) for tenant in tenants]
         most = min(served) + self._lag_ms
         return next(t for t, ms in zip(tenants, served, strict=True) if ms <= most)
 
@@ -185,14 +173,13 @@ class TaskQueue(Generic[T]):
     def __init__(self, bound: int, order: QueueOrder = QueueOrder.SLACK) -> None:
         """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once."""
         self.bound = bound
-        self.service_ms = 0.0
-        """Predicted service of all waiting tasks together."""
+        self.work_ms = 0.0
+        """Predicted work of all waiting tasks together."""
         self._order = order
         self._flows = [_Flow() for _ in _Tier]
         self._shares = {priority: _Shares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
-        self._turns: list[_Key] = []
         self._chances: list[_Key] = []
         self._arrivals = 0
         self._since_batch = 0
@@ -200,14 +187,17 @@ class TaskQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, task: T) -> bool:
+        return task.id in self._entries
+
     @property
     def full(self) -> bool:
         return self.bound >= 0 and len(self._entries) >= self.bound
 
     @property
-    def doubtful(self) -> int:
-        """How many tasks are past their latest start."""
-        return sum(self._flows[tier].size for tier in _Tier if tier not in _SAFE)
+    def background(self) -> int:
+        """How many tasks have next to no chance."""
+        return sum(self._flows[tier].size for tier in _BACKGROUND_TIERS)
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +205,7 @@ class TaskQueue(Generic[T]):
         """Add a task. Whether there is room is the caller's to ask first (``full``)."""
         assert task.id not in self._entries, f"task {task.id} is queued already"
         arrival, self._arrivals = self._arrivals, self._arrivals + 1
-        self._add(task, arrival, self._tier(task, doubtful=False))
+        self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
         """Take a task out, wherever it stands, at nobody's cost. False when it is not here."""
@@ -225,25 +215,14 @@ class TaskQueue(Generic[T]):
         """Take a task out to run it: its tenant's share pays for it."""
         entry = self._discard(task.id)
         assert entry is not None, f"task {task.id} is not queued"
-        self._shares[task.priority].served(entry.tenant, entry.service_ms)
+        self._shares[task.priority].served(entry.tenant, entry.work_ms)
         if entry.tier in _BATCH_TIERS:
             self._since_batch = 0
-        elif any(self._flows[tier].size for tier in _BATCH):
+        elif self._flows[_Tier.BATCH].size:
             self._since_batch += 1
 
-    def set_aside(self, task: T) -> None:
-        """Its turn came, but it is not worth a try unless something idles."""
-        arrival = self._entries[task.id].key.arrival
-        self._discard(task.id)
-        self._add(task, arrival, _Tier.ASIDE_BATCH if self._is_batch(task) else _Tier.ASIDE)
-
-    def is_aside(self, task: T) -> bool:
-        """Whether it has been set aside before."""
-        return self._entries[task.id].tier in (_Tier.ASIDE, _Tier.ASIDE_BATCH)
-
     def expired(self, now: float) -> list[T]:
-        """Take out every task whose last chance is past, and demote those that turned doubtful."""
-        self._demote(now)
+        """Take out every task whose last chance is past."""
         gone = []
         while self._chances and self._chances[0].rank <= now:
             entry = self._discard(self._ids[self._chances[0].arrival])
@@ -261,7 +240,7 @@ class TaskQueue(Generic[T]):
         for task in tasks:
             entry = self._discard(task.id)
             if entry is not None:
-                self._add(task, entry.key.arrival, self._tier(task, doubtful=False))
+                self._add(task, entry.key.arrival)
 
     def tasks(self) -> list[T]:
         """All that wait, in no order."""
@@ -270,15 +249,11 @@ class TaskQueue(Generic[T]):
     # ── order ────────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[T]:
-        """Waiting tasks in order. The one just given may be taken out meanwhile, no other.
-
-        One that is set aside meanwhile comes again, in its new place.
-        """
+        """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
         passed: dict[_Tier, dict[str, int]] = {tier: {} for tier in _Tier}
         while (chosen := self._choose(passed)) is not None:
             yield chosen.task
-            after = self._entries.get(chosen.task.id)
-            if after is not None and after.tier is chosen.tier:
+            if chosen.task.id in self._entries:
                 skipped = passed[chosen.tier]
                 skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
 
@@ -294,18 +269,16 @@ class TaskQueue(Generic[T]):
         return earlier + self._flows[entry.tier].before(entry.key)
 
     def _choose(self, passed: dict[_Tier, dict[str, int]]) -> _Entry[T] | None:
-        classes = [_INTERACTIVE, _BATCH]
+        tiers = list(_Tier)
         if self._since_batch >= BATCH_EVERY:
-            classes.reverse()
-        for tiers in (*classes, *_ASIDE):
-            wishes = [
-                (tier, tenant) for tier in tiers for _, tenant in self._heads(tier, passed[tier])
-            ]
-            if not wishes:
+            tiers[0], tiers[1] = tiers[1], tiers[0]
+        for tier in tiers:
+            tenants = [tenant for _, tenant in self._heads(tier, passed[tier])]
+            if not tenants:
                 continue
-            batch = tiers[0] in _BATCH_TIERS
+            batch = tier in _BATCH_TIERS
             shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
-            tier, tenant = shares.next_of(wishes)
+            tenant = shares.next_of(tenants)
             key = self._flows[tier].keys[tenant][passed[tier].get(tenant, 0)]
             return self._entries[self._ids[key.arrival]]
         return None
@@ -323,45 +296,36 @@ class TaskQueue(Generic[T]):
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _is_batch(self, task: T) -> bool:
-        return self._order is not QueueOrder.FIFO and task.priority is Priority.BATCH
+    def _tier(self, task: T) -> _Tier:
+        if self._order is QueueOrder.FIFO:
+            return _Tier.INTERACTIVE
+        is_batch = task.priority is Priority.BATCH
+        if self._order is QueueOrder.SLACK and task.is_background:
+            return _Tier.BACKGROUND_BATCH if is_batch else _Tier.BACKGROUND
+        return _Tier.BATCH if is_batch else _Tier.INTERACTIVE
 
-    def _tier(self, task: T, *, doubtful: bool) -> _Tier:
-        if self._is_batch(task):
-            return _Tier.DOUBTFUL_BATCH if doubtful else _Tier.SAFE_BATCH
-        return _Tier.DOUBTFUL if doubtful else _Tier.SAFE
-
-    def _has_turn(self, tier: _Tier) -> bool:
-        """Whether tasks of this tier can turn doubtful."""
-        return self._order is QueueOrder.SLACK and tier in _SAFE
-
-    def _add(self, task: T, arrival: int, tier: _Tier) -> None:
+    def _add(self, task: T, arrival: int) -> None:
         tenant = "" if self._order is QueueOrder.FIFO else task.tenant
-        shares = self._shares[task.priority]
-        shares.joined(tenant)
+        tier = self._tier(task)
+        self._shares[task.priority].joined(tenant)
         entry = _Entry(
             task,
             tier,
             tenant,
-            _Key(self._rank(task, tier), arrival),
-            _Key(task.doubtful_from, arrival),
+            _Key(self._rank(task), arrival),
             _Key(task.last_chance, arrival),
-            task.service_ms,
+            task.work_ms,
         )
         self._entries[task.id] = entry
         self._ids[arrival] = task.id
         self._flows[tier].add(tenant, entry.key)
         insort(self._chances, entry.chance)
-        if self._has_turn(tier):
-            insort(self._turns, entry.turn)
-        self.service_ms += entry.service_ms
+        self.work_ms += entry.work_ms
 
-    def _rank(self, task: T, tier: _Tier) -> float:
+    def _rank(self, task: T) -> float:
         if self._order is QueueOrder.FIFO:
             return 0.0
-        if self._order is QueueOrder.DEADLINE:
-            return task.deadline.at
-        return task.latest_start if tier in _SAFE else -task.latest_start
+        return task.deadline.at if self._order is QueueOrder.DEADLINE else task.rank
 
     def _discard(self, task_id: str) -> _Entry[T] | None:
         entry = self._entries.pop(task_id, None)
@@ -370,20 +334,10 @@ class TaskQueue(Generic[T]):
         del self._ids[entry.key.arrival]
         self._flows[entry.tier].discard(entry.tenant, entry.key)
         del self._chances[bisect_left(self._chances, entry.chance)]
-        if self._has_turn(entry.tier):
-            del self._turns[bisect_left(self._turns, entry.turn)]
-        self.service_ms -= entry.service_ms
+        self.work_ms -= entry.work_ms
         if not self._entries:
-            self.service_ms = 0.0
+            self.work_ms = 0.0
         return entry
-
-    def _demote(self, now: float) -> None:
-        while self._turns and self._turns[0].rank < now:
-            arrival = self._turns[0].arrival
-            entry = self._discard(self._ids[arrival])
-            assert entry is not None
-            task = entry.task
-            self._add(task, arrival, self._tier(task, doubtful=True))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every part tells the same."""
@@ -395,12 +349,10 @@ class TaskQueue(Generic[T]):
         ]
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
         assert self._chances == sorted(entry.chance for entry in self._entries.values())
-        turns = (entry.turn for entry in self._entries.values() if self._has_turn(entry.tier))
-        assert self._turns == sorted(turns)
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
         for flow in self._flows:
             assert all(keys and keys == sorted(keys) for keys in flow.keys.values())
             assert flow.heads == sorted((keys[0], tenant) for tenant, keys in flow.keys.items())
             assert flow.size == sum(map(len, flow.keys.values()))
-        total_ms = sum(entry.service_ms for entry in self._entries.values())
-        assert abs(self.service_ms - total_ms) < 1e-6 * (1 + total_ms)
+        total_ms = sum(entry.work_ms for entry in self._entries.values())
+        assert abs(self.work_ms - total_ms) < 1e-6 * (1 + total_ms)

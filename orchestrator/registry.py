@@ -19,12 +19,12 @@ from enum import StrEnum
 from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
 from orchestrator.errors import ModelNotFound, NotFound, NotReady
-from orchestrator.prediction.forecaster import Capacity
 from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement.candidates import Candidate
 from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.prediction import Load, StepLearner
+from orchestrator.prediction.forecaster import Capacity
 from orchestrator.tokens import BadCard, PromptEncoder
 from orchestrator.window import Window
 from worker.protocol import CacheReport, Frame, ModelCard, WorkerStats
@@ -95,7 +95,13 @@ class Instance:
 
     @property
     def load(self) -> int:
-        return sum(lane.load for lane in self.lanes) + self.foreign_load
+        """Jobs that have or want a slot there."""
+        return sum(lane.load for lane in self.lanes) - self.window.paused + self.foreign_load
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether its jobs can leave their slot and keep their KV."""
+        return self.card is not None and self.card.can_pause
 
     @property
     def load_ahead(self) -> Load:
@@ -115,7 +121,7 @@ class Instance:
         """
         ready = is_admitted and self.ready
         pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        key = (self.load, ready, self.window.size, self.stats, pace)
+        key = (self.load, ready, self.window.size, self.window.slots, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -130,6 +136,7 @@ class Instance:
             vocabulary=encoder.vocabulary,
             ready=ready,
             slots=self.window.size,
+            rows=self.window.slots,
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,
@@ -366,7 +373,8 @@ class Registry:
             if instance.pace is not None:
                 instance.pace.observe(frame.stats)
             ours = sum(lane.load for lane in instance.lanes)
-            instance.foreign_load = max(0, frame.stats.running + frame.stats.waiting - ours)
+            theirs = frame.stats.running + frame.stats.waiting + frame.stats.paused
+            instance.foreign_load = max(0, theirs - ours)
             if frame.draining != instance.draining:
                 instance.draining = frame.draining
                 self.snapshot_version += 1

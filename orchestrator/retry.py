@@ -18,8 +18,8 @@ from enum import StrEnum
 
 import msgspec
 
-from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction import Work
+from orchestrator.prediction.forecaster import Capacity
 from orchestrator.registry import Instance, Registry
 from orchestrator.task import Task
 from orchestrator.tokens import PromptEncoder

@@ -160,6 +160,8 @@ class Settings(BaseSettings):
     drop_infeasible: bool = True
     """With ``admission = enforce``: drop waiting work once it is certain to miss, not only at its
     deadline."""
+    pause: bool = True
+    """A running job may be paused, its KV kept, so that a more urgent one gets its slot."""
     deadline_scope: Literal["request", "queue"] = "request"
     """``queue`` leaves work alone once it has started, to compare with: a queue timeout."""
 

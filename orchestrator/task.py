@@ -258,37 +258,40 @@ class Task:
         "attempts",
         "block_tokens",
         "cache_salt",
+        "chance",
         "completion_tokens",
         "correlation_id",
         "deadline",
-        "doubtful_from",
         "ending",
         "failed_on",
         "fitted_tokens",
         "flight",
         "id",
         "instance",
+        "is_background",
         "job",
         "last_chance",
         "late_part",
-        "latest_start",
         "listeners",
         "marks",
         "model",
         "on_end",
         "parts",
+        "paused_on",
+        "pauses",
         "prefix_names",
-        "probe",
         "prompt_tokens",
+        "rank",
+        "refusal_sample",
         "rival",
         "sampling",
-        "service_ms",
         "stage",
         "timer",
         "token_ids",
         "trail",
         "transcript",
         "vocabulary",
+        "work_ms",
         "worker_wait_ms",
     )
 
@@ -314,13 +317,22 @@ class Task:
         self.prefix_names: Sequence[bytes] = ()
         """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
         self.block_tokens = 0
-        self.service_ms = 0.0
-        """Forecast: what it takes of a slot."""
-        self.latest_start = self.doubtful_from = self.last_chance = job.deadline.at
-        """Forecast: the queue's order, see there."""
+        self.work_ms = 0.0
+        """Plan: what it will probably take of an engine's time."""
+        self.chance = 1.0
+        """Plan: of being in time, if it ran now."""
+        self.rank = job.deadline.at
+        """Plan: its place among those that wait, the smallest first."""
+        self.is_background = False
+        """Plan: it only gets what nobody else wants."""
+        self.last_chance = job.deadline.at
+        """Plan: after this it leaves the queue."""
+        self.paused_on = ""
+        """The instance that keeps its KV while it waits to go on."""
+        self.pauses = 0
         self.fitted_tokens: int | None = None
         """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
-        self.probe = False
+        self.refusal_sample = False
         """It would have been refused, and is let through to see whether that would have been right
         (DL-7): nothing but its deadline stops it."""
         self.attempts = 0

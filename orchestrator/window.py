@@ -52,6 +52,7 @@ class Window:
         self._fits = 1
         self._step_ms = 0.0
         self._jobs: set[Flown] = set()
+        self._paused: set[Flown] = set()
         self._prefilling: set[Flown] = set()
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
@@ -106,8 +107,29 @@ class Window:
         elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
             self._move(-_SHRINK)
 
+    @property
+    def paused(self) -> int:
+        """Jobs of ours that wait there with their KV, and take no slot."""
+        return len(self._paused)
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that our jobs there have reserved, paused ones included."""
+        return sum(job.blocks for job in self._jobs) + sum(job.blocks for job in self._paused)
+
+    def pause(self, job: Flown) -> None:
+        """A running job leaves its slot and keeps its KV."""
+        self.over(job)
+        self._paused.add(job)
+
+    def resume(self, job: Flown, load: int) -> None:
+        """A paused job goes on, beside ``load`` others."""
+        self._paused.discard(job)
+        self.sent(job, load)
+
     def over(self, job: Flown) -> None:
         """The worker is done with a job, or lost. Idempotent."""
+        self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
             self._prefilling.discard(job)

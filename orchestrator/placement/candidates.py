@@ -29,6 +29,8 @@ class Candidate:
     kv_free: int = 0
     pace: StepUnderLoad | None = None
     device: str = ""
+    rows: int = 0
+    """How many of the slots run; the others wait in the worker, so that none idles."""
 
     @property
     def free(self) -> int:
@@ -38,6 +40,11 @@ class Candidate:
     def has_room(self) -> bool:
         """Whether it takes one more job now."""
         return self.ready and self.load < self.slots
+
+    @property
+    def idles(self) -> bool:
+        """Whether one more job would run at once."""
+        return self.ready and self.load < (self.rows or self.slots)
 
 
 @dataclass(frozen=True, slots=True)

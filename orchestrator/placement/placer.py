@@ -11,7 +11,7 @@ from orchestrator.placement.candidates import Candidate, Need, Spec
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.policy import Fact, Policy
-from orchestrator.task import Task
+from orchestrator.task import PlacementMode, PlacementWish, Task
 
 FEASIBLE_TTL_S = 1.0
 _MOST_SETS = 1024
@@ -81,6 +81,11 @@ class Placer:
         """Whether any instance would take anything."""
         return any(c.has_room for c in self._now.values())
 
+    @property
+    def idles(self) -> bool:
+        """Whether any instance would run one more job at once."""
+        return any(c.idles for c in self._now.values())
+
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
         self.refresh()
@@ -100,7 +105,15 @@ class Placer:
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._limits, tokens)
         most = self._limits[at] if at < len(self._limits) else tokens
-        return Spec(task.model, task.vocabulary, most, task.job.placement)
+        wish = task.job.placement
+        if task.paused_on:  # its KV is there
+            wish = PlacementWish(PlacementMode.PIN, (task.paused_on,))
+        return Spec(task.model, task.vocabulary, most, wish)
+
+    def able(self, task: Task) -> list[str]:
+        """Instances that are ready and could take ``task``, busy or not."""
+        ready = [c.name for c in self._feasible(self.spec(task)) if c.ready]
+        return [name for name in ready if name not in task.failed_on] or ready
 
     def choose(self, task: Task) -> Choice | None:
         """Where ``task`` goes now; None when it has to wait.
@@ -111,7 +124,8 @@ class Placer:
         able = [c for c in self._feasible(spec) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
-        able = [c for c in able if c.has_room]
+        # What has no chance must not stand before others in a worker's own queue.
+        able = [c for c in able if (c.idles if task.is_background else c.has_room)]
         if not able:
             return None
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())

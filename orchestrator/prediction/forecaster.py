@@ -27,6 +27,9 @@ BACKGROUND_CHANCE = 0.01
 """Work with less of a chance only gets what nobody else wants."""
 LEAST_WAIT_MS = 50.0
 """Who is not chosen now waits for about this long at least."""
+_WAIT_PER_DRAIN = 2.0
+"""Over the time in which what waits could be done. More comes meanwhile: in the simulator 0.5, 1 and
+2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
 _FIRST_GUESS_MS = 1000.0
 _SMOOTHING = 0.05
 
@@ -101,7 +104,7 @@ class Forecaster:
         self._wait_ms.clear()
         for model, total_ms in work_ms.items():
             instances = max(1, len(self._capacity_of(model).models))
-            self._wait_ms[model] = max(LEAST_WAIT_MS, total_ms / instances)
+            self._wait_ms[model] = max(LEAST_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:
         """Set what the queue treats a task by."""
@@ -121,7 +124,8 @@ class Forecaster:
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
         new = 0 if made else task.prompt_tokens
-        due = Due(task.deadline.left_ms(now))
+        due_at = task.parts.due_at(made + 1, task.marks.first_token)
+        due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
         return urgency(self._left(task), new, due, costs, self._wait_ms[task.model])
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
@@ -227,7 +231,11 @@ class Forecaster:
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def ended(
-        self, task: Task, end: End, learner: StepLearner | None, basis: tuple[StepModel, Load] | None
+        self,
+        task: Task,
+        end: End,
+        learner: StepLearner | None,
+        basis: tuple[StepModel, Load] | None,
     ) -> None:
         """Learn from a job's end; ``basis`` is what its dispatch knew of the instance."""
         is_whole = end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -247,7 +255,7 @@ def length_key(task: Task) -> LengthKey:
     """What is known of a task that tells something about its answer's length."""
     job = task.job
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
-    stated_ms = None if job.has_default_deadline else 1000 * (job.deadline.at - job.arrived)
+    stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
     return LengthKey(task.model, job.tenant, cap, stated_ms, job.session_id)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 LEAST_SHARE = 0.8
 """Of the fastest step ever seen: what counts as certain is less than the machine has ever needed."""
 
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One job. ``cached_tokens`` of the prompt need no prefill."""

@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.clock import Clock
-from orchestrator.deadline import Deadline
+from orchestrator.deadline import NO_PARTS, Deadline, Parts
 from orchestrator.errors import TidegateError
 from orchestrator.gateway import Gateway
 from orchestrator.journal import MemoryJournal
@@ -39,9 +40,9 @@ class Fate:
     ended_s: float = 0.0
     tokens: int = 0
     endings: int = 0
-    doubtful: bool = False
-    """It was sent to a worker when it would probably miss."""
-    probe: bool = False
+    sampled: bool = False
+    """It would have been refused, and was let in to see what becomes of it."""
+    pauses: int = 0
     fitted: bool = False
 
     @property
@@ -169,7 +170,8 @@ def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int,
         model=MODEL,
         sampling=Sampling(max_tokens=offer.max_tokens, ignore_eos=not offer.is_open),
         max_tokens=offer.max_tokens,
-        deadline=Deadline(now + budget_ms / 1000, 0),
+        deadline=Deadline(now + min(budget_ms, _FOREVER_MS) / 1000, 0),
+        parts=_parts(offer, now),
         correlation_id="",
         arrived=now,
         on_deadline=offer.on_deadline,
@@ -177,6 +179,13 @@ def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int,
         tenant=offer.tenant,
     )
     return job, (offer.length,) + (1,) * (offer.prompt_tokens - 1)
+
+
+def _parts(offer: Offer, now: float) -> Parts:
+    if offer.first_token_ms == offer.token_gap_ms == math.inf:
+        return NO_PARTS
+    first_at = now + offer.first_token_ms / 1000
+    return Parts(first_at, offer.token_gap_ms / 1000, cut_at=first_at)
 
 
 class _Driver:
@@ -232,8 +241,8 @@ class _Ear:
         fate.first_s = task.marks.first_token
         fate.ended_s = task.marks.ended
         fate.tokens = task.completion_tokens
-        fate.doubtful = task.marks.dispatched > task.doubtful_from
-        fate.probe = task.probe
+        fate.sampled = task.refusal_sample
+        fate.pauses = task.pauses
         fate.fitted = task.fitted_tokens is not None
         fate.endings += 1
 
@@ -260,4 +269,5 @@ def _card(fleet: Fleet) -> ModelCard:
         max_waiting=spec.slots * 8,
         min_start_budget_ms=1000 * spec.min_start_s,
         max_step_tokens=spec.step_tokens,
+        can_pause=True,
     )

@@ -6,6 +6,7 @@ looked at between steps. Steps in which nothing changes are taken together, up t
 """
 
 import asyncio
+import math
 import random
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,8 +66,17 @@ class _Job:
     told: int = 0
     started: float = -1.0
     first: float = -1.0
+    gap_s: float = math.inf
+    first_by: float = math.inf
+    wants_pause: bool = False
     abort: AbortCause | None = None
     aborted: float = 0.0
+
+    @property
+    def next_token_by(self) -> float:
+        """When the token that comes next is due, by the schedule of a stated gap."""
+        begin = self.first_by if self.first_by < math.inf else self.first
+        return begin + self.made * self.gap_s if self.made else self.first_by
 
 
 class _Segment(NamedTuple):
@@ -93,6 +103,7 @@ class SimWorker:
         self._lanes: list[SimLane] = []
         self._running: list[_Job] = []
         self._waiting: list[_Job] = []
+        self._paused: list[_Job] = []
         self._segment: _Segment | None = None
         self._timer: Timer | None = None
         self._kv_used = 0
@@ -119,6 +130,11 @@ class SimWorker:
             job.abort, job.aborted = cause, self._clock.now()
             self._interrupt()
 
+    def pause(self, job: _Job, *, wanted: bool) -> None:
+        if job.wants_pause is not wanted:
+            job.wants_pause = wanted
+            self._interrupt()
+
     def stats(self) -> WorkerStats:
         return WorkerStats(
             kv_blocks_total=self._spec.kv_tokens,
@@ -135,6 +151,7 @@ class SimWorker:
             steps_total=self._steps,
             busy_ms_total=self._busy_ms,
             prefill_tokens_total=self._prompts,
+            paused=len(self._paused),
         )
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
@@ -159,12 +176,15 @@ class SimWorker:
     def _begin(self) -> None:
         now = self._clock.now()
         self._look(now)
+        self._set_aside()
         self._admit(now)
         self._segment = None
         if not self._running:
             return
         decodes = sum(job.computed >= job.prompt for job in self._running)
-        budget, prompts = self._spec.step_tokens - decodes, {}
+        budget, prompts = self._spec.step_tokens - decodes, dict[_Job, int]()
+        if decodes:
+            budget = min(budget, int(self._spec.max_stall_s / self.pace.prompt_token_s))
         for job in sorted(self._running, key=lambda job: job.deadline):
             chunk = min(job.prompt - job.computed, budget)
             if chunk > 0:
@@ -175,7 +195,7 @@ class SimWorker:
         step_s = pace.step_s + pace.row_s * rows + pace.prompt_token_s * sum(prompts.values())
         step_s *= self._rng.lognormvariate(0.0, self._spec.noise)
         steps = 1
-        if not prompts:
+        if not prompts and not any(job.gap_s < math.inf for job in self._running):
             left = min(job.length - job.made for job in self._running)
             until = min(job.deadline for job in self._running) - now
             steps = max(1, min(left, int(until / step_s) + 1))
@@ -207,6 +227,8 @@ class SimWorker:
                 continue
             job.made += made
             self._tokens += made
+            if job.gap_s < math.inf and job.first >= 0:
+                self._tell(job)  # whoever states a schedule looks at it
             if job.first < 0:
                 job.first = now
                 self._tell(job)
@@ -227,6 +249,16 @@ class SimWorker:
                 self._leave(job, FinishReason.DEADLINE, None)
             elif ready_by >= job.deadline:
                 self._leave(job, FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
+        for job in list(self._paused):
+            if job.abort is not None or now >= job.deadline:
+                self._paused.remove(job)
+                self._running.append(job)
+                aborted = job.abort is not None
+                code: Code | None = Code.CANCELLED if aborted else Code.DEADLINE_EXCEEDED
+                if not aborted and job.on_deadline is not OnDeadline.ERROR:
+                    code = None
+                reason = FinishReason.CANCELLED if aborted else FinishReason.DEADLINE
+                self._leave(job, reason, code)
         for job in list(self._waiting):
             if job.abort is not None:
                 self._waiting.remove(job)
@@ -235,13 +267,25 @@ class SimWorker:
                 self._waiting.remove(job)
                 self._end(job, FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
 
+    def _set_aside(self) -> None:
+        for job in [job for job in self._running if job.wants_pause]:
+            self._running.remove(job)
+            self._paused.append(job)
+            self._tell(job)
+        for job in [job for job in self._paused if not job.wants_pause]:
+            if len(self._running) < self._spec.slots:
+                self._paused.remove(job)
+                self._running.append(job)
+
     def _admit(self, now: float) -> None:
         self._waiting.sort(key=lambda job: (job.deadline, job.submitted))
-        while self._waiting and len(self._running) < self._spec.slots:
-            job = self._waiting[0]
+        while len(self._running) < self._spec.slots:
+            job = next((job for job in self._waiting if not job.wants_pause), None)
+            if job is None:
+                return
             if self._kv_used + job.prompt + job.most > self._spec.kv_tokens:
                 return
-            del self._waiting[0]
+            self._waiting.remove(job)
             self._kv_used += job.prompt + job.most
             job.started = now
             self._running.append(job)
@@ -345,6 +389,10 @@ class SimLane(Lane):
             deadline=now + budget_ms / 1000,
             on_deadline=on_deadline,
             submitted=now + _WIRE_S,
+            gap_s=math.inf if token_gap_ms is None else token_gap_ms / 1000,
+            first_by=math.inf
+            if first_token_budget_ms is None
+            else now + first_token_budget_ms / 1000,
         )
         self._sim_jobs[handle] = job
         self._clock.call_at(now + _WIRE_S, lambda: self._worker.submit(job))
@@ -355,6 +403,18 @@ class SimLane(Lane):
         if job is not None:
             now = self._clock.now()
             self._clock.call_at(now + _WIRE_S, lambda: self._worker.cancel(job, cause))
+
+    def pause(self, handle: int) -> None:
+        self._want_pause(handle, wanted=True)
+
+    def resume(self, handle: int) -> None:
+        self._want_pause(handle, wanted=False)
+
+    def _want_pause(self, handle: int, *, wanted: bool) -> None:
+        job = self._sim_jobs.get(handle)
+        if job is not None:
+            at = self._clock.now() + _WIRE_S
+            self._clock.call_at(at, lambda: self._worker.pause(job, wanted=wanted))
 
     def deliver(self, frame: Frame) -> None:
         """News of jobs, as the reader would hand them out."""

@@ -9,9 +9,9 @@ from orchestrator.admission import Admission, AdmissionRules
 from orchestrator.choices import AdmissionMode, QueuePolicy
 from orchestrator.deadline import Deadline
 from orchestrator.errors import DeadlineInfeasible, QueueFull
-from orchestrator.prediction.forecaster import LEARNT_ANSWERS, Forecaster, Capacity
 from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
+from orchestrator.prediction.forecaster import LEARNT_ANSWERS, Capacity, Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.settle import refused
 from orchestrator.task import Api, Ending, Job, Priority, Task

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction import StepModel
+from orchestrator.prediction.forecaster import Capacity
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker
 from worker.protocol import OnDeadline

@@ -13,9 +13,9 @@ from orchestrator.prediction import (
     LEARNT_JOBS,
     LengthLearner,
     Load,
+    Quantiles,
     StepLearner,
     StepModel,
-    Quantiles,
     Work,
 )
 from worker.protocol import WorkerStats

@@ -156,7 +156,8 @@ class SlosServe(_Learning):
             return list(running)
         kept = self._plan(now, [*running, *waiting])
         return sorted(
-            [*running, *waiting], key=lambda job: (job not in kept, job not in running, self._due(job))
+            [*running, *waiting],
+            key=lambda job: (job not in kept, job not in running, self._due(job)),
         )
 
     def _plan(self, now: float, jobs: Sequence[Job]) -> set[Job]:

@@ -1,0 +1,104 @@
+"""Which running jobs make room for more urgent work (DL-15).
+
+A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
+without computing anything again. It is paused only for work that is clearly more urgent, and only a
+few times.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from orchestrator.flight import LaneFlight
+from orchestrator.placement import Placer
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.queue import TaskQueue
+from orchestrator.registry import Registry
+from orchestrator.task import Stage, Task
+
+MOST_PAUSES = 4
+"""Of one job; workers hold to it too."""
+AT_ONCE = 8
+"""Waiting tasks that are looked at for each time."""
+_MARGIN = math.log(1.5)
+"""How much more urgent, as a logarithm: less would trade places for nothing."""
+
+
+@dataclass(slots=True)
+class PauseStats:
+    """Totals, for metrics."""
+
+    paused: int = 0
+    resumed: int = 0
+    given_up: int = 0
+    """Stopped for good, having no chance left, where they could not be paused."""
+
+
+class Pausing:
+    """Decides which running jobs go."""
+
+    def __init__(
+        self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
+    ) -> None:
+        self.stats = PauseStats()
+        self._registry = registry
+        self._forecaster = forecaster
+        self._placer = placer
+        self._enabled = enabled
+
+    def victims(
+        self, queue: TaskQueue[Task], flights: Iterable[LaneFlight], now: float
+    ) -> list[LaneFlight]:
+        """Jobs to pause, at most one for each of the first waiting tasks."""
+        if not self._enabled or not queue:
+            return []
+        running = self._by_instance(flights, now)
+        chosen: list[LaneFlight] = []
+        for task in islice(queue, AT_ONCE):
+            if not running or task.is_background:
+                break
+            urgency = self._forecaster.urgency(task, now).log_urgency
+            least: tuple[float, str] | None = None
+            for name in self._placer.able(task):
+                jobs = running.get(name)
+                if jobs and (least is None or jobs[-1][0] < least[0]):
+                    if task.paused_on != name and not self._has_memory(name, task):
+                        continue
+                    least = (jobs[-1][0], name)
+            if least is None or urgency < least[0] + _MARGIN:
+                continue
+            jobs = running[least[1]]
+            chosen.append(jobs.pop()[1])
+            if not jobs:
+                del running[least[1]]
+        return chosen
+
+    def _by_instance(
+        self, flights: Iterable[LaneFlight], now: float
+    ) -> dict[str, list[tuple[float, LaneFlight]]]:
+        """What may be paused, by instance, the least urgent last."""
+        running: dict[str, list[tuple[float, LaneFlight]]] = {}
+        for flight in flights:
+            task = flight.task
+            if task.flight is not flight or flight.is_paused or task.rival is not None:
+                continue
+            if task.stage is not Stage.RUNNING or task.pauses >= MOST_PAUSES:
+                continue
+            instance = self._registry.instances.get(flight.address)
+            if instance is None or not instance.can_pause:
+                continue
+            urgency = self._forecaster.urgency(task, now).log_urgency
+            running.setdefault(flight.address, []).append((urgency, flight))
+        for jobs in running.values():
+            jobs.sort(key=lambda job: -job[0])
+        return running
+
+    def _has_memory(self, name: str, task: Task) -> bool:
+        """Whether the instance can hold ``task`` beside all that it holds already."""
+        instance = self._registry.instances[name]
+        stats = instance.stats
+        if stats is None or not stats.kv_blocks_total or not task.block_tokens:
+            return True
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        return instance.window.blocks - (-tokens // task.block_tokens) <= stats.kv_blocks_total
