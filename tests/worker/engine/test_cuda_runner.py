@@ -156,6 +156,7 @@ def run(engine: Engine, todo: list[Job]) -> list[Event]:
 
 
 def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]]:
+    """Log-probabilities to within what another shape of a matrix product makes of them."""
     todo = jobs()
     events = run(engine, todo)
     return [
@@ -163,7 +164,7 @@ def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]
             ids_of(job, events),
             end_of(job, events).reason,
             [
-                (round(one.logprob, 4), [token for token, _ in one.top])
+                (pytest.approx(one.logprob, abs=1e-4), [token for token, _ in one.top])
                 for event in events
                 if isinstance(event, JobTokens) and event.job is job and event.logprobs
                 for one in event.logprobs
