@@ -192,12 +192,13 @@ class Engine:
             self._wake.notify()
 
     def step(self) -> list[Event]:
-        """Do one step and return what happened, per job in order."""
+        """Do one step and return what happened and has not been told yet, per job in order."""
         events: list[Event] = []
         now = self._clock()
         self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
+        self._tell_endings(events)
         self._tier.restore(self.scheduler.waiting, now)
         plan = self._schedule(now, events)
         is_busy = plan is not None or self._flight is not None
@@ -216,9 +217,10 @@ class Engine:
 
     def _look(self, now: float, events: list[Event]) -> None:
         """End whom deadline or abort has caught up with: blocks are free before the next step."""
-        for request in self._lookout.due(self.scheduler.running, now):
+        prompt_tokens = self.scheduler.next_prompt_tokens(bool(self._inbox))
+        for request in self._lookout.due(self.scheduler.running, now, prompt_tokens):
             self._finish(request, self._lookout.verdict(request, now), events)
-        for request in self._lookout.hopeless(self.scheduler.waiting, now):
+        for request in self._lookout.infeasible(self.scheduler.waiting, now):
             self._finish(request, self._lookout.verdict(request, now), events)
         for request in self.scheduler.starved(now):
             self._finish(request, STARVED, events)
@@ -304,7 +306,7 @@ class Engine:
         prompt_tokens = plan.tokens - plan.decodes
         most = max(map(len, result.ids))
         if most:
-            self._pace.decoded(duration_s, most)
+            self._pace.decoded(duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens)
         self._pace.prefilled(duration_s, prompt_tokens)
         self._totals.steps += 1
         self._totals.busy_s += duration_s
@@ -360,6 +362,12 @@ class Engine:
     ) -> tuple[list[int], list[TokenLogprob] | None]:
         end = next(i for i, token in enumerate(ids, 1) if token in self._eos)
         return ids[:end], logprobs and logprobs[:end]
+
+    def _tell_endings(self, events: list[Event]) -> None:
+        """Who has ended need not wait until a step of others is done to hear of it."""
+        if self._sink is not None and any(isinstance(event, JobFinished) for event in events):
+            self._publish(list(events))
+            events.clear()
 
     def _publish(self, events: list[Event]) -> None:
         if events and self._sink is not None:

@@ -102,6 +102,16 @@ class Scheduler:
         floor = now + self.config.min_start_budget_s
         return [request for request in self.waiting if request.job.deadline <= floor]
 
+    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+        """The most prompt tokens that the next step can carry beside decodes."""
+        if not (
+            is_more_coming
+            or self.waiting
+            or any(len(request.tokens) - request.computed > 1 for request in self.running)
+        ):
+            return 0
+        return self._prompt_budget(len(self.running))
+
     def schedule(self) -> Schedule:
         """Plan the next step and admit into it whom the budget, slots and blocks allow."""
         rows: list[Row] = []
