@@ -102,6 +102,10 @@ class LaneFlight:
         except Exception:
             self._owner.listener_failed(self)
 
+    def paused(self) -> None: ...
+
+    def resumed(self) -> None: ...
+
     def ended(self, end: End) -> None:
         try:
             self._owner.flight_ended(self, end)

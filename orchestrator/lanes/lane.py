@@ -36,6 +36,8 @@ from worker.protocol import (
     LaneMessage,
     OnDeadline,
     Open,
+    Pause,
+    Resume,
     Sampling,
     Submit,
 )
@@ -50,6 +52,12 @@ class JobSink(Protocol):
     def started(self, wait_ms: float) -> None: ...
 
     def tokens(self, delta: Delta, now: float) -> None: ...
+
+    def paused(self) -> None:
+        """The job stands still; what follows may be ``resumed``, ``ended`` or ``lost``."""
+
+    def resumed(self) -> None:
+        """The job goes on."""
 
     def ended(self, end: End) -> None:
         """The job's terminal record; nothing follows."""
@@ -178,6 +186,16 @@ class Lane:
         """Stop a job within one engine step. Idempotent; its end is still reported."""
         if handle in self._jobs and self.is_open:
             self._post(Cancel(lane=self._name, handle=handle, cause=cause), f"cancel/{handle}")
+
+    def pause(self, handle: int) -> None:
+        """Have a job stand still, its KV kept. Idempotent; for workers that ``can_pause``."""
+        if handle in self._jobs and self.is_open:
+            self._post(Pause(lane=self._name, handle=handle), f"pause/{handle}")
+
+    def resume(self, handle: int) -> None:
+        """Have a paused job go on. Idempotent."""
+        if handle in self._jobs and self.is_open:
+            self._post(Resume(lane=self._name, handle=handle), f"resume/{handle}")
 
     def describe(self) -> None:
         """Ask for the card and a full cache report."""
@@ -353,6 +371,14 @@ class Lane:
             sink = jobs.get(delta.handle)
             if sink is not None:
                 sink.tokens(delta, now)
+        for handle in frame.paused:
+            sink = jobs.get(handle)
+            if sink is not None:
+                sink.paused()
+        for handle in frame.resumed:
+            sink = jobs.get(handle)
+            if sink is not None:
+                sink.resumed()
         for end in frame.ends:
             sink = jobs.pop(end.handle, None)
             if sink is not None:

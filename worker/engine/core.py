@@ -1,7 +1,8 @@
 """Core state of the engine: what goes in, what comes out, how both sides name it. No torch.
 
-Threads: an engine runs on one thread of its own. ``submit``, ``cancel`` and ``stats`` may be
-called from any thread; events are handed to the sink on the engine's thread, a batch per step.
+Threads: an engine runs on one thread of its own. ``submit``, ``cancel``, ``pause``, ``resume`` and
+``stats`` may be called from any thread; events are handed to the sink on the engine's thread, in
+batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ class Job:
     session: str = ""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
+    held: bool = False
+    """It is to stand still: a plain flag too; set it with ``Engine.pause`` and ``resume``."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +60,20 @@ class JobTokens:
     job: Job
     ids: list[int]
     logprobs: list[TokenLogprob] | None
+
+
+@dataclass(slots=True, frozen=True)
+class JobPaused:
+    """The job stands still from here on; one that was started keeps its KV blocks."""
+
+    job: Job
+
+
+@dataclass(slots=True, frozen=True)
+class JobResumed:
+    """A paused job goes on: it has a slot again, or waits for its first one like others."""
+
+    job: Job
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +98,7 @@ class JobFinished:
     cached_tokens: int = 0
 
 
-Event = JobStarted | JobTokens | JobFinished
+Event = JobStarted | JobTokens | JobPaused | JobResumed | JobFinished
 EventSink = Callable[[list[Event]], None]
 
 
@@ -115,6 +132,7 @@ class EngineStats:
     disk_failures_total: int = 0
     disk_skipped_blocks_total: int = 0
     stream_utilization: float = 0.0
+    paused: int = 0
 
 
 class EngineService(Protocol):
@@ -128,6 +146,15 @@ class EngineService(Protocol):
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
+
+    def pause(self, job: Job) -> None:
+        """Have a job stand still after the step under way, its KV kept. Idempotent.
+
+        Ignored once it has been paused ``max_pauses`` times. Deadline and abort still count.
+        """
+
+    def resume(self, job: Job) -> None:
+        """Have a paused job go on, before any that waits to start. Idempotent."""
 
     def stats(self) -> EngineStats: ...
 

@@ -35,3 +35,5 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Less budget than this at the start of a generation is refused (DL-3)."""
     max_step_tokens: int = 512
     """Token budget of one step, prompts and decodes together."""
+    can_pause: bool = False
+    """It understands ``Pause`` and ``Resume``."""

@@ -9,6 +9,10 @@ the lane lives::
       ◀───────────────────────────── Frame(card, stats)
       Submit(handle=7) ───────────────────────▶ job runs
       ◀──────────────── Frame(started, deltas, ends, …)   one per engine step, all jobs of the lane
+      Pause(handle=7) ────────────────────────▶ stands still after the step under way
+      ◀──────────────────────────── Frame(paused=[7])
+      Resume(handle=7) ───────────────────────▶ goes on, before any that waits
+      ◀──────────────────────────── Frame(resumed=[7])
       Cancel(handle=7) ───────────────────────▶ stops within one step
       ◀──────────────────────────── Frame(ends=[End(7)])
 
@@ -68,6 +72,28 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
     cause: AbortCause = AbortCause.CANCEL
 
 
+class Pause(msgspec.Struct, tag="pause", frozen=True):
+    """Has a job stand still, its KV kept; one that was not started is not started meanwhile.
+
+    Deadline and cancel count as before. Unknown and finished handles are ignored, and so is a job
+    that stands still already or has been paused too often. Only for workers whose card says
+    ``can_pause``.
+    """
+
+    lane: str
+    handle: int
+
+
+class Resume(msgspec.Struct, tag="resume", frozen=True):
+    """Has a paused job go on, before any that waits to start. Otherwise ignored.
+
+    A pause that has not taken effect yet is taken back, and neither is reported.
+    """
+
+    lane: str
+    handle: int
+
+
 class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Refuse new work, let running jobs finish for ``grace_ms``, end the rest, close all lanes.
 
@@ -83,7 +109,7 @@ class Describe(msgspec.Struct, tag="describe", frozen=True):
     lane: str
 
 
-LaneMessage = Open | Submit | Cancel | Drain | Describe
+LaneMessage = Open | Submit | Cancel | Pause | Resume | Drain | Describe
 
 
 # ── from the worker ──────────────────────────────────────────────────────────────────────────
@@ -155,7 +181,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     admitted prompts that the prefix cache did and did not hold. ``disk_…`` are of the tier beneath
     it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
     before the disk had taken those before them. ``stream_utilization`` is the share of the time in
-    which the GPU was at a step, sampled; 0 where there is none.
+    which the GPU was at a step, sampled; 0 where there is none. ``paused`` jobs were started, hold
+    their KV blocks and are not ``running``.
     """
 
     kv_blocks_total: int
@@ -185,6 +212,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_failures_total: int = 0
     disk_skipped_blocks_total: int = 0
     stream_utilization: float = 0.0
+    paused: int = 0
 
 
 class CacheReport(msgspec.Struct, array_like=True, frozen=True):
@@ -205,8 +233,9 @@ class LaneError(msgspec.Struct, array_like=True, frozen=True):
 class Frame(msgspec.Struct, array_like=True):
     """Everything that happened for one lane since its last frame.
 
-    Order within: ``started``, then ``deltas``, then ``ends``. A job that starts and ends within
-    one frame is in all three.
+    Order within: ``started``, then ``deltas``, ``paused``, ``resumed``, then ``ends``. A job that
+    starts and ends within one frame is in all three. One that is in ``paused`` and ``resumed``
+    stood still in between and goes on.
     """
 
     seq: int
@@ -218,6 +247,8 @@ class Frame(msgspec.Struct, array_like=True):
     cache: CacheReport | None = None
     draining: bool = False
     error: LaneError | None = None
+    paused: list[int] = []
+    resumed: list[int] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@ from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.engine.block_pool import BlockPool
 from worker.engine.compute import Whole
-from worker.engine.core import Event, Job, JobTokens
+from worker.engine.core import Event, Job, JobPaused, JobTokens
 from worker.engine.cuda_runner import CudaRunner, build_cuda_runner, warm_up
 from worker.engine.decode_graphs import Recording, Step, batch_sizes
 from worker.engine.engine import Engine
@@ -182,6 +182,28 @@ def test_tokens_are_those_of_the_plain_runner(tiny: Path, overlap: bool, graphs:
     assert isinstance(engine._runner, CudaRunner)
     assert (engine._runner._graphs is not None) == graphs
     assert answers(engine) == answers(build(tiny, cuda_like=False))
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
+    """Jobs come back to other slots, in which others have been, and to their own of long ago."""
+    engine = build(tiny, cuda_like=True, overlap=overlap)
+    todo = jobs()
+    for job in todo:
+        engine.submit(job)
+    draw = np.random.default_rng(3)
+    events: list[Event] = []
+    while engine.scheduler.has_work or engine._inbox:
+        for job in todo:
+            if draw.random() < 0.15:
+                (engine.resume if job.held else engine.pause)(job)
+        events += engine.step()
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used_count == 0
+    assert sum(isinstance(event, JobPaused) for event in events) > len(todo)
+    expected = jobs()
+    plain = run(build(tiny, cuda_like=False), expected)
+    assert [ids_of(job, events) for job in todo] == [ids_of(job, plain) for job in expected]
 
 
 def test_it_overlaps(tiny: Path) -> None:
