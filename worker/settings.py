@@ -76,6 +76,8 @@ class WorkerSettings(BaseSettings):
     """Most that it may hold for one model; a fifth of the file system stays free in any case."""
     overlap: bool = True
     """Launch a step before the one before it is read, where the runner can (CUDA)."""
+    pause: bool = True
+    """Jobs may be paused: they leave the batch and keep their KV until they are resumed."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)

@@ -29,6 +29,8 @@ from worker.protocol import (
     ModelCard,
     OnDeadline,
     Open,
+    Pause,
+    Resume,
     Started,
     Submit,
     TokenLogprob,
@@ -126,6 +128,8 @@ class FakeWorker:
         self.opens: list[Open] = []
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
+        self.pauses: list[Pause] = []
+        self.resumes: list[Resume] = []
         self.lanes: list[_FakeLane] = []
         self.foreign = 0
         self.cached: list[bytes] | None = None
@@ -214,6 +218,7 @@ class _FakeLane:
         self.silent = False
         self.jobs: dict[int, asyncio.Task[None]] = {}
         self._cancelled: dict[int, asyncio.Event] = {}
+        self._may_go_on: dict[int, asyncio.Event] = {}
         self._context = context
         self._seq = itertools.count()
         self._writing = asyncio.Lock()
@@ -318,11 +323,25 @@ class _FakeLane:
                         )
                     return
                 self._cancelled[message.handle] = asyncio.Event()
+                self._may_go_on[message.handle] = asyncio.Event()
+                self._may_go_on[message.handle].set()
                 self.jobs[message.handle] = asyncio.create_task(self._run(message, plan))
             case Cancel():
                 worker.cancels.append(message)
                 if message.handle in self._cancelled:
                     self._cancelled[message.handle].set()
+            case Pause():
+                worker.pauses.append(message)
+                going = self._may_go_on.get(message.handle)
+                if message.handle in self.jobs and going is not None and going.is_set():
+                    going.clear()
+                    await self.send(paused=[message.handle])
+            case Resume():
+                worker.resumes.append(message)
+                going = self._may_go_on.get(message.handle)
+                if message.handle in self.jobs and going is not None and not going.is_set():
+                    await self.send(resumed=[message.handle])
+                    going.set()
             case Describe():
                 worker.describes += 1
                 await self.send(card=worker.card, cache=worker.cache())
@@ -390,6 +409,7 @@ class _FakeLane:
                 return made, FinishReason.ERROR, Code.ENGINE_ERROR, "the engine failed"
             if plan.step_s:
                 await asyncio.sleep(plan.step_s)
+            await self._may_go_on[job.handle].wait()
             count = min(plan.per_delta, total - made)
             await self.send(deltas=[self._delta(job, plan, range(made, made + count))])
             made += count

@@ -1,7 +1,8 @@
 """Core state of the engine: what goes in, what comes out, how both sides name it. No torch.
 
-Threads: an engine runs on one thread of its own. ``submit``, ``cancel`` and ``stats`` may be
-called from any thread; events are handed to the sink on the engine's thread, a batch per step.
+Threads: an engine runs on one thread of its own. ``submit``, ``cancel``, ``pause``, ``resume`` and
+``stats`` may be called from any thread; events are handed to the sink on the engine's thread, in
+batches.
 """
 
 import math
@@ -44,6 +45,8 @@ class Job:
     token_gap_s: float = math.inf
     abort: AbortCause | None = None
     aborted_at: float = 0.0
+    held: bool = False
+    """It is to stand still: a plain flag too; set it with ``Engine.pause`` and ``resume``."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,6 +64,20 @@ class JobTokens:
     job: Job
     ids: list[int]
     logprobs: list[TokenLogprob] | None
+
+
+@dataclass(slots=True, frozen=True)
+class JobPaused:
+    """The job stands still from here on; one that was started keeps its KV blocks."""
+
+    job: Job
+
+
+@dataclass(slots=True, frozen=True)
+class JobResumed:
+    """A paused job goes on: it has a slot again, or waits for its first one like others."""
+
+    job: Job
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +102,7 @@ class JobFinished:
     cached_tokens: int = 0
 
 
-Event = JobStarted | JobTokens | JobFinished
+Event = JobStarted | JobTokens | JobPaused | JobResumed | JobFinished
 EventSink = Callable[[list[Event]], None]
 
 
@@ -119,6 +136,7 @@ class EngineStats:
     disk_failures_total: int = 0
     disk_skipped_blocks_total: int = 0
     stream_utilization: float = 0.0
+    paused: int = 0
 
 
 class EngineService(Protocol):
@@ -132,6 +150,15 @@ class EngineService(Protocol):
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
+
+    def pause(self, job: Job) -> None:
+        """Have a job stand still after the step under way, its KV kept. Idempotent.
+
+        Ignored once it has been paused ``max_pauses`` times. Deadline and abort still count.
+        """
+
+    def resume(self, job: Job) -> None:
+        """Have a paused job go on, before any that waits to start. Idempotent."""
 
     def stats(self) -> EngineStats: ...
 

@@ -2,10 +2,10 @@
 
 ::
 
-    any thread      submit ─▶ inbox          cancel ─▶ job.abort (a plain flag)
+    any thread      submit ─▶ inbox          cancel, pause ─▶ job.abort, job.held (plain flags)
                                 │                          │
     engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
-                    │ look → take commands → schedule → execute → look, apply          │ ─▶ sink
+                    │ look → take commands → pause → schedule → execute → look, apply  │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
 
 With overlap a step is launched before the one before it is read, so that the device never waits
@@ -15,6 +15,7 @@ for the engine; what a request that has ended meanwhile holds is freed when its 
     device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -35,6 +36,7 @@ from worker.engine.core import (
 )
 from worker.engine.flight import Flight
 from worker.engine.lookout import Lookout
+from worker.engine.pauses import Pauses
 from worker.engine.records import finished
 from worker.engine.request import (
     ABORTED,
@@ -57,7 +59,9 @@ from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLo
 IDLE_CHECK_S = 1.0
 """Once idle for so long, the books are checked: nobody waits for it then."""
 STALLED_S = 0.005
-"""Cancels and deadlines are looked at so often while nothing can be computed."""
+"""Deadlines are looked at so often while nothing can be computed before something is loaded."""
+PAUSED_S = 0.1
+"""And so often, besides when one is near, while everything that there is stands still."""
 
 
 class Engine:
@@ -105,7 +109,10 @@ class Engine:
         self._stopping = False
         self._stopped = False
         self._stalled = False
-        """Requests wait, and nothing can be computed until something comes back from disk."""
+        """There are requests, and nothing can be computed until one is loaded or resumed."""
+        self._pauses = Pauses(scheduler)
+        self._aborted = False
+        """Somebody was aborted since the latest look."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._journal = CacheJournal(scheduler.pool)
@@ -137,11 +144,27 @@ class Engine:
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
-        # No need to wake the thread: it sleeps only when it has no job at all.
         with self._wake:
             if job.abort is None:
                 job.aborted_at = self._clock()
                 job.abort = cause
+                self._aborted = True
+                self._wake.notify()
+
+    def pause(self, job: Job) -> None:
+        """Have a job stand still after the step under way, its KV kept. Idempotent."""
+        self._set_held(job, True)
+
+    def resume(self, job: Job) -> None:
+        """Have a paused job go on, before any that waits to start. Idempotent."""
+        self._set_held(job, False)
+
+    def _set_held(self, job: Job, held: bool) -> None:
+        with self._wake:
+            if job.held != held:
+                job.held = held
+                self._pauses.ask()
+                self._wake.notify()
 
     def stats(self) -> EngineStats:
         """The state after the latest step."""
@@ -176,7 +199,7 @@ class Engine:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
             if self._stalled:
-                self._wake.wait_for(self._has_news, STALLED_S)
+                self._wake.wait_for(self._has_news, self._patience_s())
             elif not self.scheduler.has_work and not self._wake.wait_for(
                 self._has_news, IDLE_CHECK_S
             ):
@@ -185,19 +208,37 @@ class Engine:
             return not self._stopping
 
     def _has_news(self) -> bool:
-        return self._stopping or bool(self._inbox) or self._tier.has_results
+        return (
+            self._stopping
+            or self._aborted
+            or self._pauses.asked
+            or bool(self._inbox)
+            or self._tier.has_results
+        )
+
+    def _patience_s(self) -> float:
+        """How long to sleep while nothing can be computed and nobody says anything."""
+        waiting, paused = self.scheduler.waiting, self.scheduler.paused
+        if any(request.loading for request in waiting):
+            return STALLED_S
+        deadline = min((one.deadline for one in [*waiting, *paused]), default=math.inf)
+        left_s = deadline - self._clock() - self._pace.slow_step_s(0)
+        return max(STALLED_S, min(PAUSED_S, left_s))
 
     def _notify(self) -> None:
         with self._wake:
             self._wake.notify()
 
     def step(self) -> list[Event]:
-        """Do one step and return what happened, per job in order."""
+        """Do one step and return what happened and has not been told yet, per job in order."""
         events: list[Event] = []
         now = self._clock()
+        self._aborted = False
         self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
+        events += self._pauses.settle(self._flight.requests if self._flight else ())
+        self._tell(events)
         self._tier.restore(self.scheduler.waiting, now)
         plan = self._schedule(now, events)
         is_busy = plan is not None or self._flight is not None
@@ -216,9 +257,13 @@ class Engine:
 
     def _look(self, now: float, events: list[Event]) -> None:
         """End whom deadline or abort has caught up with: blocks are free before the next step."""
-        for request in self._lookout.due(self.scheduler.running, now):
+        prompt_tokens = self.scheduler.next_prompt_tokens(bool(self._inbox))
+        begun = self.scheduler.running
+        if self.scheduler.paused:
+            begun = begun + self.scheduler.paused
+        for request in self._lookout.due(begun, now, prompt_tokens):
             self._finish(request, self._lookout.verdict(request, now), events)
-        for request in self._lookout.hopeless(self.scheduler.waiting, now):
+        for request in self._lookout.infeasible(self.scheduler.waiting, now):
             self._finish(request, self._lookout.verdict(request, now), events)
         for request in self.scheduler.starved(now):
             self._finish(request, STARVED, events)
@@ -231,6 +276,8 @@ class Engine:
                 events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
+            elif request.job.held:
+                self._pauses.ask()
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule()
@@ -304,7 +351,7 @@ class Engine:
         prompt_tokens = plan.tokens - plan.decodes
         most = max(map(len, result.ids))
         if most:
-            self._pace.decoded(duration_s, most)
+            self._pace.decoded(duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens)
         self._pace.prefilled(duration_s, prompt_tokens)
         self._totals.steps += 1
         self._totals.busy_s += duration_s
@@ -361,6 +408,12 @@ class Engine:
         end = next(i for i, token in enumerate(ids, 1) if token in self._eos)
         return ids[:end], logprobs and logprobs[:end]
 
+    def _tell(self, events: list[Event]) -> None:
+        """Who has ended or stands still need not wait for a step of others to hear of it."""
+        if events and self._sink is not None:
+            self._publish(list(events))
+            events.clear()
+
     def _publish(self, events: list[Event]) -> None:
         if events and self._sink is not None:
             try:
@@ -376,7 +429,7 @@ class Engine:
             self._endings.setdefault(request, ending)
             request.leaving = True
             return
-        if request.slot >= 0:
+        if request.blocks:
             self._tier.keep(request)
         self.scheduler.release(request)
         events.append(self._record(request, ending))
@@ -397,7 +450,8 @@ class Engine:
                 flight.collect()
             for row in flight.plan.rows:
                 self.scheduler.discard(row)
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+        scheduler = self.scheduler
+        for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
             self._finish(request, self._endings.pop(request, DRAINED), events)
         self._publish(events)
         self._tier.close()

@@ -14,7 +14,7 @@ from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
 from worker.engine.memory import MemoryGuard, MemoryLimits
 from worker.engine.runner import Runner
-from worker.engine.scheduler import Scheduler, SchedulerConfig
+from worker.engine.scheduler import MAX_PAUSES, Scheduler, SchedulerConfig
 from worker.engine.step_memory import StepMemory
 from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.kv.build import open_disk_tier
@@ -115,6 +115,7 @@ def _build(
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
         max_stall_s=settings.max_stall_ms / 1e3,
         prefix_cache=settings.prefix_cache,
+        max_pauses=MAX_PAUSES if settings.pause else 0,
     )
     path = settings.model_path
     with phases.timed("tokenizer"):
@@ -164,6 +165,7 @@ def _build(
         max_waiting=settings.max_waiting,
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
+        can_pause=settings.pause,
     )
     total_ms = phases.total_ms()
     model_log.info(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from worker.engine.core import Clock
-from worker.engine.pace import Pace
+from worker.engine.pace import BOUND_STEPS, Pace
 from worker.engine.request import (
     ABORTED,
     CANNOT_FINISH,
@@ -29,43 +29,51 @@ class Lookout:
         self.check_us = 0.0
         """Sampled cost of the look per request, moving average (DL-13)."""
 
-    def due(self, running: Sequence[Request], now: float) -> list[Request]:
-        """Running requests that must stop before the next step."""
+    def due(self, running: Sequence[Request], now: float, prompt_tokens: int = 0) -> list[Request]:
+        """Running requests that must stop before the next step.
+
+        That may carry up to ``prompt_tokens`` of prompts.
+        """
         self._looks += 1
         if not running or self._looks % _SAMPLE_EVERY != 1:
-            return self._due(running, now)
+            return self._due(running, now, prompt_tokens)
         started = self._clock()
-        due = self._due(running, now)
+        due = self._due(running, now, prompt_tokens)
         cost_us = (self._clock() - started) * 1e6 / len(running)
         self.check_us += (cost_us - self.check_us) * (_SMOOTHING if self.check_us else 1.0)
         return due
 
-    def _due(self, running: Sequence[Request], now: float) -> list[Request]:
-        token_s = self._pace.fastest_token_s
+    def _due(self, running: Sequence[Request], now: float, prompt_tokens: int) -> list[Request]:
+        last_call = None
+        token_s = self._pace.least_token_s
         # A step in flight has to be read before anything can end; its tokens count already.
-        last_call = now + self._pace.slow_step_s * (1 + self._steps_in_flight)
-        done_s = self._steps_in_flight * token_s
+        spared = BOUND_STEPS + self._steps_in_flight
         due = []
         for request in running:
             job = request.job
             if request.ends_cleanly:
+                if last_call is None:
+                    slow_s = self._pace.slow_step_s(prompt_tokens)
+                    last_call = now + slow_s * (1 + self._steps_in_flight)
                 ready_by = last_call
+            elif request.least_tokens > spared:
+                ready_by = now + (request.least_tokens - spared) * token_s
             else:
-                ready_by = now + max(0.0, request.least_tokens * token_s - done_s)
+                ready_by = now
             if ready_by >= job.deadline or job.abort is not None:
                 due.append(request)
         return due
 
-    def hopeless(self, waiting: Sequence[Request], now: float) -> list[Request]:
+    def infeasible(self, waiting: Sequence[Request], now: float) -> list[Request]:
         """Waiting requests that were aborted, or whose certain work no longer fits (DL-3)."""
-        token_s = self._pace.fastest_token_s
-        hopeless = []
+        token_s = self._pace.least_token_s
+        infeasible = []
         for request in waiting:
             job = request.job
-            certain = request.least_tokens
-            if job.abort is not None or (certain and now + certain * token_s >= job.deadline):
-                hopeless.append(request)
-        return hopeless
+            certain = request.least_tokens - BOUND_STEPS
+            if job.abort is not None or (certain > 0 and now + certain * token_s >= job.deadline):
+                infeasible.append(request)
+        return infeasible
 
     @staticmethod
     def verdict(request: Request, now: float) -> Ending:

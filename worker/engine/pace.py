@@ -1,36 +1,67 @@
 """How fast this engine is: what a step takes, seen from outside the device."""
 
-_SMOOTHING = 1 / 16
-_FLOOR_RECOVERY = 1 / 64
+import math
+from collections import deque
+from typing import Final
+
+_SMOOTHING: Final = 1 / 16
+BOUND_STEPS: Final = 8
+"""A step that is read late makes the next one look short; over so many in a row that evens out."""
+_BOUND_AFTER_STEPS: Final = 64
+_BOUND_SAFETY: Final = 0.8
+_CLEARLY_FASTER: Final = 0.9
+_DEVIATIONS: Final = 4
+_WORST_FADES: Final = 1 / 512
+_MOST_EXCESS: Final = 4.0
+"""In mean steps: what is beyond is an accident, and no reason to end anything early."""
 
 
 class Pace:
     """Running estimates of the step time, seconds unless the name says otherwise.
 
-    Two bounds matter more than the mean: a job is given up only if not even the *fastest* recent
-    pace would do, and one that ends cleanly before its deadline leaves room for a *slow* step.
+    Two bounds matter more than the mean: a job is given up only if the best pace there ever was
+    would not do, and one that ends cleanly before its deadline leaves room for a *slow* step.
     """
 
     def __init__(self) -> None:
         self.step_s = 0.0
         """Moving average over steps that decoded."""
-        self.fastest_token_s = 0.0
-        """Time per token of one row at the best pace of late; 0 until measured."""
         self.typical_tokens = 0.0
         """Moving average of how long answers get; 0 until one has ended."""
-        self._deviation_s = 0.0
-        self._measured = False
         self.plain_step_s = 0.0
         """Moving average over steps that did nothing but decode; 0 until there was one."""
+        self.least_token_s = 0.0
+        """Less than this no token takes, whoever leaves the batch; 0 until that is known.
+
+        The best pace that ``BOUND_STEPS`` steps in a row ever had, and a margin. Larger batches
+        are slower, so that they alone cannot teach it: it counts once enough steps had one row,
+        and none since was clearly faster.
+        """
+        self._fastest_token_s = math.inf
+        """Only ever goes down."""
+        self._counted_from_s = math.inf
+        """The fastest pace when the count of lone steps began."""
+        self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
+        """Seconds and tokens per row of the latest steps that decoded."""
+        self._lone_steps = 0
+        """Of one row only, since the fastest pace was last clearly improved on."""
+        # What steps take beyond what was expected of them.
+        self._deviation_s = 0.0
+        self._worst_s = 0.0
         # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
 
-    @property
-    def slow_step_s(self) -> float:
-        """What few steps exceed: mean plus twice the mean deviation (as TCP times its resends)."""
-        return self.step_s + 2 * self._deviation_s
+    def slow_step_s(self, prompt_tokens: int) -> float:
+        """What few steps with so many prompt tokens exceed.
+
+        Mean plus four times the mean deviation (as TCP times its resends, RFC 6298), or plus the
+        worst of late where that is more: what disturbs a step is not spread like noise.
+        """
+        expected_s = self._expected_s(prompt_tokens)
+        worst_s = min(self._worst_s, _MOST_EXCESS * expected_s)
+        return expected_s + max(_DEVIATIONS * self._deviation_s, worst_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -58,20 +89,18 @@ class Pace:
         rate = self.prefill_tokens_per_s
         return (prompt_tokens / rate if rate else 0.0) + new_tokens * self.step_s
 
-    def decoded(self, duration_s: float, tokens_per_row: int) -> None:
-        """A step took ``duration_s`` and gave its fastest row ``tokens_per_row`` tokens."""
-        token_s = duration_s / tokens_per_row
-        if not self._measured:
-            self._measured = True
-            self.step_s, self.fastest_token_s = duration_s, token_s
-            return
-        error = duration_s - self.step_s
-        self.step_s += error * _SMOOTHING
-        self._deviation_s += (abs(error) - self._deviation_s) * _SMOOTHING
-        if token_s < self.fastest_token_s:
-            self.fastest_token_s = token_s
-        else:
-            self.fastest_token_s += (token_s - self.fastest_token_s) * _FLOOR_RECOVERY
+    def decoded(
+        self, duration_s: float, tokens_per_row: int, *, rows: int, prompt_tokens: int = 0
+    ) -> None:
+        """A step of so many rows, ``prompt_tokens`` in them, took ``duration_s``.
+
+        Its fastest row got ``tokens_per_row`` new tokens, at least one. To be told before
+        ``prefilled`` is told of the same step.
+        """
+        self._compare(duration_s, self._expected_s(prompt_tokens))
+        known_s = self.step_s or duration_s
+        self.step_s = known_s + (duration_s - known_s) * _SMOOTHING
+        self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
 
     def prefilled(self, duration_s: float, tokens: int) -> None:
         """A step took ``duration_s`` and computed ``tokens`` of prompts, perhaps among others.
@@ -79,8 +108,8 @@ class Pace:
         With ``tokens`` 0 it did nothing but decode, which tells what prompts add to a step.
         """
         if not tokens:
-            known = self.plain_step_s or duration_s
-            self.plain_step_s = known + (duration_s - known) * _SMOOTHING
+            known_s = self.plain_step_s or duration_s
+            self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
             return
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
@@ -91,3 +120,33 @@ class Pace:
         """An answer ended by itself after ``tokens``."""
         known = self.typical_tokens or tokens
         self.typical_tokens = known + (tokens - known) * _SMOOTHING
+
+    def _expected_s(self, prompt_tokens: int) -> float:
+        plain_s = self.plain_step_s or self.step_s
+        return plain_s + self.prompt_token_s * prompt_tokens
+
+    def _compare(self, duration_s: float, expected_s: float) -> None:
+        """Learn how far steps stray from what is expected; nothing is of the first."""
+        if not expected_s:
+            return
+        excess_s = duration_s - expected_s
+        self._deviation_s += (abs(excess_s) - self._deviation_s) * _SMOOTHING
+        self._worst_s = max(self._worst_s * (1 - _WORST_FADES), excess_s)
+
+    def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
+        """Learn what no row beats.
+
+        A pace that is much better than any before begins the count anew: the machine was busy
+        till now, and what it can do is not known yet.
+        """
+        self._latest.append((duration_s, tokens_per_row))
+        self._lone_steps += is_lone
+        if len(self._latest) < BOUND_STEPS:
+            return
+        token_s = sum(s for s, _ in self._latest) / sum(tokens for _, tokens in self._latest)
+        self._fastest_token_s = min(self._fastest_token_s, token_s)
+        if token_s < self._counted_from_s * _CLEARLY_FASTER:
+            self._counted_from_s = token_s
+            self._lone_steps = 0
+        is_known = self._lone_steps >= _BOUND_AFTER_STEPS
+        self.least_token_s = self._fastest_token_s * _BOUND_SAFETY if is_known else 0.0

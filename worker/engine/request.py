@@ -56,6 +56,14 @@ class Request:
     """Blocks of its head are on their way from disk: it is not admitted yet."""
     leaving: bool = False
     """No further step is to be planned for it; it stays until those launched have been read."""
+    pausing: bool = False
+    """It is to be paused once the step in flight has been read; none is planned meanwhile."""
+    paused: bool = False
+    """It has left its slot, and keeps its blocks."""
+    held: bool = False
+    """It waits, has not begun, and is not to be admitted."""
+    pauses: int = 0
+    """How often it was paused or held."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     overtaken: int = 0

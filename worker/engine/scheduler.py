@@ -2,8 +2,12 @@
 
 Each step spends a token budget: running requests first (one token each for those that decode,
 then chunks of prompts, least slack first), then the waiting ones. A request is admitted only when
-its blocks can be reserved to completion, so nothing that runs is ever preempted. Only blocks
-beyond the cached prefix need reserving.
+its blocks can be reserved to completion, so nothing that runs is ever preempted for memory. Only
+blocks beyond the cached prefix need reserving. Who is paused gives up its slot, not its blocks::
+
+    waiting ──admit──▶ running ◀──pause, resume──▶ paused        slot: running only
+       (held)             │                          │           blocks: running and paused
+                          └────────── release ───────┘
 """
 
 import math
@@ -11,6 +15,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from worker.engine.block_pool import BlockPool
 from worker.engine.pace import Pace
@@ -21,6 +26,8 @@ from worker.protocol import Code, FinishReason
 
 _PATIENCE_S = 300.0
 """A request without a deadline is ordered as if it had one this far off: it must not starve."""
+
+MAX_PAUSES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,8 @@ class SchedulerConfig:
     min_start_budget_s: float
     max_stall_s: float = 0.05
     prefix_cache: bool = True
+    max_pauses: int = MAX_PAUSES
+    """How often one request may be paused; further pauses are ignored."""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
@@ -69,6 +78,7 @@ class Scheduler:
         self.prefixes = Prefixes(pool, config.block_tokens, enabled=config.prefix_cache)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
+        self.paused: list[Request] = []
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._lent: Counter[int] = Counter()
         """Blocks that are being copied, and how often."""
@@ -82,7 +92,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.paused)
 
     def enqueue(self, request: Request, now: float) -> Ending | None:
         """Put a request in the queue, or say why not."""
@@ -102,13 +112,23 @@ class Scheduler:
         floor = now + self.config.min_start_budget_s
         return [request for request in self.waiting if request.job.deadline <= floor]
 
+    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+        """The most prompt tokens that the next step can carry beside decodes."""
+        if not (
+            is_more_coming
+            or self.waiting
+            or any(len(request.tokens) - request.computed > 1 for request in self.running)
+        ):
+            return 0
+        return self._prompt_budget(len(self.running))
+
     def schedule(self) -> Schedule:
         """Plan the next step and admit into it whom the budget, slots and blocks allow."""
         rows: list[Row] = []
         prefilling: list[Request] = []
         gap_s = math.inf
         for request in self.running:
-            if request.leaving:
+            if request.leaving or request.pausing:
                 continue
             computed = request.computed
             if len(request.tokens) - computed == 1:
@@ -174,16 +194,40 @@ class Scheduler:
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
-        """Forget a running or waiting request; its slot and blocks are free when this returns."""
+        """Forget a request, wherever it is; its slot and blocks are free when this returns."""
         self._blocked = False
-        if request.slot < 0:
+        if request.paused:
+            self.paused.remove(request)
+            request.paused = False
+        elif request.slot >= 0:
+            self._leave_slot(request)
+        else:
             self.waiting.remove(request)
             return
-        self.running.remove(request)
-        self._free_slots.append(request.slot)
         self.pool.free(request.blocks)
-        request.slot = -1
         request.blocks = []
+
+    def pause(self, request: Request) -> None:
+        """Take a running request out of its slot. No launched step may have a row of it."""
+        self._blocked = False
+        self._leave_slot(request)
+        request.pausing = False
+        request.paused = True
+        request.pauses += 1
+        self.paused.append(request)
+
+    def resume(self, request: Request) -> bool:
+        """Give a paused request a slot, perhaps another one than before; False if none is free."""
+        if not self._free_slots:
+            return False
+        self.paused.remove(request)
+        request.paused = False
+        request.slot = self._free_slots.pop()
+        self.running.append(request)
+        return True
+
+    def least_slack_first(self, requests: Sequence[Request]) -> list[Request]:
+        return sorted(requests, key=self._slack_order)
 
     def lend(self, blocks: Sequence[int]) -> None:
         """Keep named blocks as they are until ``take_back``."""
@@ -210,8 +254,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
         self.pool.check_integrity()
-        own = [block for request in self.running for block in request.blocks[request.named :]]
-        full = {block for request in self.running for block in request.blocks[: request.named]}
+        holders = self.running + self.paused
+        own = [block for request in holders for block in request.blocks[request.named :]]
+        full = {block for request in holders for block in request.blocks[: request.named]}
         assert len(own) == len(set(own)), "two requests write the same block"
         assert not full & set(own), "a shared block is written"
         assert not self._lent.keys() & set(own), "a block that is lent is written"
@@ -219,12 +264,16 @@ class Scheduler:
         assert held == self.pool.used_count, "blocks are used that nobody holds"
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
-        for request in self.running:
+        for request in holders:
             assert len(request.blocks) == self._blocks_for(request.limit_tokens)
             assert request.leaving or request.computed < len(request.tokens)
             assert len(request.tokens) <= request.limit_tokens
             assert request.named * self.config.block_tokens <= request.computed
+        for request in self.paused:
+            assert request.paused and request.slot == -1, "a paused request has a slot"
+            assert PENDING not in request.tokens[request.prompt_tokens :]
         for request in self.waiting:
+            assert not request.paused, "a paused request waits"
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
         assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
 
@@ -245,7 +294,7 @@ class Scheduler:
             )
         if request.job.deadline - now <= self.config.min_start_budget_s:
             return STARVED
-        held = len(self.running) + len(self.waiting)
+        held = len(self.running) + len(self.waiting) + len(self.paused)
         if held >= self.config.max_running + self.config.max_waiting:
             return _refused(
                 Code.NO_CAPACITY,
@@ -316,7 +365,7 @@ class Scheduler:
 
         None when nobody can be admitted, which then holds until something ends or arrives.
         """
-        ready = [request for request in self.waiting if not request.loading]
+        ready = [one for one in self.waiting if not one.loading and not one.held]
         if ready and self._free_slots:
             head, *others = ready
             if self._reserve(head):
@@ -333,11 +382,12 @@ class Scheduler:
         """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
 
         EASY backfilling (Lifka 1995), in steps instead of hours: running requests end at the
-        latest with their last token, so the step is known in which enough of them have.
+        latest with their last token, so the step is known in which enough of them have. Paused
+        ones count as if they went on now: ``head`` cannot have their blocks any sooner.
         """
         missing = self._blocks_for(head.limit_tokens) - self.pool.free_count
         fits_after = 0
-        for request in sorted(self.running, key=self._steps_left):
+        for request in sorted(self.running + self.paused, key=self._steps_left):
             if missing <= 0:
                 break
             missing -= len(request.blocks)
@@ -364,6 +414,11 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         self.running.append(request)
         return True
+
+    def _leave_slot(self, request: Request) -> None:
+        self.running.remove(request)
+        self._free_slots.append(request.slot)
+        request.slot = -1
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens)

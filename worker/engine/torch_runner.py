@@ -104,10 +104,11 @@ class TorchRunner:
 
 
 class _SlotTable:
-    """Per slot: the running request that has it, and the blocks that it holds."""
+    """Per slot: the running request that has it, since which pause, and the blocks it holds."""
 
     def __init__(self, slots: int, max_blocks: int) -> None:
-        self._owners: list[Request | None] = [None] * slots
+        # A request that was paused may come back to a slot that has missed what it did elsewhere.
+        self._owners: list[tuple[Request, int] | None] = [None] * slots
         self.blocks = np.zeros((slots, max_blocks), np.int64)
 
     def slots_of(
@@ -118,11 +119,12 @@ class _SlotTable:
         for i, row in enumerate(rows):
             request = row.request
             slots[i] = slot = request.slot
-            if self._owners[slot] is not request:
+            owner = self._owners[slot]
+            if owner is None or owner[0] is not request or owner[1] != request.pauses:
                 self.blocks[slot] = 0
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
-                self._owners[slot] = request
+                self._owners[slot] = request, request.pauses
         return slots
 
 

@@ -57,4 +57,5 @@ def snapshot(
         disk_failures_total=disk.failures,
         disk_skipped_blocks_total=disk.skipped_blocks,
         stream_utilization=stream_utilization,
+        paused=len(scheduler.paused),
     )

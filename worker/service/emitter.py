@@ -21,6 +21,8 @@ from worker.engine.core import (
     Event,
     Job,
     JobFinished,
+    JobPaused,
+    JobResumed,
     JobStarted,
     JobTokens,
 )
@@ -187,6 +189,10 @@ class Emitter:
                             self._engine.cancel(event.job, AbortCause.STOP_STRING)
                     elif isinstance(event, JobStarted):
                         route.started(event)
+                    elif isinstance(event, JobPaused):
+                        route.paused()
+                    elif isinstance(event, JobResumed):
+                        route.resumed()
                     else:
                         del routes[event.job]
                         route.finished(event)
@@ -286,4 +292,5 @@ class Emitter:
             disk_failures_total=stats.disk_failures_total,
             disk_skipped_blocks_total=stats.disk_skipped_blocks_total,
             stream_utilization=stats.stream_utilization,
+            paused=stats.paused,
         )

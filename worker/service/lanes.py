@@ -70,6 +70,17 @@ class Lane:
         if known.logprobs is not None and delta.logprobs is not None:
             known.logprobs.extend(delta.logprobs)
 
+    def paused(self, handle: int) -> None:
+        if handle in self._frame.resumed:  # since the last frame: it stands still as before
+            self._frame.resumed.remove(handle)
+        else:
+            self._frame.paused.append(handle)
+            self._pending = True
+
+    def resumed(self, handle: int) -> None:
+        self._frame.resumed.append(handle)
+        self._pending = True
+
     def end(self, end: End) -> None:
         """The handle's terminal record; it may be used again afterwards."""
         self.routes.pop(end.handle, None)
@@ -143,6 +154,12 @@ class LaneRoute:
         self._delivered += len(ids)
         self.lane.add(Delta(self.handle, ids, fed.texts[: len(ids)], logprobs))
         return self._stopped
+
+    def paused(self) -> None:
+        self.lane.paused(self.handle)
+
+    def resumed(self) -> None:
+        self.lane.resumed(self.handle)
 
     def finished(self, event: JobFinished) -> None:
         try:

@@ -277,6 +277,11 @@ class PlainReply:
                     self._logprobs.append(self._describe(token_id, logprob))
         return self._stopped
 
+    def paused(self) -> None:
+        """Nobody can ask for it in this contract."""
+
+    def resumed(self) -> None: ...
+
     def finished(self, event: JobFinished) -> None:
         self._finished = event
         if not self._stopped:

@@ -26,6 +26,8 @@ from worker.protocol import (
     LaneError,
     LaneMessage,
     Open,
+    Pause,
+    Resume,
     Submit,
     decode_message,
     encode,
@@ -100,6 +102,12 @@ class WorkerService:
                 route = self._lane(message.lane).routes.get(message.handle)
                 if route is not None:
                     self._engine.cancel(route.job, message.cause)
+                self._emitter.post(call.responder.close)
+            case Pause() | Resume():
+                route = self._lane(message.lane).routes.get(message.handle)
+                if route is not None:
+                    is_pause = isinstance(message, Pause)
+                    (self._engine.pause if is_pause else self._engine.resume)(route.job)
                 self._emitter.post(call.responder.close)
             case Describe():
                 lane = self._lane(message.lane)

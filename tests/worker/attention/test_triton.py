@@ -5,9 +5,12 @@ own (``test_triton_interpreted.py``).
 """
 
 import os
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.worker.attention.cases import DTYPES, random_case
 from worker.attention.trial import TOLERANCE, error_of, exact
@@ -27,26 +30,62 @@ if INTERPRETED or torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interpreter_that_multiplies_bfloat16() -> None:
-    """triton 3.7's interpreter multiplies the bit patterns of bfloat16 as if they were integers."""
+def interpreter_that_multiplies_row_by_row() -> Iterator[None]:
+    """A product of our own for the interpreter of triton 3.7, whose own is numpy's.
+
+    That one takes the bit patterns of bfloat16 for integers, and goes to a BLAS in which, on some
+    CPUs, a row's sums depend on its place: the tests are to judge our kernel, not that. Here every
+    element is the sum of its products in the order of k, in float32.
+    """
     if not INTERPRETED:
+        yield
         return
-    import numpy as np
+    from triton.runtime import interpreter
+
+    def create_dot(
+        self: object, a: object, b: object, d: object, precision: object, imprecise: object
+    ) -> object:
+        products = widened(a)[:, :, None] * widened(b)[None]
+        # Along an axis that is not the last numpy adds slice by slice, whatever the shape.
+        total = np.add.reduce(products, axis=1) + d.data  # type: ignore[attr-defined]
+        return interpreter.TensorHandle(total, d.dtype.scalar)  # type: ignore[attr-defined]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        yield
+
+
+def widened(handle: object) -> NDArray[np.float32]:
+    """The values of a tensor of the interpreter, which keeps bfloat16 as bit patterns."""
+    import triton.language as tl
+
+    data: NDArray[np.generic] = handle.data  # type: ignore[attr-defined]
+    if handle.dtype.scalar == tl.bfloat16:  # type: ignore[attr-defined]
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="about the interpreter")
+def test_the_interpreter_s_products_do_not_depend_on_the_place_of_a_row() -> None:
+    """What the test of invariance below rests on, on any CPU."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    plain = interpreter.InterpreterBuilder.create_dot
+    draw = np.random.default_rng(0)
+    left, right = (draw.standard_normal(shape, np.float32) for shape in ((32, 32), (32, 16)))
 
-    def widened(handle: object) -> object:
-        if handle.dtype.scalar != tl.bfloat16:  # type: ignore[attr-defined]
-            return handle
-        bits = handle.data.astype(np.uint32) << 16  # type: ignore[attr-defined]
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+    def product(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        a, b = (interpreter.TensorHandle(x, tl.float32) for x in (rows, right))
+        zero = interpreter.TensorHandle(np.zeros((32, 16), np.float32), tl.float32)
+        out = interpreter.InterpreterBuilder.create_dot(None, a, b, zero, None, None)
+        found: NDArray[np.float32] = out.data
+        return found
 
-    def create_dot(self: object, a: object, b: object, *rest: object) -> object:
-        return plain(self, widened(a), widened(b), *rest)
-
-    interpreter.InterpreterBuilder.create_dot = create_dot
+    in_order = product(left)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "matmul", lambda *args, **kwargs: pytest.fail("numpy's BLAS"))
+        for places in (np.roll(np.arange(32), 5), draw.permutation(32), np.zeros(32, np.int64)):
+            assert np.array_equal(product(left[places]), in_order[places])
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -12,7 +12,7 @@ from tests.worker.models.checkpoints import DEMO, make_checkpoint
 from worker.attention import PackedBatch
 from worker.engine import sampling
 from worker.engine.compute import NotDeterministic, Tiled
-from worker.engine.core import Event, Job, JobTokens
+from worker.engine.core import Event, Job, JobPaused, JobTokens
 from worker.engine.engine import Engine
 from worker.engine.factory import build_engine
 from worker.protocol import Sampling, TokenLogprob
@@ -106,6 +106,24 @@ def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> No
     assert run(engine, [job_of(seed) for seed in reversed(SEEDS)]) == alone[::-1]
     prompts = sum(len(job_of(seed).token_ids) for seed in SEEDS)
     assert engine.stats().cached_tokens_total - before > prompts / 2
+    engine.stop()
+
+
+def test_pauses_change_nothing_to_the_bit(alone: list[Answer]) -> None:
+    """WK-3: greedy, drawn and penalised; paused in prompts and answers, back in any slot."""
+    engine = build(max_running=9, max_step_tokens=40)
+    jobs = [job_of(seed) for seed in SEEDS]
+    for job in jobs:
+        engine.submit(job)
+    draw = np.random.default_rng(1)
+    events: list[Event] = []
+    while engine.scheduler.has_work or engine._inbox:
+        for job in jobs:
+            if draw.random() < 0.1:
+                (engine.resume if job.held else engine.pause)(job)
+        events += engine.step()
+    assert sum(isinstance(event, JobPaused) for event in events) > len(jobs)
+    assert [(ids_of(job, events), _logprobs_of(job, events)) for job in jobs] == alone
     engine.stop()
 
 

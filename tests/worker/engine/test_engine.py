@@ -202,29 +202,35 @@ def test_a_job_that_cannot_finish_is_stopped_at_once(
     sampling: dict[str, object], tokens: int
 ) -> None:
     """DL-3 in the loop: 50 certain tokens at 100 ms each do not fit into a second."""
-    bench = Bench()
-    bench.runner.step_s = 0.1
+    bench = known_pace(0.1)
     job = bench.submit(max_tokens=50, left_s=0.99, **sampling)
     events = bench.finish()
     assert end_of(job, events).code is Code.DEADLINE_EXCEEDED
     assert len(ids_of(job, events)) == tokens
 
 
+def known_pace(step_s: float, **changes: float) -> Bench:
+    """A bench that has decoded enough to know what is certain."""
+    bench = Bench(blocks=100, **({"context_tokens": 400} | changes))
+    bench.runner.step_s = step_s
+    bench.submit(max_tokens=200)
+    bench.finish()
+    return bench
+
+
 def test_work_that_just_fits_is_not_stopped() -> None:
     """DL-3: the certain work shrinks with every token."""
-    bench = Bench()
-    bench.runner.step_s = 0.1
-    job = bench.submit(max_tokens=8, left_s=0.85, ignore_eos=True)
+    bench = known_pace(0.1)
+    job = bench.submit(max_tokens=20, left_s=2.05, ignore_eos=True)
     assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
 
 
 def test_certain_work_is_what_the_context_allows() -> None:
-    """DL-3: of 1000 tokens asked for, the context has room for 4."""
-    bench = Bench()
-    bench.runner.step_s = 0.1
-    job = bench.submit(prompt=60, max_tokens=1000, ignore_eos=True, left_s=1.5)
+    """DL-3: of 1000 tokens asked for, the context has room for 20."""
+    bench = known_pace(0.1, context_tokens=240)
+    job = bench.submit(prompt=220, max_tokens=1000, ignore_eos=True, left_s=5.0)
     end = end_of(job, bench.finish())
-    assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 4)
+    assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 20)
 
 
 def test_a_waiting_job_expires_while_others_run() -> None:
@@ -375,15 +381,14 @@ def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
 
 
 def test_a_waiting_job_that_cannot_finish_any_more_is_ended() -> None:
-    """DL-3: 50 certain tokens at 100 ms each need 5 s, and are not waited for with less left."""
-    bench = Bench(max_running=1)
-    bench.runner.step_s = 0.1
+    """DL-3: 50 certain tokens at 100 ms each need 5 s, and are not waited for with 3 left."""
+    bench = known_pace(0.1, max_running=1)
     bench.submit(max_tokens=50, left_s=1.0)
     bench.step()
-    hopeless = bench.submit(max_tokens=50, min_tokens=50, left_s=5.05)
-    patient = bench.submit(max_tokens=50, left_s=5.05)
+    infeasible = bench.submit(max_tokens=50, min_tokens=50, left_s=3.0)
+    patient = bench.submit(max_tokens=50, left_s=3.0)
     events = bench.step(2)
-    end = end_of(hopeless, events)
+    end = end_of(infeasible, events)
     assert (end.reason, end.code) == (FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
-    assert end.left_ms > 4000
+    assert end.left_ms > 2500
     assert not any(e.job is patient for e in events)

@@ -210,3 +210,13 @@ def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -
     for quantize in ("none", "int8", "none"):
         build_engine(settings(DEMO, quantize=quantize, kv_disk_path=tmp_path / "kv")).engine.stop()
     assert len(list((tmp_path / "kv").iterdir())) == 2
+
+
+@pytest.mark.parametrize("pause", [True, False])
+def test_pausing_can_be_turned_off(pause: bool) -> None:
+    bundle = build_engine(
+        WorkerSettings(model_path=DEMO, device="cpu", engine="synthetic-free", pause=pause)
+    )
+    assert bundle.card.can_pause == pause
+    assert isinstance(bundle.engine, Engine)
+    assert (bundle.engine.scheduler.config.max_pauses > 0) == pause

@@ -10,7 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.worker.engine.fake_device import FakeDevice, continuation
 from tests.worker.engine.harness import EOS, FakeClock, FakeRunner, config, end_of, ids_of
 from worker.engine.block_pool import BlockPool
-from worker.engine.core import Event, Job, JobFinished, JobTokens
+from worker.engine.core import (
+    Event,
+    Job,
+    JobFinished,
+    JobPaused,
+    JobResumed,
+    JobStarted,
+    JobTokens,
+)
 from worker.engine.engine import Engine
 from worker.engine.scheduler import Scheduler
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
@@ -80,7 +88,7 @@ class Bench:
 
 
 class OverlapMachine(RuleBasedStateMachine):
-    """Submit, cancel, expire, stop, fail and let the device run on, in any order."""
+    """Submit, pause, resume, cancel, expire, fail and let the device run on, in any order."""
 
     overlap = True
 
@@ -90,6 +98,7 @@ class OverlapMachine(RuleBasedStateMachine):
         self.bench = Bench(self.overlap, blocks=20, step_s=0.01, limits=limits)
         self.alive: list[Job] = []
         self.answers: dict[int, list[int]] = {}
+        self.standing: list[Job] = []
 
     @rule(
         prompt=st.lists(st.integers(9, 10), min_size=1, max_size=30),
@@ -128,6 +137,12 @@ class OverlapMachine(RuleBasedStateMachine):
         job = self.alive[data.draw(st.integers(0, len(self.alive) - 1))]
         self.bench.engine.cancel(job, cause)
 
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), held=st.booleans())
+    def pause_or_resume(self, data: st.DataObject, held: bool) -> None:
+        job = self.alive[data.draw(st.integers(0, len(self.alive) - 1))]
+        (self.bench.engine.pause if held else self.bench.engine.resume)(job)
+
     @rule(passed_s=st.floats(0, 0.2))
     def time_passes(self, passed_s: float) -> None:
         self.bench.clock.now += passed_s
@@ -143,8 +158,15 @@ class OverlapMachine(RuleBasedStateMachine):
         for event in events:
             job = event.job
             assert any(job is one for one in self.alive), "something followed the end"
+            stands = any(job is one for one in self.standing)
+            if isinstance(event, JobTokens | JobStarted):
+                assert not stands, "it went on while it was paused"
             if isinstance(event, JobTokens):
                 self.answers[id(job)] += event.ids
+            if isinstance(event, JobPaused | JobResumed):
+                assert stands == isinstance(event, JobResumed)
+                self.standing = [one for one in self.standing if one is not job]
+                self.standing += [job] * isinstance(event, JobPaused)
             if isinstance(event, JobFinished):
                 self.alive = [one for one in self.alive if one is not job]
                 self.judge(job, event)
@@ -168,6 +190,8 @@ class OverlapMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.bench.device.fail_next_launch = self.bench.device.fail_next_collect = False
+        for job in self.alive:
+            self.bench.engine.resume(job)
         self.note(self.bench.finish())
         assert not self.alive
         assert self.bench.scheduler.pool.used_count == 0

@@ -38,7 +38,7 @@ def request(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Submit, fork, step, cancel, expire, evict and finish in any order.
+    """Submit, fork, step, pause, resume, cancel, expire, evict and finish in any order.
 
     Nothing leaks, no limit is passed, and what a request reads is what it would have computed.
     """
@@ -100,7 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = schedule.plan
         if plan is None:
             assert not self.scheduler.running
-            assert not self.scheduler.waiting, "the pool idles"
+            ready = [one for one in self.scheduler.waiting if not one.held]
+            assert not ready or self.scheduler.paused, "the pool idles"
             return
         self.memory.compute(plan)
         assert 0 < plan.tokens <= self.config.max_step_tokens
@@ -135,6 +136,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.end(self.alive[data.draw(st.integers(0, len(self.alive) - 1))])
 
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.scheduler.running))
+        blocks, computed = list(one.blocks), one.computed
+        self.scheduler.pause(one)
+        assert (one.blocks, one.computed, one.slot) == (blocks, computed, -1)
+
+    @precondition(lambda self: self.scheduler.paused)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.scheduler.paused))
+        is_full = len(self.scheduler.running) == self.config.max_running
+        assert self.scheduler.resume(one) == (not is_full)
+
+    @precondition(lambda self: self.scheduler.waiting)
+    @rule(data=st.data(), held=st.booleans())
+    def hold(self, data: st.DataObject, held: bool) -> None:
+        data.draw(st.sampled_from(self.scheduler.waiting)).held = held
+        self.scheduler.unblock()
+
     @rule(passed_s=st.floats(0, 10))
     def expire(self, passed_s: float) -> None:
         self.now += passed_s
@@ -149,7 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pool.forget()
 
     def end(self, one: Request) -> None:
-        if one.slot >= 0:
+        if one.blocks:
             self.texts = [*self.texts[-5:], (one.job.cache_salt, list(one.tokens))]
         self.scheduler.release(one)
         self.alive.remove(one)
@@ -158,7 +180,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_leaks(self) -> None:
         scheduler = self.scheduler
         scheduler.check_integrity()
-        assert {*scheduler.running, *scheduler.waiting} == set(self.alive)
+        everyone = [*scheduler.running, *scheduler.waiting, *scheduler.paused]
+        assert set(everyone) == set(self.alive) and len(everyone) == len(self.alive)
         assert len(scheduler.running) <= self.config.max_running
         if not self.alive:
             assert scheduler.pool.used_count == 0

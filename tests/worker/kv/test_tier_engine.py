@@ -125,6 +125,8 @@ class DiskMachine(OverlapMachine):
         """One of three conversations, at some point of it; perhaps when it has left memory."""
         prompt = [20 + which] * (12 + 3 * which)
         if is_cold:
+            for job in self.alive:
+                self.bench.engine.resume(job)
             self.note(self.disk.finish())
             self.evict()
         prompt += continuation(prompt, answered, ignore_eos=True)
@@ -158,6 +160,7 @@ class DiskMachine(OverlapMachine):
         self.bench.engine.stop()
         self.note(events)
         assert not self.alive
+        self.standing = []
         self.bench.scheduler.check_integrity()
         assert self.bench.scheduler.pool.used_count == 0
         self.build()

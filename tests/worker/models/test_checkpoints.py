@@ -150,7 +150,8 @@ def test_shards_are_one_model(original: Path, checkpoint: Path) -> None:
     for path in (original, checkpoint):
         rig = Rig(path)
         logits.append(rig.step((rig.text(ids), len(ids)))[0])
-    assert torch.equal(*logits)
+    # Weights that lie elsewhere in memory may be summed in another order.
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
 
 
 def test_a_missing_shard_is_named(checkpoint: Path) -> None:

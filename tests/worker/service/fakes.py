@@ -76,6 +76,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.submitted: list[Job] = []
         self.cancelled: list[tuple[Job, AbortCause]] = []
+        self.held: list[tuple[Job, bool]] = []
         self.sink: EventSink | None = None
         self.on_cancel: Callable[[Job, AbortCause], None] = lambda job, cause: None
         self.reports: deque[CacheReport] = deque()
@@ -97,6 +98,18 @@ class FakeEngine:
             self.cancelled.append((job, cause))
             self._changed.notify_all()
         self.on_cancel(job, cause)
+
+    def pause(self, job: Job) -> None:
+        self._hold(job, True)
+
+    def resume(self, job: Job) -> None:
+        self._hold(job, False)
+
+    def _hold(self, job: Job, held: bool) -> None:
+        job.held = held
+        with self._changed:
+            self.held.append((job, held))
+            self._changed.notify_all()
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -4,6 +4,7 @@ import math
 
 from tests.worker.service.conftest import Harness
 from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
+from worker.engine.core import JobPaused, JobResumed
 from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,
@@ -13,10 +14,13 @@ from worker.protocol import (
     Drain,
     FinishReason,
     Open,
+    Pause,
+    Resume,
     Sampling,
     Submit,
 )
 from worker.service.call import Call, strings
+from worker.service.lanes import Lane
 
 
 def test_the_first_frame_carries_card_cache_and_statistics(harness: Harness) -> None:
@@ -91,6 +95,42 @@ def test_cancel_stops_the_job_with_its_cause_and_is_idempotent(harness: Harness)
         assert request.error is None
     assert harness.engine.cancelled == [(job, AbortCause.DISCONNECT)]
     assert end.reason == FinishReason.CANCELLED
+
+
+def test_pause_and_resume_reach_the_engine_and_come_back_in_frames(harness: Harness) -> None:
+    job, _ = harness.submit(3)
+    requests = [
+        harness.send(message)
+        for message in (Pause("lane", 3), Resume("lane", 3), Pause("lane", 99), Resume("lane", 99))
+    ]
+    for request in requests:
+        request.wait_final()
+        assert request.error is None
+    assert harness.engine.held == [(job, True), (job, False)]
+    harness.engine.emit(JobPaused(job))
+    harness.lane.wait(lambda: any(f.paused == [3] for f in harness.lane.frames()), "the pause")
+    harness.engine.emit(JobResumed(job))
+    harness.lane.wait(lambda: any(f.resumed == [3] for f in harness.lane.frames()), "the resume")
+    harness.finish(job)
+    harness.wait_end(3)
+    assert not any(f.paused and f.resumed for f in harness.lane.frames())
+
+
+def test_a_frame_tells_where_pauses_and_resumes_have_led() -> None:
+    """Several within one frame: whoever is in both goes on."""
+    for told, paused, resumed in (
+        ("pr", [1], [1]),
+        ("prp", [1], []),
+        ("rp", [], []),
+        ("rpr", [], [1]),
+    ):
+        responder = FakeResponder()
+        lane = Lane("lane", responder)
+        for one in told:
+            (lane.paused if one == "p" else lane.resumed)(1)
+        lane.flush()
+        (frame,) = responder.frames()
+        assert (frame.paused, frame.resumed) == (paused, resumed), told
 
 
 def test_wp3_a_lost_lane_stops_all_its_jobs(harness: Harness) -> None:

@@ -1,0 +1,112 @@
+"""A bare lane: what it sends for a pause, and whom it tells of one."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from orchestrator.clock import LoopClock
+from orchestrator.errors import TidegateError
+from orchestrator.lanes import Lane, LaneConfig
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
+
+
+class News:
+    """Owner of a lane, and sink of its jobs: notes what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.ids: list[int] = []
+        self.end: End | None = None
+        self.card_can_pause = False
+
+    def note(self, what: str) -> None:
+        self.told.append(what)
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for ``done``; the test's own timeout is the limit."""
+        while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.002)
+
+    def lane_opened(self, lane: Lane, first: Frame) -> None:
+        assert first.card is not None
+        self.card_can_pause = first.card.can_pause
+        self.note("opened")
+
+    def lane_news(self, lane: Lane, frame: Frame) -> None: ...
+
+    def lane_closed(self, lane: Lane, reason: str) -> None: ...
+
+    def emission_sampled(self, seconds: float, tokens: int) -> None: ...
+
+    def started(self, wait_ms: float) -> None:
+        self.note("started")
+
+    def tokens(self, delta: Delta, now: float) -> None:
+        self.ids += delta.ids
+
+    def paused(self) -> None:
+        self.note("paused")
+
+    def resumed(self) -> None:
+        self.note("resumed")
+
+    def ended(self, end: End) -> None:
+        self.end = end
+        self.note("ended")
+
+    def lost(self, error: TidegateError) -> None:
+        self.note("lost")
+
+
+@asynccontextmanager
+async def lane_to(address: str) -> AsyncIterator[tuple[Lane, News]]:
+    """An open lane and its owner."""
+    news = News()
+    config = LaneConfig(open_timeout_s=30.0, keepalive_s=60.0, reconnect_min_s=1, reconnect_max_s=1)
+    clock = LoopClock(asyncio.get_running_loop())
+    lane = Lane(address, config, news, clock, random.Random(3))
+    lane.start()
+    try:
+        await news.until(lambda: lane.is_open)
+        yield lane, news
+    finally:
+        await lane.close()
+
+
+def submit(lane: Lane, news: News, token_ids: list[int], sampling: Sampling) -> int:
+    return lane.submit(
+        news,
+        token_ids=token_ids,
+        sampling=sampling,
+        budget_ms=60_000.0,
+        deadline_unix_ms=0,
+        on_deadline=OnDeadline.ERROR,
+        correlation_id="",
+    )
+
+
+async def test_pause_and_resume_travel_both_ways(worker: FakeWorker) -> None:
+    worker.plan = lambda submitted: Plan(step_s=0.002)
+    async with lane_to(worker.address) as (lane, news):
+        handle = submit(lane, news, [1, 2], Sampling(max_tokens=40))
+        await news.until(lambda: len(news.ids) > 3)
+        lane.pause(handle)
+        lane.pause(handle)
+        await news.until(lambda: "paused" in news.told)
+        so_far = len(news.ids)
+        await asyncio.sleep(0.05)
+        assert len(news.ids) <= so_far + 1, "it goes on"
+        lane.resume(handle)
+        lane.resume(handle)
+        await news.until(lambda: news.end is not None)
+        assert news.told == ["opened", "started", "paused", "resumed", "ended"]
+        assert len(news.ids) == 40
+        sent = len(worker.pauses), len(worker.resumes)
+        lane.pause(handle)
+        lane.resume(handle)
+        lane.cancel(handle, AbortCause.CANCEL)
+        await asyncio.sleep(0.02)
+        assert (len(worker.pauses), len(worker.resumes)) == sent == (2, 2)
+        assert not worker.cancels
