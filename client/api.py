@@ -47,6 +47,8 @@ _LONGEST_TASK_S = 1800.0
 Deadline = timedelta | float
 """Relative to now; a number is milliseconds."""
 
+_DEADLINE_OPTIONS = ("deadline", "first_token", "token_gap")
+
 _T = TypeVar("_T")
 
 
@@ -58,7 +60,10 @@ class Message(TypedDict):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What a task may ask for besides its prompt; the server has a default for each."""
+    """What a task may ask for besides its prompt; the server has a default for each.
+
+    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
+    """
 
     model: str
     max_tokens: int
@@ -78,6 +83,8 @@ class TaskOptions(TypedDict, total=False):
     on_deadline: Literal["error", "partial"]
     on_disconnect: Literal["cancel", "continue"]
     deadline: Deadline
+    first_token: Deadline
+    token_gap: Deadline
 
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -241,6 +248,7 @@ class TidegateClient:
                         finish_reason=event.finish_reason,
                         usage=event.usage,
                         budget=event.budget,
+                        missed_part=event.missed_part,
                     )
         raise ProtocolError("the stream ended without a terminal event")
 
@@ -320,9 +328,16 @@ def _typed(event: ServerSentEvent) -> Event | None:
 
 
 def _task_body(prompt: Prompt, options: TaskOptions) -> dict[str, Any]:
-    body: dict[str, Any] = {key: value for key, value in options.items() if key != "deadline"}
+    body: dict[str, Any] = {
+        key: value for key, value in options.items() if key not in _DEADLINE_OPTIONS
+    }
     if "deadline" in options:
         body["deadline_ms"] = round(to_seconds(options["deadline"]) * 1000)
+    # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.
+    if "first_token" in options:
+        body["first_token_ms"] = to_seconds(options["first_token"]) * 1000
+    if "token_gap" in options:
+        body["token_gap_ms"] = to_seconds(options["token_gap"]) * 1000
     if isinstance(prompt, str):
         body["prompt"] = prompt
     elif prompt and isinstance(prompt[0], int):

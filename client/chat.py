@@ -33,6 +33,8 @@ async def run(
     model: str | None = None,
     token: str | None = None,
     deadline_ms: int | None = None,
+    first_token_ms: int | None = None,
+    token_gap_ms: int | None = None,
 ) -> int:
     """Chat until the input ends; the exit status: 0, or 1 when the server cannot be used."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -55,6 +57,10 @@ async def run(
         options = TaskOptions(model=chosen)
         if deadline_ms is not None:
             options["deadline"] = deadline_ms
+        if first_token_ms is not None:
+            options["first_token"] = first_token_ms
+        if token_gap_ms is not None:
+            options["token_gap"] = token_gap_ms
         console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
         return await Chat(tidegate, console, _line_reader(), options).run()
 
@@ -94,6 +100,8 @@ class Answer:
             parts.append(f"{left_s:.1f} s of the deadline left")
         if self.end is not None and self.end.finish_reason not in (None, "stop"):
             parts.append(f"ended by {self.end.finish_reason}")
+        if self.end is not None and self.end.missed_part is not None:
+            parts.append(f"{self.end.missed_part.replace('_', ' ')} too late")
         return " · ".join(parts)
 
 

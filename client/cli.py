@@ -122,7 +122,16 @@ def _chat(args: argparse.Namespace) -> int:
     with _importing():
         from client import chat
 
-    return asyncio.run(chat.run(args.url, args.model, args.token, args.deadline_ms))
+    return asyncio.run(
+        chat.run(
+            args.url,
+            args.model,
+            args.token,
+            args.deadline_ms,
+            args.first_token_ms,
+            args.token_gap_ms,
+        )
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,6 +173,8 @@ def _parser() -> argparse.ArgumentParser:
         "--token", default=os.environ.get("TIDEGATE_TOKEN"), help="bearer token (TIDEGATE_TOKEN)"
     )
     chat.add_argument("--deadline-ms", type=_positive, help="give every answer this long")
+    chat.add_argument("--first-token-ms", type=_positive, help="and its first token this long")
+    chat.add_argument("--token-gap-ms", type=_positive, help="then a token at least this often")
     return parser
 
 

@@ -44,6 +44,8 @@ class TaskStatus(msgspec.Struct, frozen=True):
     """A task as it stands: ``status`` is ``queued``, ``running`` or ``ended``.
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
+    ``missed_part`` is what was late where the outcome is ``missed``: ``first_token``, ``token_gap``
+    or ``whole``.
     """
 
     task_id: str
@@ -54,6 +56,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: TaskError | None = None
     budget: Budget | None = None
+    missed_part: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -83,16 +86,17 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The task ended well: nothing follows."""
+    """The text is complete: nothing follows. ``missed_part`` as in ``TaskStatus``."""
 
     outcome: str
     finish_reason: str | None = None
     usage: Usage | None = None
     budget: Budget | None = None
+    missed_part: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The task ended badly: nothing follows."""
+    """The task ended badly: nothing follows. ``missed_part`` as in ``TaskStatus``."""
 
     code: str
     message: str
@@ -101,6 +105,7 @@ class Failed(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     usage: Usage | None = None
     budget: Budget | None = None
+    missed_part: str | None = None
 
 
 Event = Queued | Started | Token | End | Failed
@@ -116,7 +121,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A whole answer. ``missed_part`` as in ``TaskStatus``."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -124,3 +129,4 @@ class Generation(msgspec.Struct, frozen=True):
     finish_reason: str | None
     usage: Usage | None
     budget: Budget | None
+    missed_part: str | None = None

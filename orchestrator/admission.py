@@ -78,7 +78,9 @@ class Admission:
         """Raises ``Draining`` or ``DeadlineExceeded``."""
         if self.draining:
             raise Draining("the service is going down and takes no new work")
-        task.deadline.require(self._rules.floor_ms, self._clock.now())
+        now = self._clock.now()
+        task.deadline.require(self._rules.floor_ms, now)
+        task.parts.require(self._rules.floor_ms, now)
 
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""
@@ -117,6 +119,7 @@ class Admission:
             )
         now = self._clock.now()
         task.deadline.require(self._rules.floor_ms, now)
+        task.parts.require(self._rules.floor_ms, now)
         if task.job.on_deadline is OnDeadline.FIT:
             wait_ms = 0.0 if self.could_start(task) else self.predicted_wait_ms(len(self._queue))
             self._forecaster.fit(task, task.deadline.left_ms(now) - wait_ms)

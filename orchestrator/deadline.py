@@ -1,19 +1,42 @@
-"""A client's deadline: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
+"""A client's deadlines: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
 
-===================  ===========================================  ===========
-``X-Deadline``       RFC 3339 with offset, or epoch milliseconds  absolute
-``grpc-timeout``     1 to 8 digits and one of ``H M S m u n``     relative
-``X-Timeout-Ms``     milliseconds                                 relative
-``deadline_ms``      milliseconds, in the body                    relative
-===================  ===========================================  ===========
+For the whole request; the earliest of all wins:
 
-Relative ones count from the arrival of the request's head. The earliest of all wins.
+=============================  ===========================================  ===========
+``X-Deadline``                 RFC 3339 with offset, or epoch milliseconds  absolute
+``grpc-timeout``               1 to 8 digits and one of ``H M S m u n``     relative
+``X-Timeout-Ms``               milliseconds                                 relative
+``deadline_ms``                milliseconds, in the body                    relative
+``x-request-timeout-seconds``  seconds                                      relative
+``x-litellm-timeout``          seconds; LiteLLM's                           relative
+``x-llm-d-inference-ttl``      a Go duration, as in ``1m30s``; llm-d's      relative
+=============================  ===========================================  ===========
+
+llm-d's router bounds only the wait in its queue by that last one; here it is the whole request's.
+
+For parts of the answer (DL-14), all positive; the smallest of all wins:
+
+==============================  ============  ============  ================
+``first_token_ms``              milliseconds  in the body   ends the request
+``X-First-Token-Timeout-Ms``    milliseconds                ends the request
+``x-llm-d-slo-ttft-ms``         milliseconds  llm-d's       a wish
+``token_gap_ms``                milliseconds  in the body   a wish
+``x-llm-d-slo-tpot-ms``         milliseconds  llm-d's       a wish
+==============================  ============  ============  ================
+
+A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
+wish, the request ends there; a wish that is missed stops nothing.
+
+Relative ones count from the arrival of the request's head.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
+from typing import Final, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -26,10 +49,22 @@ _RFC3339 = re.compile(
     r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
-_LEAST_MS = -1e15
-"""Further back is as late, and no number to show anyone; headers cannot say more either."""
+_LEAST_S = -1e12
+"""Further back is as late, and no number to show anyone."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
+_GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+_GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
+
+
+class Part(StrEnum):
+    """What of an answer has a deadline of its own, and can be what was missed (DL-14)."""
+
+    FIRST_TOKEN = "first_token"
+    TOKEN_GAP = "token_gap"
+    WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +103,62 @@ class Deadline:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Deadlines for parts of an answer (DL-14); infinite where none is stated.
+
+    ``first_token_at`` is a point on the monotonic clock. ``token_gap_s`` makes a schedule, not a
+    stopwatch between two packets: token ``n`` is due ``n - 1`` gaps after the first-token deadline,
+    or after the first token where no such deadline is stated. What came early may be read while a
+    later token is late. (QoServe, earlier Niyama, arXiv 2503.22562; Andes, arXiv 2404.16283.)
+    """
+
+    first_token_at: float = math.inf
+    token_gap_s: float = math.inf
+    cut_at: float = math.inf
+    """Without a token by then the request ends. Never before ``first_token_at``, which may be a
+    mere wish."""
+
+    def due_at(self, number: int, first_came_at: float) -> float:
+        """When token ``number``, from 1, is due; ``first_came_at`` is when the first one came."""
+        if number <= 1:
+            return self.first_token_at
+        start = self.first_token_at if self.first_token_at < math.inf else first_came_at
+        return start + (number - 1) * self.token_gap_s
+
+    def require(self, floor_ms: float, now: float) -> None:
+        """Raise ``DeadlineExceeded`` unless the first token has more than ``floor_ms`` left."""
+        left_ms = (self.cut_at - now) * 1000
+        if left_ms <= floor_ms:
+            raise DeadlineExceeded(
+                f"{max(0.0, left_ms):.1f} ms remain until the first token's deadline; "
+                f"more than {floor_ms:g} ms are needed",
+                exceeded_by_ms=-left_ms,
+                part=Part.FIRST_TOKEN,
+            )
+
+
+NO_PARTS: Final = Parts()
+"""What most requests state; looked for by identity where every token pays for the look."""
+
+
+class StatesParts(Protocol):
+    """The fields of a body that are read here."""
+
+    @property
+    def first_token_ms(self) -> float | None: ...
+    @property
+    def token_gap_ms(self) -> float | None: ...
+
+
 def read_deadline(
     headers: Headers, body_ms: float | None, arrival: Instant, policy: DeadlinePolicy
 ) -> Deadline:
     """The deadline of a request. Raises ``InvalidRequest`` for one that cannot be read."""
     stated = list(_budgets_s(headers, arrival))
     if body_ms is not None:
-        stated.append(max(body_ms, _LEAST_MS) / 1000)
-    budget = min(stated, default=policy.default_s)
+        stated.append(body_ms / 1000)
+    budget = max(min(stated, default=policy.default_s), _LEAST_S)
     clamped = budget > policy.max_s
     if clamped:
         budget = policy.max_s
@@ -84,6 +167,42 @@ def read_deadline(
         unix_ms=round((arrival.unix + budget) * 1000),
         clamped_ms=policy.max_s * 1000 if clamped else None,
     )
+
+
+def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
+    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use."""
+    timeouts = [
+        *_positive_ms("first_token_ms", body.first_token_ms),
+        *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
+    ]
+    wishes = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
+    gaps = [
+        *_positive_ms("token_gap_ms", body.token_gap_ms),
+        *_positive_headers_ms(headers, "x-llm-d-slo-tpot-ms"),
+    ]
+    if not (timeouts or wishes or gaps):
+        return NO_PARTS
+    return Parts(
+        first_token_at=arrival.mono + min(timeouts + wishes, default=math.inf) / 1000,
+        token_gap_s=min(gaps, default=math.inf) / 1000,
+        cut_at=arrival.mono + min(timeouts, default=math.inf) / 1000,
+    )
+
+
+def _positive_headers_ms(headers: Headers, name: str) -> Iterator[float]:
+    for value in headers.getall(name, ()):
+        stated = float(value) if _NUMBER.fullmatch(value.strip()) else 0.0
+        if stated <= 0:
+            raise _unreadable(name, value, "milliseconds above 0, such as 500")
+        yield stated
+
+
+def _positive_ms(field: str, value: float | None) -> Iterator[float]:
+    if value is None:
+        return
+    if not value > 0:
+        raise InvalidRequest(f"{field} must be milliseconds above 0, got {value:g}", field=field)
+    yield value
 
 
 def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
@@ -95,6 +214,13 @@ def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
         if not _NUMBER.fullmatch(value.strip()):
             raise _unreadable("X-Timeout-Ms", value, "milliseconds, such as 1500")
         yield float(value) / 1000
+    for name in ("x-request-timeout-seconds", "x-litellm-timeout"):
+        for value in headers.getall(name, ()):
+            if not _NUMBER.fullmatch(value.strip()):
+                raise _unreadable(name, value, "seconds, such as 1.5")
+            yield float(value)
+    for value in headers.getall("x-llm-d-inference-ttl", ()):
+        yield _go_duration_s(value.strip())
 
 
 def _absolute_s(value: str) -> float:
@@ -115,6 +241,16 @@ def _grpc_timeout_s(value: str) -> float:
     if match is None:
         raise _unreadable("grpc-timeout", value, "1 to 8 digits and one of H M S m u n, as in 500m")
     return int(match[1]) * _GRPC_UNIT_S[match[2]]
+
+
+def _go_duration_s(value: str) -> float:
+    """As Go's ``time.ParseDuration`` reads it, which is what llm-d's router does."""
+    if not _GO_DURATION.fullmatch(value):
+        raise _unreadable(
+            "x-llm-d-inference-ttl", value, "a Go duration, such as 1500ms, 2s or 1m30s"
+        )
+    seconds = sum(float(count) * _GO_UNIT_S[unit] for count, unit in _GO_STEP.findall(value))
+    return -seconds if value.startswith("-") else seconds
 
 
 def _unreadable(header: str, value: str, expected: str) -> InvalidRequest:

@@ -1,6 +1,7 @@
 """From the queue onto a lane, and back: a queued task becomes a flight, a flight ends a task."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from orchestrator.clock import Clock
@@ -15,7 +16,15 @@ from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import InstanceState, Registry
 from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
-from orchestrator.settle import Settler, Verdict, failed, judge, overdue, refused
+from orchestrator.settle import (
+    Settler,
+    Verdict,
+    failed,
+    judge,
+    no_first_token,
+    overdue,
+    refused,
+)
 from orchestrator.task import Job, Stage, Task
 from orchestrator.window import Flown
 from worker.protocol import AbortCause, Code, End, OnDeadline, Outcome
@@ -79,7 +88,8 @@ class Dispatcher:
         self._hedger.budget.offered()
         task.stage = Stage.QUEUED
         task.marks.queued = self._clock.now()
-        task.timer = self._clock.call_at(task.deadline.at, lambda: self._deadline_passed(task))
+        first_at = min(task.deadline.at, task.parts.cut_at)
+        task.timer = self._clock.call_at(first_at, lambda: self._deadline_passed(task))
         self._queue.push(task)
         self.pump()
 
@@ -179,6 +189,8 @@ class Dispatcher:
         task.flight = self._launch(task, choice, now)
 
     def _launch(self, task: Task, choice: Choice, now: float) -> LaneFlight:
+        parts = task.parts
+        first_due_s = parts.due_at(task.completion_tokens + 1, task.marks.first_token) - now
         instance = self._registry.instances[choice.name]
         lane, load = instance.best_lane(), instance.load
         flight = LaneFlight(self, task, lane, instance.window, self._flown(task, choice), now)
@@ -200,6 +212,9 @@ class Dispatcher:
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
             session=_session(task.job),
+            # What is late already is no longer urgent.
+            first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
+            token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
         )
         # Only what was really sent counts as in flight.
         flight.ticket = self._registry.breakers.begin(choice.name)
@@ -225,12 +240,17 @@ class Dispatcher:
         if task.flight is not None and self._lets_run_s is not None:
             return
         now = self._clock.now()
-        ends_at = task.deadline.at + (self._grace_s if task.flight is not None else 0.0)
+        ends_at = task.deadline.at
+        lacks_token = task.parts.cut_at < ends_at and not task.completion_tokens
+        if lacks_token:
+            ends_at = task.parts.cut_at  # workers do not look at it: none is given a moment
+        elif now >= ends_at and task.flight is not None:
+            ends_at += self._grace_s
         if now < ends_at:
             task.timer = self._clock.call_at(ends_at, lambda: self._deadline_passed(task))
             return
         self._queue.remove(task)
-        self._settler.settle(task, overdue(task, now))
+        self._settler.settle(task, (no_first_token if lacks_token else overdue)(task, now))
 
     # ── what flights tell ────────────────────────────────────────────────────────────────────
 

@@ -171,17 +171,21 @@ class MethodNotAllowed(NotFound):
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):
-    """The client's deadline is past: nothing that is still to come could be of use (DL-5)."""
+    """The client's deadline is past: nothing that is still to come could be of use (DL-5).
+
+    ``part`` is what of the answer had that deadline, empty for the whole of it (DL-14).
+    """
 
     status = 504
     code = Code.DEADLINE_EXCEEDED
     openai_type = "timeout_error"
 
-    def __init__(self, message: str, *, exceeded_by_ms: float) -> None:
+    def __init__(self, message: str, *, exceeded_by_ms: float, part: str = "") -> None:
         exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
+        details: dict[str, Detail] = {"exceeded_by_ms": exceeded_by_ms}
         super().__init__(
             message,
-            details={"exceeded_by_ms": exceeded_by_ms},
+            details=details | {"part": part} if part else details,
             headers={"X-Deadline-Exceeded-By-Ms": f"{exceeded_by_ms:.3f}"},
         )
 

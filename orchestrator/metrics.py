@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from orchestrator.deadline import Part
 from orchestrator.placement import Placer
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
@@ -68,6 +69,11 @@ class Metrics:
         self.outcomes = self._counter(
             "outcomes", "What offered requests came to (DL-10)", "api", "model", "outcome", "code"
         )
+        self.missed_parts = self._counter(
+            "missed_parts", "Requests missed, by what of them was late (DL-14)", "part"
+        )
+        for part in Part:
+            self.missed_parts.labels(part)
         self.http_errors = self._counter("http_errors", "Error responses", "status", "code")
         self.admission_ms = self._histogram("admission_ms", "From arrival to the queue", _MS)
         self.queue_ms = self._histogram("queue_ms", "From the queue to a lane", _MS)

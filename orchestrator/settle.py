@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.clock import Clock
+from orchestrator.deadline import Part
 from orchestrator.errors import (
     Aborted,
     Cancelled,
@@ -33,6 +34,8 @@ class Verdict:
     finish_reason: FinishReason
     error: TidegateError | None = None
     cause: AbortCause | None = None
+    missed_part: Part | None = None
+    """Of what was missed, where it is not the whole (DL-14)."""
 
 
 _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
@@ -60,6 +63,16 @@ def overdue(task: Task, now: float) -> Verdict:
     tokens = f"after {task.completion_tokens} tokens" if task.completion_tokens else "before any"
     error = DeadlineExceeded(f"the deadline passed {tokens}", exceeded_by_ms=late_ms)
     return Verdict(Outcome.MISSED, FinishReason.DEADLINE, error)
+
+
+def no_first_token(task: Task, now: float) -> Verdict:
+    """The first token's own deadline is past, and there is none (DL-14)."""
+    error = DeadlineExceeded(
+        "the first token's deadline passed before any came",
+        exceeded_by_ms=1000 * (now - task.parts.cut_at),
+        part=Part.FIRST_TOKEN,
+    )
+    return Verdict(Outcome.MISSED, FinishReason.DEADLINE, error, missed_part=Part.FIRST_TOKEN)
 
 
 def aborted(cause: AbortCause) -> Verdict:
@@ -137,15 +150,19 @@ class Settler:
             return False
         now = self._clock.now()
         budget = budget_of(task, end, now)
+        outcome, missed_part = _with_parts(task, verdict, now)
         if verdict.error is not None:
             verdict.error.extra_headers["X-Deadline-Budget"] = budget.header()
+            if missed_part is not None:
+                verdict.error.extra_headers["X-Deadline-Missed-Part"] = missed_part
         ending = Ending(
-            outcome=verdict.outcome,
+            outcome=outcome,
             finish_reason=verdict.finish_reason,
             error=verdict.error,
             cause=verdict.cause,
             budget=budget,
             tail=end.tail if end is not None and verdict.error is None else "",
+            missed_part=missed_part,
         )
         task.end(ending, now)
         self._measure(task, ending)
@@ -157,6 +174,8 @@ class Settler:
         code = error.code.value if error is not None else ""
         metrics.outcomes.labels(task.job.api, task.model, ending.outcome, code).inc()
         metrics.settled[ending.outcome] += 1
+        if ending.missed_part is not None:
+            metrics.missed_parts.labels(ending.missed_part).inc()
         metrics.tokens_generated += task.completion_tokens
         if ending.outcome not in (Outcome.MET, Outcome.PARTIAL):
             metrics.tokens_wasted += task.completion_tokens
@@ -182,6 +201,7 @@ class Settler:
                 correlation_id=task.correlation_id,
                 model=task.model,
                 outcome=ending.outcome.value,
+                missed_part=ending.missed_part,
                 finish_reason=ending.finish_reason.value,
                 code=code or None,
                 error=error.message if isinstance(error, EngineError | Unavailable) else None,
@@ -207,6 +227,16 @@ class Settler:
                 ended_unix=self._clock.unix(),
             )
         )
+
+
+def _with_parts(task: Task, verdict: Verdict, now: float) -> tuple[Outcome, Part | None]:
+    """The outcome, and what was missed: a text that ended well is met by all its parts (DL-14)."""
+    if verdict.outcome in (Outcome.MET, Outcome.PARTIAL):
+        part = task.missed_at(now)
+        return (verdict.outcome if part is None else Outcome.MISSED), part
+    if verdict.outcome is Outcome.MISSED:
+        return verdict.outcome, verdict.missed_part or Part.WHOLE
+    return verdict.outcome, None
 
 
 def budget_of(task: Task, end: End | None, now: float) -> Budget:

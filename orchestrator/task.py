@@ -16,7 +16,7 @@ from enum import IntEnum, StrEnum
 from typing import Protocol
 
 from orchestrator.clock import Timer
-from orchestrator.deadline import Deadline
+from orchestrator.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.errors import TidegateError
 from orchestrator.log import fields, service_log
 from orchestrator.trail import Trail
@@ -123,6 +123,8 @@ class Job:
     correlation_id: str
     arrived: float
     """When the request's head was read, in seconds of the clock."""
+    parts: Parts = NO_PARTS
+    """Deadlines for parts of the answer (DL-14)."""
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False
@@ -183,10 +185,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The one terminal record of a task. ``error`` is None for ``met`` and ``partial`` only.
+    """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
+    ``partial``, or ``missed`` for a part that stops nothing.
 
     ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
-    the last token.
+    the last token. ``missed_part`` is set for ``missed`` only.
     """
 
     outcome: Outcome
@@ -195,6 +198,11 @@ class Ending:
     cause: AbortCause | None = None
     budget: Budget = field(default_factory=Budget)
     tail: str = ""
+    missed_part: Part | None = None
+
+    def missed(self) -> dict[str, str]:
+        """What an answer says of the part that was missed; nothing where none was (DL-14)."""
+        return {} if self.missed_part is None else {"missed_part": self.missed_part.value}
 
 
 class Listener(Protocol):
@@ -262,11 +270,13 @@ class Task:
         "instance",
         "job",
         "last_chance",
+        "late_part",
         "latest_start",
         "listeners",
         "marks",
         "model",
         "on_end",
+        "parts",
         "prefix_names",
         "probe",
         "prompt_tokens",
@@ -286,6 +296,9 @@ class Task:
         self.id = task_id
         self.job = job
         self.deadline = job.deadline
+        self.parts = job.parts
+        self.late_part: Part | None = None
+        """The first part of the answer that came too late (DL-14)."""
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
@@ -341,6 +354,12 @@ class Task:
         """What an answer says of a ``max_tokens`` that was shrunk; nothing where it was not."""
         return {} if self.fitted_tokens is None else {"fitted_max_tokens": self.fitted_tokens}
 
+    def missed_at(self, now: float) -> Part | None:
+        """What a text that ends well at ``now`` has missed of its parts; None for nothing."""
+        if self.late_part is None and not self.completion_tokens:
+            return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
+        return self.late_part
+
     def usage(self) -> dict[str, int]:
         """Tokens read and written, as every dialect spells it."""
         return {
@@ -384,7 +403,15 @@ class Task:
         if not self.completion_tokens:
             self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
             self.marks.first_token = now
+            if now > self.parts.first_token_at:
+                self.late_part = Part.FIRST_TOKEN
         self.completion_tokens += len(delta.ids)
+        if (
+            self.parts is not NO_PARTS
+            and self.late_part is None
+            and now > self.parts.due_at(self.completion_tokens, self.marks.first_token)
+        ):
+            self.late_part = Part.TOKEN_GAP
         for listener in self.listeners:
             listener.tokens(self, delta)
 

@@ -14,7 +14,7 @@ from orchestrator.clock import Instant
 from orchestrator.deadline import Deadline
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.gateway import Gateway
-from orchestrator.task import Task
+from orchestrator.task import Ending, Task
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
@@ -89,6 +89,12 @@ def error_response(error: TidegateError, context: Context) -> web.Response:
 def fit_headers(task: Task) -> dict[str, str]:
     """Says so when ``max_tokens`` was shrunk to fit the deadline (DL-6)."""
     return {} if task.fitted_tokens is None else {"X-Fitted-Max-Tokens": str(task.fitted_tokens)}
+
+
+def missed_headers(ending: Ending) -> dict[str, str]:
+    """Says which part of an answer was late (DL-14)."""
+    part = ending.missed_part
+    return {} if part is None else {"X-Deadline-Missed-Part": part.value}
 
 
 def deadline_headers(deadline: Deadline) -> dict[str, str]:

@@ -165,6 +165,7 @@ def _last_words(task: Task, ending: Ending) -> dict[str, object]:
         "finish_reason": ending.finish_reason,
         "usage": task.usage(),
         "budget": ending.budget.native(),
+        **ending.missed(),
         **task.fitted(),
         "correlation_id": task.correlation_id,
     }

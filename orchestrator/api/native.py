@@ -6,10 +6,17 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.body import read_body
-from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, fit_headers, json_response
+from orchestrator.api.context import (
+    CONTEXT,
+    GATEWAY,
+    deadline_headers,
+    fit_headers,
+    json_response,
+    missed_headers,
+)
 from orchestrator.api.events import TaskEvents, last_number, read_last_event_id
 from orchestrator.api.wishes import PlacementBody, read_wishes
-from orchestrator.deadline import read_deadline
+from orchestrator.deadline import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
 from orchestrator.gateway import Gateway
 from orchestrator.store import no_such_task
@@ -47,6 +54,8 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
     deadline_ms: float | None = None
+    first_token_ms: float | None = None
+    token_gap_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
     priority: Priority = Priority.INTERACTIVE
@@ -87,6 +96,7 @@ async def submit(request: web.Request) -> web.Response:
         deadline=deadline,
         correlation_id=context.correlation_id,
         arrived=context.arrival.mono,
+        parts=read_parts(request.headers, body, context.arrival),
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=True,
@@ -132,9 +142,11 @@ async def status(request: web.Request) -> web.Response:
     answer["outcome"] = ending.outcome
     answer["finish_reason"] = ending.finish_reason
     answer["budget"] = ending.budget.native()
+    answer |= ending.missed()
     if ending.error is not None:
         answer["error"] = ending.error.native()
-    return json_response(answer, headers={"X-Deadline-Budget": ending.budget.header()})
+    budget = {"X-Deadline-Budget": ending.budget.header()}
+    return json_response(answer, headers={**budget, **missed_headers(ending)})
 
 
 async def events(request: web.Request) -> web.StreamResponse:

@@ -6,13 +6,20 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.body import read_body
-from orchestrator.api.context import CONTEXT, GATEWAY, deadline_headers, fit_headers, json_response
+from orchestrator.api.context import (
+    CONTEXT,
+    GATEWAY,
+    deadline_headers,
+    fit_headers,
+    json_response,
+    missed_headers,
+)
 from orchestrator.api.native import stream_limits
 from orchestrator.api.openai_chunks import ChunkStream
 from orchestrator.api.openai_shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai_types import ChatRequest, CompletionRequest, OpenAiRequest
 from orchestrator.api.wishes import read_wishes
-from orchestrator.deadline import read_deadline
+from orchestrator.deadline import read_deadline, read_parts
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream
 from orchestrator.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
@@ -118,9 +125,14 @@ async def _answer(
         "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
         "usage": task.usage(),
         **task.fitted(),
+        **ending.missed(),
     }
-    budget = {"X-Deadline-Budget": ending.budget.header()}
-    headers = {**budget, **fit_headers(task), **deadline_headers(job.deadline)}
+    headers = {
+        "X-Deadline-Budget": ending.budget.header(),
+        **missed_headers(ending),
+        **fit_headers(task),
+        **deadline_headers(job.deadline),
+    }
     return json_response(body, headers=headers)
 
 
@@ -148,6 +160,7 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         ),
         correlation_id=context.correlation_id,
         arrived=context.arrival.mono,
+        parts=read_parts(request.headers, body, context.arrival),
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=body.on_disconnect is OnDisconnect.CONTINUE,

@@ -66,6 +66,7 @@ class ChunkStream:
                         {
                             "error": ending.error.openai(),
                             "deadline_budget": ending.budget.header(),
+                            **ending.missed(),
                         }
                     )
                 )
@@ -76,7 +77,7 @@ class ChunkStream:
             task, [self._shape.delta(ending.tail or None, None, ending.finish_reason.value)]
         )
         last["deadline_budget"] = ending.budget.header()
-        last |= task.fitted()
+        last |= {**task.fitted(), **ending.missed()}
         events = [_event(last)]
         if self._with_usage:
             events.append(_event({**self._chunk(task, []), "usage": task.usage()}))

@@ -1,9 +1,9 @@
 """OpenAI's request bodies, as far as they are served here; what is not is refused by name.
 
-``deadline_ms``, ``on_deadline``, ``on_disconnect``, ``priority``, ``tenant``, ``session_id`` and
-``placement`` are ours; ``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p`` and
-``repetition_penalty`` have the names of vLLM's server. The official SDK sends them with
-``extra_body``.
+``deadline_ms``, ``first_token_ms``, ``token_gap_ms``, ``on_deadline``, ``on_disconnect``,
+``priority``, ``tenant``, ``session_id`` and ``placement`` are ours; ``min_tokens``, ``ignore_eos``,
+``top_k``, ``min_p`` and ``repetition_penalty`` have the names of vLLM's server. The official SDK
+sends them with ``extra_body``.
 """
 
 from collections.abc import Callable
@@ -64,6 +64,8 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     # ours
     deadline_ms: float | None = None
+    first_token_ms: float | None = None
+    token_gap_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     min_tokens: int = 0

@@ -160,6 +160,8 @@ class Lane:
         correlation_id: str,
         cache_salt: str = "",
         session: str = "",
+        first_token_budget_ms: float | None = None,
+        token_gap_ms: float | None = None,
     ) -> int:
         """Send a job; returns its handle. Exactly one of ``ended`` and ``lost`` will follow."""
         assert self.is_open, "submitted to a lane that is not open"
@@ -176,6 +178,8 @@ class Lane:
             correlation_id=correlation_id,
             cache_salt=cache_salt,
             session=session,
+            first_token_budget_ms=first_token_budget_ms,
+            token_gap_ms=token_gap_ms,
         )
         self._post(message, f"{handle}/{correlation_id}")
         self.submitted_total += 1

@@ -319,6 +319,8 @@ class SimLane(Lane):
         correlation_id: str,
         cache_salt: str = "",
         session: str = "",
+        first_token_budget_ms: float | None = None,
+        token_gap_ms: float | None = None,
     ) -> int:
         """As the real lane's. The first token id is how long the answer is by itself."""
         handle = self._next_handle

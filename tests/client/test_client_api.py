@@ -37,17 +37,29 @@ async def test_stream_yields_typed_events_in_order() -> None:
 async def test_options_travel_and_the_deadline_becomes_milliseconds() -> None:
     """DL-1: ``deadline_ms`` in the body."""
     async with (
-        FakeOrchestrator([end(1, 0)], [end(1, 0)], [end(1, 0)]).serve() as fake,
+        FakeOrchestrator(*[[end(1, 0)]] * 4).serve() as fake,
         TidegateClient(fake.base_url) as tidegate,
     ):
         await tidegate.generate("hi", max_tokens=5, seed=7, deadline=timedelta(seconds=2))
         await tidegate.generate([{"role": "user", "content": "hi"}], deadline=1500)
         await tidegate.generate([1, 2, 3])
+        await tidegate.generate("hi", first_token=timedelta(seconds=0.5), token_gap=0.25)
     assert fake.submitted == [
         {"prompt": "hi", "max_tokens": 5, "seed": 7, "deadline_ms": 2000},
         {"messages": [{"role": "user", "content": "hi"}], "deadline_ms": 1500},
         {"prompt_token_ids": [1, 2, 3]},
+        {"prompt": "hi", "first_token_ms": 500, "token_gap_ms": 0.25},
     ]
+
+
+async def test_dl14_a_complete_text_says_which_part_was_late() -> None:
+    late = sse(3, "end", {"outcome": "missed", "finish_reason": "stop", "missed_part": "token_gap"})
+    async with (
+        FakeOrchestrator([STARTED, token(2, "a"), late]).serve() as fake,
+        TidegateClient(fake.base_url) as tidegate,
+    ):
+        answer = await tidegate.generate("hi")
+    assert (answer.text, answer.outcome, answer.missed_part) == ("a", "missed", "token_gap")
 
 
 async def test_generate_collects_the_text() -> None:

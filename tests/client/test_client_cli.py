@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LaunchSpec, str | No
         (["--help"], ["tidegate up --device cpu", "tidegate chat"]),
         (["up", "--help"], ["Ctrl-C", "TIDEGATE_WORKER_", "exit status:"]),
         (["serve", "--help"], ["tidegate serve --instances-at"]),
-        (["chat", "--help"], ["--deadline-ms"]),
+        (["chat", "--help"], ["--deadline-ms", "--first-token-ms", "--token-gap-ms"]),
     ],
 )
 def test_help_teaches(argv: list[str], taught: list[str], capsys: Any) -> None:
@@ -163,4 +163,8 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(chat, "run", run)
     monkeypatch.setenv("TIDEGATE_TOKEN", "secret")
     assert cli.main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
-    assert given == [("http://h:1", None, "secret", 500)]
+    assert cli.main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
+    assert given == [
+        ("http://h:1", None, "secret", 500, None, None),
+        ("http://127.0.0.1:8080", None, "secret", None, 200, 50),
+    ]

@@ -1,4 +1,4 @@
-"""DL-1 to DL-5 and DL-10 on the real Triton: past, during, mid-stream."""
+"""DL-1 to DL-5, DL-10 and DL-14 on the real Triton: past, during, mid-stream."""
 
 import json
 import time
@@ -149,3 +149,23 @@ async def test_dl10_every_request_has_one_outcome(
     after = outcomes(paced)
     grown = {o: after[o] - before[o] for o in Outcome if after[o] != before[o]}
     assert grown == {Outcome.MET: 1, Outcome.REFUSED: 1, Outcome.MISSED: 1}
+
+
+async def test_dl14_a_late_first_token_ends_it_and_a_late_gap_does_not(
+    http: aiohttp.ClientSession,
+) -> None:
+    """DL-14: at 20 ms a step nothing comes within 15 ms, and no token 5 ms after another."""
+    async with http.post("/v1/completions", json=LONG | {"first_token_ms": 15}) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["part"] == "first_token"
+    body = LONG | {"max_tokens": 5, "token_gap_ms": 5}
+    headers = {"x-llm-d-slo-ttft-ms": "60000"}
+    async with http.post("/v1/completions", json=body, headers=headers) as response:
+        assert response.status == 200  # all of it was there before the schedule began
+        assert "missed_part" not in await response.json()
+    async with http.post("/v1/completions", json=body) as response:
+        answer = await response.json()
+        assert response.status == 200
+        assert response.headers["X-Deadline-Missed-Part"] == "token_gap"
+    assert answer["missed_part"] == "token_gap"
+    assert answer["usage"]["completion_tokens"] == 5

@@ -284,6 +284,23 @@ async def test_or10_a_text_whose_instance_dies_goes_on_elsewhere(
     assert service.metric("tidegate_retries_total", kind="continue") == 1
 
 
+async def test_dl14_a_text_that_goes_on_elsewhere_keeps_its_schedule(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """What is due next is the next token of the text, not the first of the job."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7)
+    second.plan = lambda submit: Plan(speak=speak)
+    body = TASK | {"first_token_ms": 20_000, "token_gap_ms": 10_000}
+    assert text_of(await run(service, body)) == EXPECTED
+    before, after = first.submits[0], second.submits[0]
+    assert before.first_token_budget_ms is not None and after.first_token_budget_ms is not None
+    assert before.first_token_budget_ms <= 20_000
+    assert 80_000 < after.first_token_budget_ms <= 90_000
+    assert after.token_gap_ms == 10_000
+    assert service.outcomes() == ["met"]
+
+
 async def test_or10_a_text_survives_two_deaths(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

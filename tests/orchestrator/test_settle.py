@@ -1,12 +1,20 @@
-"""DL-10: what every ending comes to, exactly once."""
+"""DL-10, DL-14: what every ending comes to, exactly once."""
 
 import pytest
 
-from orchestrator.deadline import Deadline
+from orchestrator.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.errors import TidegateError
 from orchestrator.journal import MemoryJournal
 from orchestrator.metrics import Metrics
-from orchestrator.settle import Settler, aborted, budget_of, failed, judge, overdue
+from orchestrator.settle import (
+    Settler,
+    aborted,
+    budget_of,
+    failed,
+    judge,
+    no_first_token,
+    overdue,
+)
 from orchestrator.task import Api, Job, Task
 from tests.orchestrator.clocks import ManualClock
 from worker.protocol import (
@@ -21,7 +29,9 @@ from worker.protocol import (
 )
 
 
-def make_task(on_deadline: OnDeadline = OnDeadline.ERROR, tokens: int = 0) -> Task:
+def make_task(
+    on_deadline: OnDeadline = OnDeadline.ERROR, tokens: int = 0, parts: Parts = NO_PARTS
+) -> Task:
     """A task on the manual clock's first moment, with a second to go."""
     task = Task(
         "t",
@@ -33,6 +43,7 @@ def make_task(on_deadline: OnDeadline = OnDeadline.ERROR, tokens: int = 0) -> Ta
             deadline=Deadline(101.0, 0),
             correlation_id="c",
             arrived=100.0,
+            parts=parts,
             on_deadline=on_deadline,
         ),
     )
@@ -159,3 +170,69 @@ def test_dl9_a_second_try_does_not_count_the_first_ones_start() -> None:
     metrics = Metrics()
     Settler(metrics, MemoryJournal(), ManualClock()).settle(task, failed(TidegateError("x")))
     assert metrics.registry.get_sample_value("tidegate_dispatch_ms_count") == 0
+
+
+FIRST, GAP, BOTH = (
+    Parts(first_token_at=100.5),
+    Parts(token_gap_s=0.1),
+    Parts(first_token_at=100.5, token_gap_s=0.1, cut_at=100.5),
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "frames", "missed"),
+    [
+        (FIRST, [(100.5, 1), (100.9, 1)], None),
+        (FIRST, [(100.51, 1)], "first_token"),
+        (GAP, [(100.7, 1), (100.8, 1), (100.9, 1)], None),
+        (GAP, [(100.2, 1), (100.25, 1), (100.4, 1)], None),  # early ones make up for a late one
+        (GAP, [(100.2, 1), (100.35, 1)], "token_gap"),
+        (GAP, [(100.2, 1), (100.35, 1), (100.36, 5)], "token_gap"),  # and later ones do not
+        (GAP, [(100.2, 1), (100.39, 2)], None),  # a frame is judged by its last token
+        (GAP, [(100.2, 1), (100.41, 2)], "token_gap"),
+        (BOTH, [(100.1, 1), (100.6, 1), (100.7, 1)], None),  # counted from the deadline
+        (BOTH, [(100.1, 1), (100.61, 1)], "token_gap"),
+        (BOTH, [(100.51, 1), (100.9, 1)], "first_token"),  # what was late first
+    ],
+)
+@pytest.mark.parametrize("on_deadline", [OnDeadline.ERROR, OnDeadline.PARTIAL])
+def test_dl14_met_means_that_all_parts_were_kept(
+    parts: Parts, frames: list[tuple[float, int]], missed: str | None, on_deadline: OnDeadline
+) -> None:
+    metrics = Metrics()
+    task = make_task(on_deadline, parts=parts)
+    for at, tokens in frames:
+        task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), at)
+    partial = on_deadline is OnDeadline.PARTIAL
+    verdict = judge(task, make_end(D if partial else S), 100.95)
+    assert Settler(metrics, MemoryJournal(), ManualClock()).settle(task, verdict)
+    ending = task.ending
+    assert ending is not None and ending.error is None
+    kept = "partial" if partial else "met"
+    assert (ending.outcome, ending.missed_part) == ("missed" if missed else kept, missed)
+    assert ending.missed() == ({"missed_part": missed} if missed else {})
+    counted = metrics.registry.get_sample_value("tidegate_missed_parts_total", {"part": missed})
+    assert counted == (1.0 if missed else None)
+
+
+def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
+    clock = ManualClock()
+    settler = Settler(Metrics(), MemoryJournal(), clock)
+    for verdict_of, part in (
+        (lambda task: overdue(task, 101.5), Part.WHOLE),
+        (lambda task: judge(task, make_end(D, Code.DEADLINE_EXCEEDED), 100.6), Part.WHOLE),
+        (lambda task: no_first_token(task, 100.6), Part.FIRST_TOKEN),
+        (lambda task: aborted(AbortCause.CANCEL), None),
+        (lambda task: failed(TidegateError("x")), None),
+    ):
+        task = make_task(parts=BOTH)
+        task.deliver(Delta(0, [1], ["x"]), 100.55)
+        settler.settle(task, verdict_of(task))
+        assert task.ending is not None and task.ending.error is not None
+        assert task.ending.missed_part == part
+        assert task.ending.error.headers().get("X-Deadline-Missed-Part") == part
+
+
+def test_dl14_an_answer_without_tokens_is_judged_by_its_end() -> None:
+    for now, part in ((100.4, None), (100.6, Part.FIRST_TOKEN)):
+        assert make_task(parts=FIRST).missed_at(now) == part

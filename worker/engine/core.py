@@ -5,6 +5,7 @@ Threads: an engine runs on one thread of its own. ``submit``, ``cancel``, ``paus
 batches.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +29,9 @@ class Job:
     """One generation asked of the engine.
 
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
-    ``session`` are those of ``Submit``. ``abort`` is the plain flag that the engine looks at in
-    every step (DL-4); set it with ``Engine.cancel``.
+    ``session`` are those of ``Submit``. ``first_token_by`` (on the same clock) and ``token_gap_s``
+    are wishes: the scheduler heeds them, and nothing ends for them. ``abort`` is the plain flag
+    that the engine looks at in every step (DL-4); set it with ``Engine.cancel``.
     """
 
     token_ids: Sequence[int]
@@ -39,6 +41,8 @@ class Job:
     correlation_id: str = ""
     cache_salt: str = ""
     session: str = ""
+    first_token_by: float = math.inf
+    token_gap_s: float = math.inf
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     held: bool = False

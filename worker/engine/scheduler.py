@@ -126,16 +126,19 @@ class Scheduler:
         """Plan the next step and admit into it whom the budget, slots and blocks allow."""
         rows: list[Row] = []
         prefilling: list[Request] = []
+        gap_s = math.inf
         for request in self.running:
             if request.leaving or request.pausing:
                 continue
             computed = request.computed
             if len(request.tokens) - computed == 1:
                 rows.append(Row(request, computed, 1, True))
+                if request.job.token_gap_s < gap_s:
+                    gap_s = request.job.token_gap_s
             else:
                 prefilling.append(request)
         decodes = len(rows)
-        budget = self._prompt_budget(decodes)
+        budget = self._prompt_budget(decodes, gap_s)
         if len(prefilling) > 1:
             prefilling.sort(key=self._slack_order)
         ahead: list[Request] = []
@@ -302,14 +305,20 @@ class Scheduler:
     # ── the order ────────────────────────────────────────────────────────────────────────────
 
     def _latest_start(self, request: Request) -> float:
-        """Deadline less expected service: least slack first, whatever the time is."""
+        """Deadline less expected service: least slack first, whatever the time is.
+
+        While the first token is to come, its own deadline counts too, less the rest of the prompt.
+        """
         room = request.limit_tokens - len(request.tokens)
         expected = max(request.least_tokens, min(self.pace.typical_tokens, room))
         left = len(request.tokens) - request.computed
         deadline = request.job.deadline
         if deadline == math.inf:
             deadline = request.submitted_at + _PATIENCE_S
-        return deadline - self.pace.service_s(left, expected)
+        latest = deadline - self.pace.service_s(left, expected)
+        if request.job.first_token_by < deadline and not request.generated:
+            latest = min(latest, request.job.first_token_by - self.pace.service_s(left, 0))
+        return latest
 
     def _slack_order(self, request: Request) -> tuple[float, float]:
         return self._latest_start(request), request.submitted_at
@@ -318,16 +327,18 @@ class Scheduler:
         """A step that was launched fills them, and has not been read yet."""
         return request.computed >= (request.named + 1) * self.config.block_tokens
 
-    def _prompt_budget(self, decodes: int) -> int:
+    def _prompt_budget(self, decodes: int, gap_s: float) -> int:
         """Prompt tokens of the next step: with decodes in it, no more than delay them little.
 
         Where a step without any prompt takes longer than ``max_stall_s``, as long again: with less
-        of it prompts would starve, and the first token is a token too.
+        of it prompts would starve, and the first token is a token too. ``gap_s`` is the smallest
+        that any of the decodes has between two tokens (DL-14): a step is to take no longer.
         """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
             return budget
-        stall_s = max(self.config.max_stall_s, self.pace.plain_step_s)
+        plain_s = self.pace.plain_step_s
+        stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
         # One block at least, so that prompts get on whatever the pace.
         allowed = self.pace.prompt_tokens_within(stall_s, budget)
         return min(budget, max(allowed, self.config.block_tokens))

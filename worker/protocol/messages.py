@@ -50,6 +50,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     is the original absolute one and serves logs only. Jobs share cached prefixes only with jobs
     of the same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the
     conversation whose KV is kept on disk, empty for none.
+    ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
+    may lie between two; both order and size the work and end nothing (DL-14).
     """
 
     lane: str
@@ -62,6 +64,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     correlation_id: str = ""
     cache_salt: str = ""
     session: str = ""
+    first_token_budget_ms: float | None = None
+    token_gap_ms: float | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):

@@ -35,3 +35,5 @@ FRAME: Final = "frame"
 # request parameters by which a plain client states a deadline
 PARAM_DEADLINE_MS: Final = "deadline_ms"
 PARAM_DEADLINE_UNIX_MS: Final = "deadline_unix_ms"
+PARAM_FIRST_TOKEN_MS: Final = "first_token_ms"
+PARAM_TOKEN_GAP_MS: Final = "token_gap_ms"

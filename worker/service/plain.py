@@ -43,13 +43,21 @@ NEUTRAL: Mapping[str, object] = {
 }
 """vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
 
+_DEADLINE_NAMES = (
+    names.PARAM_DEADLINE_MS,
+    names.PARAM_DEADLINE_UNIX_MS,
+    names.PARAM_FIRST_TOKEN_MS,
+    names.PARAM_TOKEN_GAP_MS,
+    "on_deadline",
+)
+
 TRITONS_OWN = ("priority", "timeout")
 """Parameters that a client states to Triton itself; they come through and mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRequest:
-    """A parsed plain request. ``budget_ms`` is relative to its receipt."""
+    """A parsed plain request. ``budget_ms`` and ``first_token_ms`` are relative to its receipt."""
 
     prompt: str
     stream: bool
@@ -58,6 +66,8 @@ class PlainRequest:
     states_max_tokens: bool
     budget_ms: float
     on_deadline: OnDeadline
+    first_token_ms: float | None
+    token_gap_ms: float | None
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
@@ -101,6 +111,8 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     logit_bias: dict[str, float] | None = None
     deadline_ms: float | None = None
     deadline_unix_ms: float | None = None
+    first_token_ms: float | None = None
+    token_gap_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
 
 
@@ -151,6 +163,8 @@ def parse_plain(
         states_max_tokens=stated.max_tokens is not None,
         budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),
         on_deadline=stated.on_deadline,
+        first_token_ms=_positive(names.PARAM_FIRST_TOKEN_MS, stated.first_token_ms),
+        token_gap_ms=_positive(names.PARAM_TOKEN_GAP_MS, stated.token_gap_ms),
         finish_reason=bool(call.flag(names.RETURN_FINISH_REASON)),
         cumulative_logprob=want_cumulative,
         logprobs=want_logprobs,
@@ -170,8 +184,7 @@ def _read_stated(call: Call) -> _Stated:
         if not isinstance(read, dict):
             raise InvalidCall(f"{names.SAMPLING_PARAMETERS} must be a JSON object")
         # A deadline is a property of the request: it counts wherever it stands.
-        deadline_names = (names.PARAM_DEADLINE_MS, names.PARAM_DEADLINE_UNIX_MS, "on_deadline")
-        source = {k: v for k, v in source.items() if k in deadline_names} | read
+        source = {k: v for k, v in source.items() if k in _DEADLINE_NAMES} | read
     stated: dict[str, Any] = {}
     for name, value in source.items():
         if name in NEUTRAL:
@@ -185,6 +198,12 @@ def _read_stated(call: Call) -> _Stated:
         return msgspec.convert(stated, _Stated, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {error}") from None
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise InvalidCall(f"{name} must be milliseconds above 0, got {value:g}")
+    return value
 
 
 def _spellings(neutral: object) -> set[str]:

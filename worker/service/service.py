@@ -5,6 +5,7 @@ and then, so that a cancel reaches the engine without waiting for anything; plai
 tokenised on a thread of their own, so that a long one does not delay a lane.
 """
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -151,14 +152,17 @@ class WorkerService:
             )
             self._emitter.post(responder.close)
             return
+        now = self._clock()
         job = Job(
             token_ids=message.token_ids,
             sampling=message.sampling,
-            deadline=self._clock() + message.budget_ms / 1000,
+            deadline=now + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
             correlation_id=message.correlation_id,
             cache_salt=message.cache_salt,
             session=message.session,
+            first_token_by=now + _seconds(message.first_token_budget_ms),
+            token_gap_s=_seconds(message.token_gap_ms),
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
@@ -221,6 +225,8 @@ class WorkerService:
             deadline=received + request.budget_ms / 1000,
             on_deadline=request.on_deadline,
             correlation_id=call.request_id,
+            first_token_by=received + _seconds(request.first_token_ms),
+            token_gap_s=_seconds(request.token_gap_ms),
         )
         text = self._tokenizer.stream(sampling.stop, sampling.min_tokens)
         reply = PlainReply(request, job, text, call.responder, self._tokenizer)
@@ -241,6 +247,10 @@ class WorkerService:
     def _fail(self, call: Call, code: Code, reason: object) -> None:
         message = str(reason)
         self._emitter.post(lambda: call.responder.fail(code, message))
+
+
+def _seconds(ms: float | None) -> float:
+    return math.inf if ms is None else ms / 1000
 
 
 def _send_last(responder: Responder, tensors: Tensors) -> None:

@@ -17,10 +17,23 @@ from worker.protocol import Code, Sampling, prefix_salt
 
 
 def request(
-    prompt: int | list[int] = 3, max_tokens: int = 8, deadline: float = math.inf, salt: str = ""
+    prompt: int | list[int] = 3,
+    max_tokens: int = 8,
+    deadline: float = math.inf,
+    salt: str = "",
+    *,
+    first_token_by: float = math.inf,
+    token_gap_s: float = math.inf,
 ) -> Request:
     ids = [9] * prompt if isinstance(prompt, int) else prompt
-    job = Job(ids, Sampling(max_tokens=max_tokens), deadline, cache_salt=salt)
+    job = Job(
+        ids,
+        Sampling(max_tokens=max_tokens),
+        deadline,
+        cache_salt=salt,
+        first_token_by=first_token_by,
+        token_gap_s=token_gap_s,
+    )
     return make_request(job, submitted_at=0.0, own_seed=0)
 
 
@@ -44,9 +57,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         left_s=st.floats(0, 30) | st.just(math.inf),
         salt=st.sampled_from(["", "", "tenant"]),
+        first_s=st.floats(0, 30) | st.just(math.inf),
+        gap_s=st.floats(1e-6, 1) | st.just(math.inf),
     )
-    def submit(self, prompt: int | list[int], max_tokens: int, left_s: float, salt: str) -> None:
-        new = request(prompt, max_tokens, self.now + left_s, salt)
+    def submit(
+        self,
+        prompt: int | list[int],
+        max_tokens: int,
+        left_s: float,
+        salt: str,
+        first_s: float = math.inf,
+        gap_s: float = math.inf,
+    ) -> None:
+        by = self.now + first_s
+        new = request(
+            prompt, max_tokens, self.now + left_s, salt, first_token_by=by, token_gap_s=gap_s
+        )
         new.submitted_at = self.now
         self.scheduler.prefixes.label(new, prefix_salt(b"model", salt))
         held = len(self.alive)
@@ -335,6 +361,47 @@ def test_prompts_get_on_however_slow_they_are() -> None:
     run_steps(scheduler)
     assert scheduler.enqueue(prompt, 0.0) is None
     assert run_steps(scheduler) == [[(decoding, 1, 1), (prompt, 0, 4)]]
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "chunk"), [(math.inf, 10), (1.0, 10), (0.041, 6), (0.01, 4), (0.001, 4)]
+)
+def test_dl14_prompts_leave_decodes_their_gap(gap_s: float, chunk: int) -> None:
+    """What the gap leaves beyond a plain step of 10 ms, at 5 ms a token, one block at least."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.01, 0)
+    for _ in range(200):
+        pace.prefilled(0.01 + 0.005 * 20, 20)
+    relaxed, strict = request(1, 9, token_gap_s=2.0), request(1, 9, token_gap_s=gap_s)
+    for one in (relaxed, strict):
+        assert scheduler.enqueue(one, 0.0) is None
+    run_steps(scheduler)
+    prompt = request(30, 4, token_gap_s=1e-6)  # its own gap does not count before its first token
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(relaxed, 1, 1), (strict, 1, 1), (prompt, 0, chunk)]]
+    scheduler.release(strict)
+    assert run_steps(scheduler) == [[(relaxed, 2, 1), (prompt, chunk, 10)]]
+
+
+def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
+    """By the earlier of what the first token and what the whole answer leave."""
+    scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
+    soon = request(8, 1, deadline=50.0, first_token_by=60.0)
+    first = request(8, 1, deadline=99.0, first_token_by=20.0)
+    late = request(8, 1, deadline=90.0)
+    for one in (late, soon, first):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
+
+
+def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
+    scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
+    scheduler.pace.prefilled(1.0, 10)
+    short, long = request(10, 1, first_token_by=20.0), request(60, 1, first_token_by=22.0)
+    for one in (short, long):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.waiting == [long, short]
 
 
 def test_a_prefix_is_computed_once() -> None:

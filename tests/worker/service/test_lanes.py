@@ -1,7 +1,9 @@
 """Lanes: many jobs on one stream, one frame per step, exactly one End per job."""
 
+import math
+
 from tests.worker.service.conftest import Harness
-from tests.worker.service.fakes import FakeResponder, lane_call
+from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
 from worker.engine.core import JobPaused, JobResumed
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -210,3 +212,22 @@ def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) 
     newcomer.wait_final()
     (frame,) = newcomer.frames()
     assert frame.error is not None and frame.error.code == Code.DRAINING
+
+
+def test_dl14_what_is_left_for_the_parts_counts_from_receipt(harness: Harness) -> None:
+    """DL-14: a point on the worker's own clock, as for the deadline; none stated is none."""
+    before = harness.service._clock()
+    sampling = Sampling(max_tokens=1)
+    stated = Submit(
+        "lane", 1, [1], sampling, 9000.0, first_token_budget_ms=5000.0, token_gap_ms=20.0
+    )
+    harness.send(stated)
+    harness.send(Submit("lane", 2, [1], sampling, 9000.0))
+    harness.service.accept(plain_call("ab", FakeResponder(), parameters={"token_gap_ms": 30}))
+    job, other, plain = harness.engine.wait_submitted(3)
+    assert 5.0 <= job.first_token_by - before < job.deadline - before - 3.9
+    assert job.token_gap_s == 0.02
+    assert other.first_token_by == other.token_gap_s == plain.first_token_by == math.inf
+    assert plain.token_gap_s == 0.03
+    for one in (job, other, plain):
+        harness.finish(one)

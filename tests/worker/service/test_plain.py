@@ -210,3 +210,16 @@ def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
     assert parse({"on_deadline": "partial"}).on_deadline == OnDeadline.PARTIAL
     with pytest.raises(InvalidCall, match="orchestrator"):
         parse({"on_deadline": "fit"})
+
+
+def test_dl14_parts_count_wherever_they_stand() -> None:
+    """DL-14: request parameters or JSON, for what a step carries only."""
+    assert parse().first_token_ms is parse().token_gap_ms is None
+    stated = parse({"first_token_ms": 200, "token_gap_ms": "20.5"})
+    assert (stated.first_token_ms, stated.token_gap_ms) == (200.0, 20.5)
+    stated = parse({"first_token_ms": 200}, sampling_parameters='{"token_gap_ms": 20}')
+    assert (stated.first_token_ms, stated.token_gap_ms) == (200.0, 20.0)
+    for name in ("first_token_ms", "token_gap_ms"):
+        for value in (0, -1, "nan"):
+            with pytest.raises(InvalidCall, match=name):
+                parse({name: value})
