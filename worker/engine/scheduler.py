@@ -120,7 +120,8 @@ class Scheduler:
             or any(len(request.tokens) - request.computed > 1 for request in self.running)
         ):
             return 0
-        return self._prompt_budget(len(self.running))
+        gap_s = min((request.job.token_gap_s for request in self.running), default=math.inf)
+        return self._prompt_budget(len(self.running), gap_s)
 
     def schedule(self) -> Schedule:
         """Plan the next step and admit into it whom the budget, slots and blocks allow."""
