@@ -186,6 +186,7 @@ class Dispatcher:
             self._pausing.stats.paused += 1
             task.pauses += 1
             task.paused_on = flight.address
+            task.paused_at = now
             self._forecaster.plan(task, now)
             self._queue.push(task)
         return bool(paused)
@@ -195,6 +196,7 @@ class Dispatcher:
         flight = task.flight
         assert isinstance(flight, LaneFlight) and flight.is_paused
         task.paused_on = ""
+        task.prompt_ready_at += now - task.paused_at
         self._pausing.stats.resumed += 1
         flight.resume(self._registry.instances[flight.address].load)
 
@@ -219,7 +221,10 @@ class Dispatcher:
         flight = LaneFlight(self, task, lane, instance.window, self._flown(task, choice), now)
         token_ids, sampling = rest_of(task)
         if instance.pace is not None:
-            flight.basis = (instance.pace.model, instance.load_ahead)
+            model = instance.pace.model
+            flight.basis = (model, instance.load_ahead)
+            prompts = flight.job.new_tokens + instance.window.ahead(load).prefill_tokens
+            task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000
         flight.handle = lane.submit(
             flight,
             token_ids=token_ids,

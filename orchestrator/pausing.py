@@ -19,10 +19,13 @@ from orchestrator.task import Stage, Task
 
 MOST_PAUSES = 4
 """Of one job; workers hold to it too."""
+MOST_MEMORY = 0.5
+"""Of an instance's KV memory, that paused jobs may hold before more are paused."""
 AT_ONCE = 8
 """Waiting tasks that are looked at for each time."""
-_MARGIN = math.log(1.5)
-"""How much more urgent, as a logarithm: less would trade places for nothing."""
+_MARGIN = math.log(3.0)
+"""How much more urgent, as a logarithm: less would trade places for nothing. In the simulator 1.5
+and 3 met the same below capacity, 3 a hundredth more at twice the capacity, with less waste."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ class Pausing:
             instance = self._registry.instances.get(flight.address)
             if instance is None or not instance.can_pause:
                 continue
-            urgency = self._forecaster.urgency(task, now).log_urgency
+            urgency = self._forecaster.urgency_of_running(task, now).log_urgency
             running.setdefault(flight.address, []).append((urgency, flight))
         for jobs in running.values():
             jobs.sort(key=lambda job: -job[0])
@@ -101,4 +104,7 @@ class Pausing:
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:
             return True
         tokens = task.prompt_tokens + task.sampling.max_tokens
-        return instance.window.blocks - (-tokens // task.block_tokens) <= stats.kv_blocks_total
+        window, total = instance.window, stats.kv_blocks_total
+        if window.paused_blocks > MOST_MEMORY * total:
+            return False
+        return window.blocks - (-tokens // task.block_tokens) <= total

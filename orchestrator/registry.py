@@ -137,6 +137,7 @@ class Instance:
             ready=ready,
             slots=self.window.size,
             rows=self.window.slots,
+            most_rows=card.max_running,
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,

@@ -277,9 +277,11 @@ class Task:
         "model",
         "on_end",
         "parts",
+        "paused_at",
         "paused_on",
         "pauses",
         "prefix_names",
+        "prompt_ready_at",
         "prompt_tokens",
         "rank",
         "refusal_sample",
@@ -329,7 +331,10 @@ class Task:
         """Plan: after this it leaves the queue."""
         self.paused_on = ""
         """The instance that keeps its KV while it waits to go on."""
+        self.paused_at = 0.0
         self.pauses = 0
+        self.prompt_ready_at = 0.0
+        """When its prompt will probably be computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
         """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
         self.refusal_sample = False

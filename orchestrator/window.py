@@ -19,6 +19,9 @@ from worker.protocol import WorkerStats
 
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
+ROWS_PER_BACKLOG = 16
+"""What waits in a worker cannot be overtaken by more urgent work: a few for many slots, of which
+several fall free in a step, and none for few."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
@@ -68,7 +71,7 @@ class Window:
     @property
     def size(self) -> int:
         """Jobs to have in flight at most."""
-        return self._fits + math.floor(self.backlog)
+        return self._fits + min(math.floor(self.backlog), self._fits // ROWS_PER_BACKLOG)
 
     def serves(self, max_running: int) -> None:
         """The worker runs at most so many."""
@@ -113,9 +116,14 @@ class Window:
         return len(self._paused)
 
     @property
+    def paused_blocks(self) -> int:
+        """KV blocks that paused jobs hold."""
+        return sum(job.blocks for job in self._paused)
+
+    @property
     def blocks(self) -> int:
         """KV blocks that our jobs there have reserved, paused ones included."""
-        return sum(job.blocks for job in self._jobs) + sum(job.blocks for job in self._paused)
+        return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
     def pause(self, job: Flown) -> None:
         """A running job leaves its slot and keeps its KV."""

@@ -30,7 +30,10 @@ class Candidate:
     pace: StepUnderLoad | None = None
     device: str = ""
     rows: int = 0
-    """How many of the slots run; the others wait in the worker, so that none idles."""
+    """How many jobs run at once, by rows and KV memory; more wait in the worker, so that none idles.
+    """
+    most_rows: int = 0
+    """By rows alone: what goes on with a job whose KV is there."""
 
     @property
     def free(self) -> int:
@@ -45,6 +48,11 @@ class Candidate:
     def idles(self) -> bool:
         """Whether one more job would run at once."""
         return self.ready and self.load < (self.rows or self.slots)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a job whose KV it holds would run at once."""
+        return self.ready and self.load < self.most_rows
 
 
 @dataclass(frozen=True, slots=True)

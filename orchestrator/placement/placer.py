@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.candidates import Candidate, Need, Spec
+from orchestrator.placement.candidates import ANYWHERE, Candidate, Need, Spec
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.policy import Fact, Policy
@@ -79,12 +79,12 @@ class Placer:
     @property
     def has_room(self) -> bool:
         """Whether any instance would take anything."""
-        return any(c.has_room for c in self._now.values())
+        return any(c.has_room or c.can_resume for c in self._now.values())
 
     @property
     def idles(self) -> bool:
         """Whether any instance would run one more job at once."""
-        return any(c.idles for c in self._now.values())
+        return any(c.idles or c.can_resume for c in self._now.values())
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
@@ -98,7 +98,8 @@ class Placer:
 
     def has_room_for(self, spec: Spec) -> bool:
         """Whether an instance has room for tasks of ``spec``, as of the last ``refresh``."""
-        return any(c.has_room for c in self._feasible(spec))
+        paused = spec.wish is not ANYWHERE
+        return any(c.has_room or (paused and c.can_resume) for c in self._feasible(spec))
 
     def spec(self, task: Task) -> Spec:
         """What ``task`` asks. Token counts that the same instances can hold are one."""
@@ -124,10 +125,11 @@ class Placer:
         able = [c for c in self._feasible(spec) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
-        # What has no chance must not stand before others in a worker's own queue.
-        able = [c for c in able if (c.idles if task.is_background else c.has_room)]
+        able = [c for c in able if _takes(c, task)]
         if not able:
             return None
+        if task.paused_on:
+            return Choice(task.paused_on, 0, 0.0)
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
         need = Need(spec, task.prompt_tokens, self._output_tokens_of(task), home)
         cached = self._cached(task)
@@ -189,6 +191,14 @@ class Placer:
         if ranked is None:
             return able
         return [able[entry.which] for entry in ranked if entry.score == ranked[0].score]
+
+
+def _takes(candidate: Candidate, task: Task) -> bool:
+    """Whether ``candidate`` has room for ``task`` now."""
+    if task.paused_on:
+        return candidate.can_resume
+    # What has no chance must not stand before others in a worker's own queue.
+    return candidate.idles if task.is_background else candidate.has_room
 
 
 def _facts(need: Need, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:

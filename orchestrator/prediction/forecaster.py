@@ -30,6 +30,8 @@ LEAST_WAIT_MS = 50.0
 _WAIT_PER_DRAIN = 2.0
 """Over the time in which what waits could be done. More comes meanwhile: in the simulator 0.5, 1 and
 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
+LATE_PROMPT = 0.1
+"""So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
 _SMOOTHING = 0.05
 
@@ -117,16 +119,29 @@ class Forecaster:
         if self._drops_infeasible and not task.refusal_sample and not task.completion_tokens:
             task.last_chance -= self._least_ms(task)[0] / 1000
 
-    def urgency(self, task: Task, now: float) -> Urgency:
-        """How urgent ``task`` is at ``now``, waiting or running."""
+    def urgency(self, task: Task, now: float, *, wait_ms: float | None = None) -> Urgency:
+        """How urgent ``task`` is at ``now``, waiting or running.
+
+        ``wait_ms`` is how long it would wait if it were not chosen; by default as long as others.
+        """
         costs = self._costs_of(task.model)
-        made = task.completion_tokens
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
-        new = 0 if made else task.prompt_tokens
+        made = task.completion_tokens
+        new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
-        return urgency(self._left(task), new, due, costs, self._wait_ms[task.model])
+        if wait_ms is None:
+            wait_ms = self._wait_ms[task.model]
+        return urgency(self._left(task), new, due, costs, wait_ms)
+
+    @staticmethod
+    def _prompt_left(task: Task, costs: Costs, now: float) -> float:
+        """Prompt tokens that are still to be computed; workers do not tell before the first token."""
+        if not task.prompt_ready_at:
+            return task.prompt_tokens
+        left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
+        return min(float(task.prompt_tokens), max(LATE_PROMPT * task.prompt_tokens, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
         """The smallest leaves first; told as of the last ``begin_plans``."""

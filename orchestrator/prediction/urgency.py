@@ -60,7 +60,7 @@ class Urgency(NamedTuple):
 
 
 def urgency(
-    left: Sequence[float], new_prompt_tokens: int, due: Due, costs: Costs, wait_ms: float
+    left: Sequence[float], new_prompt_tokens: float, due: Due, costs: Costs, wait_ms: float
 ) -> Urgency:
     """The urgency of work with equally likely numbers of tokens ``left``, in rising order.
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from orchestrator.clock import Clock, Timer
 from orchestrator.lanes import JobSink, Lane, LaneConfig, LaneOwner
+from worker.engine.prompt_order import prompt_urgency
 from worker.engine.synthetic import StepPace
 from worker.protocol import (
     AbortCause,
@@ -29,6 +30,8 @@ from worker.protocol import (
 )
 
 HEARTBEAT_S = 0.25
+_STEPS_TOLD = 4
+"""News of tokens is bundled over so many steps at most: real workers tell every one."""
 _WIRE_S = 0.001
 """From the orchestrator to the engine's inbox."""
 
@@ -108,7 +111,7 @@ class SimWorker:
         self._timer: Timer | None = None
         self._kv_used = 0
         self._steps = self._tokens = self._prompts = self._jobs = 0
-        self._busy_ms = self._step_ms = 0.0
+        self._busy_ms = self._step_ms = self._typical = 0.0
 
     # ── what lanes want ──────────────────────────────────────────────────────────────────────
 
@@ -136,10 +139,12 @@ class SimWorker:
             self._interrupt()
 
     def stats(self) -> WorkerStats:
+        total = self._spec.kv_tokens // self.card.block_tokens
+        free = (self._spec.kv_tokens - self._kv_used) // self.card.block_tokens
         return WorkerStats(
-            kv_blocks_total=self._spec.kv_tokens,
-            kv_blocks_used=self._kv_used,
-            kv_blocks_free=self._spec.kv_tokens - self._kv_used,
+            kv_blocks_total=total,
+            kv_blocks_used=total - free,
+            kv_blocks_free=free,
             running=len(self._running),
             waiting=len(self._waiting),
             step_ms=self._step_ms,
@@ -185,7 +190,7 @@ class SimWorker:
         budget, prompts = self._spec.step_tokens - decodes, dict[_Job, int]()
         if decodes:
             budget = min(budget, int(self._spec.max_stall_s / self.pace.prompt_token_s))
-        for job in sorted(self._running, key=lambda job: job.deadline):
+        for job in self._prompts_in_order(now):
             chunk = min(job.prompt - job.computed, budget)
             if chunk > 0:
                 prompts[job] = chunk
@@ -198,8 +203,22 @@ class SimWorker:
         if not prompts and not any(job.gap_s < math.inf for job in self._running):
             left = min(job.length - job.made for job in self._running)
             until = min(job.deadline for job in self._running) - now
-            steps = max(1, min(left, int(until / step_s) + 1))
+            steps = max(1, min(left, int(until / step_s) + 1, _STEPS_TOLD))
         self._schedule(_Segment(now, step_s, steps, prompts))
+
+    def _prompts_in_order(self, now: float) -> list[_Job]:
+        pace = self.pace
+        computing = [job for job in self._running if job.computed < job.prompt]
+        left_s = {job: (job.prompt - job.computed) * pace.prompt_token_s for job in computing}
+        backlog_s = sum(left_s.values())
+        answer_s = self._typical * (pace.step_s + pace.row_s * self._spec.slots)
+
+        def urgency(job: _Job) -> float:
+            whole_s = job.deadline - now - answer_s
+            slack_s = min(whole_s, job.first_by - now) - left_s[job]
+            return prompt_urgency(slack_s, left_s[job], backlog_s)
+
+        return sorted(computing, key=urgency, reverse=True)
 
     def _step_over(self) -> None:
         segment = self._segment
@@ -227,12 +246,12 @@ class SimWorker:
                 continue
             job.made += made
             self._tokens += made
-            if job.gap_s < math.inf and job.first >= 0:
-                self._tell(job)  # whoever states a schedule looks at it
             if job.first < 0:
                 job.first = now
-                self._tell(job)
+            self._tell(job)
             if job.made >= job.length:
+                known = self._typical or job.made
+                self._typical = known + (job.made - known) / 16
                 whole = job.made >= job.most
                 self._leave(job, FinishReason.LENGTH if whole else FinishReason.STOP, None)
         self._begin()
@@ -299,7 +318,7 @@ class SimWorker:
         self._end(job, reason, code)
 
     def _tell(self, job: _Job) -> None:
-        """Tokens travel with the first of them and at the end: nobody looks in between."""
+        """Its tokens since it was last told of."""
         count = job.made - job.told
         if count:
             job.told = job.made
