@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,7 +138,7 @@ class TraceLoad:
         if self.is_poisson:
             times = sorted(rng.uniform(0.0, seconds) for _ in range(count))
         else:
-            gaps = [max(0.0, b.at_s - a.at_s) for a, b in zip(rows, rows[1:], strict=False)]
+            gaps = [max(0.0, after.at_s - row.at_s) for row, after in pairwise(rows)]
             factor = seconds / (sum(gaps) or 1.0)
             times, at_s = [], 0.0
             for gap in gaps:

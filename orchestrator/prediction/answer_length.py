@@ -39,7 +39,7 @@ _MOST_NODES = 4096
 
 @dataclass(frozen=True, slots=True)
 class LengthKey:
-    """What tells something about an answer's length. ``deadline_ms`` is None where none was stated."""
+    """What tells something about an answer's length; no ``deadline_ms`` where none was stated."""
 
     model: str
     tenant: str = ""

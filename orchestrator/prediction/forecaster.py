@@ -28,8 +28,9 @@ BACKGROUND_CHANCE = 0.01
 LEAST_WAIT_MS = 50.0
 """Who is not chosen now waits for about this long at least."""
 _WAIT_PER_DRAIN = 2.0
-"""Over the time in which what waits could be done. More comes meanwhile: in the simulator 0.5, 1 and
-2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
+"""Over the time in which what waits could be done, for more comes meanwhile. In the simulator 0.5,
+1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
+_WAIT_OF_PAUSED = 4.0
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
@@ -48,7 +49,7 @@ class Capacity:
 
     @property
     def rows(self) -> int:
-        """Jobs beside which one that starts now will run, itself counted, on an average instance."""
+        """Jobs among which one that starts now will run, itself counted, on average."""
         count = max(1, len(self.models))
         return max(1, -(-(self.slots - self.free + count) // count))
 
@@ -119,11 +120,19 @@ class Forecaster:
         if self._drops_infeasible and not task.refusal_sample and not task.completion_tokens:
             task.last_chance -= self._least_ms(task)[0] / 1000
 
-    def urgency(self, task: Task, now: float, *, wait_ms: float | None = None) -> Urgency:
-        """How urgent ``task`` is at ``now``, waiting or running.
+    def urgency(self, task: Task, now: float) -> Urgency:
+        """How urgent it is at ``now`` that ``task`` runs."""
+        return self._urgency(task, now, self._wait_ms[task.model])
 
-        ``wait_ms`` is how long it would wait if it were not chosen; by default as long as others.
+    def urgency_of_running(self, task: Task, now: float) -> Urgency:
+        """How urgent it is that a running ``task`` goes on.
+
+        Once it has lost its place it will wait for longer than who comes now: others come
+        meanwhile, as urgent. Else whatever has a little slack is paused, until all are late.
         """
+        return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
+
+    def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
@@ -131,13 +140,11 @@ class Forecaster:
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
-        if wait_ms is None:
-            wait_ms = self._wait_ms[task.model]
         return urgency(self._left(task), new, due, costs, wait_ms)
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
-        """Prompt tokens that are still to be computed; workers do not tell before the first token."""
+        """Prompt tokens still to be computed; workers do not tell before the first token."""
         if not task.prompt_ready_at:
             return task.prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms

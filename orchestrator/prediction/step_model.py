@@ -11,7 +11,7 @@ turn the model's one figure into a fast, a usual and a slow one.
 from dataclasses import dataclass
 
 LEAST_SHARE = 0.8
-"""Of the fastest step ever seen: what counts as certain is less than the machine has ever needed."""
+"""Of the fastest step ever seen: what is certain is less than the machine has ever needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class StepModel:
         return LEAST_SHARE * self.fastest_ms * work.output_tokens
 
     def service_ms(self, work: Work, rows: int | None = None) -> float:
-        """The usual time from start to finish among ``rows`` jobs; by default all slots are used."""
+        """The usual time from start to finish among ``rows`` jobs; by default in every slot."""
         return self._raw_service(work, self.slots if rows is None else rows) * self.mid
 
     def slow_ms(self, work: Work, rows: int | None = None) -> float:

@@ -280,7 +280,7 @@ class Engine:
                 self._pauses.ask()
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
-        schedule = self.scheduler.schedule()
+        schedule = self.scheduler.schedule(now)
         for request in schedule.started:
             request.started_at = now
             events.append(JobStarted(request.job, (now - request.submitted_at) * 1e3))

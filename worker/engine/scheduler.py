@@ -20,6 +20,7 @@ from typing import Final
 from worker.engine.block_pool import BlockPool
 from worker.engine.pace import Pace
 from worker.engine.prefix import Prefixes
+from worker.engine.prompt_order import prompt_urgency
 from worker.engine.request import PENDING, STARVED, Ending, Request
 from worker.engine.runner import Plan, Row
 from worker.protocol import Code, FinishReason
@@ -123,8 +124,11 @@ class Scheduler:
         gap_s = min((request.job.token_gap_s for request in self.running), default=math.inf)
         return self._prompt_budget(len(self.running), gap_s)
 
-    def schedule(self) -> Schedule:
-        """Plan the next step and admit into it whom the budget, slots and blocks allow."""
+    def schedule(self, now: float = -math.inf) -> Schedule:
+        """Plan the next step and admit into it whom the budget, slots and blocks allow.
+
+        Without ``now`` there is time for everybody.
+        """
         rows: list[Row] = []
         prefilling: list[Request] = []
         gap_s = math.inf
@@ -141,7 +145,7 @@ class Scheduler:
         decodes = len(rows)
         budget = self._prompt_budget(decodes, gap_s)
         if len(prefilling) > 1:
-            prefilling.sort(key=self._slack_order)
+            prefilling = self._most_urgent_first(prefilling, now)
         ahead: list[Request] = []
         if prefilling or self.waiting:
             ahead += [request for request in self.running if self._has_unnamed_blocks(request)]
@@ -323,6 +327,19 @@ class Scheduler:
 
     def _slack_order(self, request: Request) -> tuple[float, float]:
         return self._latest_start(request), request.submitted_at
+
+    def _most_urgent_first(self, prefilling: list[Request], now: float) -> list[Request]:
+        token_s = self.pace.prompt_token_s
+        if now == -math.inf or not token_s:
+            return self.least_slack_first(prefilling)
+        work_s = {r: token_s * (len(r.tokens) - r.computed) for r in prefilling}
+        backlog_s = sum(work_s.values())
+
+        def urgency(request: Request) -> float:
+            slack_s = self._latest_start(request) - now
+            return prompt_urgency(slack_s, work_s[request], backlog_s)
+
+        return sorted(prefilling, key=urgency, reverse=True)
 
     def _has_unnamed_blocks(self, request: Request) -> bool:
         """A step that was launched fills them, and has not been read yet."""

@@ -1,4 +1,4 @@
-"""Instances that run whatever a policy picks for each step; same pace and limits as ``SimWorker``."""
+"""Instances that run what a policy picks for each step; pace and limits are ``SimWorker``'s."""
 
 import heapq
 import math
@@ -85,7 +85,7 @@ class RivalFleet:
         jobs = [_job(offer) for offer in offers]
         arrivals = iter(jobs)
         coming = next(arrivals, None)
-        steps: list[tuple[float, int, float, list[Job], dict[Job, int]]] = []
+        steps: list[tuple[float, int, list[Job], dict[Job, int]]] = []
         now = 0.0
         while coming is not None or steps:
             if coming is not None and (not steps or coming.arrived <= steps[0][0]):
@@ -93,7 +93,7 @@ class RivalFleet:
                 self._waiting.append(coming)
                 coming = next(arrivals, None)
             else:
-                now, instance, began, rows, chunks = heapq.heappop(steps)
+                now, instance, rows, chunks = heapq.heappop(steps)
                 self._busy[instance] = False
                 self._step_over(now, rows, chunks)
             self._hang_up(now)
@@ -104,7 +104,7 @@ class RivalFleet:
                 if rows:
                     self._busy[instance] = True
                     end = now + self._step_s(rows, chunks)
-                    heapq.heappush(steps, (end, instance, now, rows, chunks))
+                    heapq.heappush(steps, (end, instance, rows, chunks))
         return jobs
 
     def _plan(self, now: float, instance: int) -> tuple[list[Job], dict[Job, int]]:
