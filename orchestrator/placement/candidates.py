@@ -30,8 +30,7 @@ class Candidate:
     pace: StepUnderLoad | None = None
     device: str = ""
     rows: int = 0
-    """How many jobs run at once, by rows and KV memory; more wait in the worker, so that none idles.
-    """
+    """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     most_rows: int = 0
     """By rows alone: what goes on with a job whose KV is there."""
 
