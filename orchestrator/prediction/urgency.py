@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_SURE, _LOST = 1.1, 0.95
-"""With so many times the usual time left a length is surely in time, or surely not."""
+_SURE, _LOST = 1.3, 0.6
+"""With so many times the usual time left a length is surely in time, or surely not. Wide, for the
+pace moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
 
 

@@ -1,18 +1,28 @@
-"""``make sim``: policies compared over hours of load, in virtual time. See the package."""
+"""``make sim``: policies compared over hours of load, in virtual time. See the package.
+
+With ``--trace`` requests are those of a real service, and others' schedulers run beside ours; else
+they are drawn, and settings of our own are compared.
+"""
 
 import argparse
+import os
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from perf.goodput_policies import POLICIES, Policy
+from perf.sim import plot
+from perf.sim.campaign import KNOWN, LABELS, run_campaign
+from perf.sim.campaign_report import show, write_bundle
 from perf.sim.offers import Scenario
 from perf.sim.run import Fleet, Run, simulate
 from perf.sim.table import Summary
 from perf.sim.worker import WorkerSpec
 from perf.stats import percentile
+from perf.trace import Manner, TraceError
 from perf.workload import Speed
 from worker.engine.synthetic import StepPace
 
@@ -53,18 +63,71 @@ def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
     return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 
 
+def on_traces(args: argparse.Namespace, console: Console) -> int:
+    """The campaign: a row per cell as it comes, then what it comes to."""
+    policies = args.only or [name for name in LABELS if args.lengths == "open" or name == KNOWN]
+    begun, cells = time.monotonic(), []
+    try:
+        for cell in run_campaign(
+            args.trace,
+            arrivals=args.arrivals,
+            manners=args.deadlines,
+            loads=args.loads,
+            policies=policies,
+            seeds=range(args.seed, args.seed + args.seeds),
+            seconds=60 * args.minutes,
+            processes=args.processes,
+        ):
+            cells.append(cell)
+            console.print(
+                f"{cell.trace} {cell.arrivals} {cell.manner} {cell.load:g} × {cell.label}: "
+                f"{cell.goodput:.2f} met/s ({cell.low:.2f} … {cell.high:.2f}), "
+                f"attainment {100 * cell.attainment:.1f} %, waste {100 * cell.waste:.1f} %",
+                style="dim",
+            )
+    except TraceError as error:
+        console.print(f"{error}", style="red")
+        return 2
+    show(cells, console)
+    if args.json:
+        write_bundle(cells, round(time.monotonic() - begun, 1), args.json)
+    if args.plot:
+        for path in plot.draw(cells, args.plot):
+            console.print(f"wrote {path}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=3.0, help="of load per row")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0, 3.0])
-    parser.add_argument("--open", type=float, default=0.0, help="share of open-ended answers")
+    parser.add_argument("--open", type=float, default=1.0, help="share of open-ended answers")
     parser.add_argument("--burst", type=float, default=1.0, help="1: Poisson; up to 2: bursts")
-    parser.add_argument("--only", nargs="+", choices=[p.name for p in POLICIES], metavar="POLICY")
+    parser.add_argument("--only", nargs="+", metavar="POLICY")
     parser.add_argument("--seed", type=int, default=20240229)
+    traces = parser.add_argument_group("on traces")
+    traces.add_argument("--trace", type=Path, nargs="+", default=[], help="Azure's columns")
+    traces.add_argument(
+        "--arrivals", nargs="+", choices=("poisson", "trace"), default=["poisson", "trace"]
+    )
+    traces.add_argument(
+        "--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner)
+    )
+    traces.add_argument("--lengths", choices=("open", "known"), default="open")
+    traces.add_argument("--seeds", type=int, default=5)
+    traces.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    traces.add_argument("--json", type=Path, help="save the bundle")
+    traces.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
     args = parser.parse_args()
+    known = list(LABELS) if args.trace else [p.name for p in POLICIES]
+    for name in args.only or ():
+        if name not in known:
+            parser.error(f"there is no policy {name!r} here; there is: {', '.join(known)}")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    if args.trace:
+        return on_traces(args, console)
     scenario = Scenario(SPEED, open_share=args.open, burst=args.burst)
     capacity = capacity_per_s(scenario, FLEET, args.seed)
     title = f"{args.minutes:g} min a row, capacity {capacity:.1f}/s, seed {args.seed}"

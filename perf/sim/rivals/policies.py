@@ -14,10 +14,10 @@
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from perf.sim.rivals.fleet import Job, Machine
+from perf.sim.rivals.fleet import Job, Machine, Rival
 
 REPLAN_STEPS = 32
 _FIRST_GUESS_TOKENS = 64.0
@@ -177,7 +177,7 @@ class SlosServe(_Learning):
         return {job for *_, job in kept}
 
 
-RIVALS = {
+RIVALS: dict[str, tuple[str, Callable[[Machine], Rival]]] = {
     "fifo": ("FIFO, clients hang up", Fifo),
     "edf": ("Earliest deadline first", Edf),
     "jitserve": ("JITServe's density", JitServe),
