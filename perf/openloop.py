@@ -10,9 +10,11 @@ up: at the end, or each at its own deadline.
 
 import asyncio
 import gc
+import os
 import re
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -257,7 +259,18 @@ def _request(plan: Plan, ask: Ask) -> bytes:
     return head.encode() + body
 
 
+def _run_first() -> None:
+    """Before whatever else wants this machine's cores, where we may ask for that.
+
+    Clients are elsewhere in real life. Beside a server that takes every core, this process was seen
+    to wait up to 3 s for its turn: requests then left late, and answers that had come were late.
+    """
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
 def main() -> int:
+    _run_first()
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
