@@ -15,7 +15,8 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput sim clean
+.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim \
+  clean
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -26,6 +27,7 @@ help:
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
+	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make setup         only what each of these does first'
@@ -58,6 +60,9 @@ bench-quick: setup
 
 bench-goodput: setup
 	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
+
+bench-peers: setup
+	$(BIN)/python -m perf.peers --json build/peers.json $(ARGS)
 
 sim: setup
 	$(BIN)/python -m perf.sim $(ARGS)

@@ -139,15 +139,18 @@ async def orchestrating(
 
 
 @asynccontextmanager
-async def server(module: str) -> AsyncIterator[OrchestratorProcess]:
-    """A server of ours that needs no Triton (``perf.baseline``, say), as a process of its own."""
+async def server(module: str, *arguments: str) -> AsyncIterator[OrchestratorProcess]:
+    """A server of ours that needs no Triton (``perf.baseline``, say), as a process of its own.
+
+    ``arguments`` follow its port.
+    """
     port = free_ports(1)[0]
     process = OrchestratorProcess(
         HOST,
         port,
         {},
         log=state_dir() / "perf" / f"{module}.log",
-        command=(sys.executable, "-m", module, str(port)),
+        command=(sys.executable, "-m", module, str(port), *arguments),
     )
     try:
         await process.start()

@@ -11,7 +11,7 @@ from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
 from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
-from worker.engine.precision import choose_dtype, set_threads
+from worker.engine.precision import choose_dtype, is_small, set_threads
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.kv.torch_memory import memory_of
@@ -46,7 +46,12 @@ def build_torch_runner(
         dtype = choose_dtype(settings, config, device)
         if device.type == "cpu":
             set_threads(settings, config)
-    layout = Layout(mapped=settings.weights == "mapped", int8=settings.quantize == "int8")
+    layout = Layout(
+        mapped=settings.weights == "mapped",
+        int8=settings.quantize == "int8",
+        # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
+        small=is_small(config) and not settings.deterministic,
+    )
     with phases.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)
 

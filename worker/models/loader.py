@@ -34,10 +34,14 @@ _READERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How weights lie on the CPU; see ``WorkerSettings.weights`` and ``.quantize``."""
+    """How weights lie on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
+
+    ``small``: the caches hold all of them, so a product takes as long as its call.
+    """
 
     mapped: bool = False
     int8: bool = False
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,9 @@ def load_weights(
 def _format(layout: Layout, dtype: torch.dtype) -> Format:
     if layout.int8:
         return Int8Format()
+    if layout.small and dtype == torch.float32:
+        # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
+        return DenseFormat()
     if packs(dtype):
         return PackedFormat()
     model_log.warning("oneDNN has no packed %s layers on this CPU; they stay as they are", dtype)

@@ -1,0 +1,139 @@
+"""What it costs to relay a token, beside vllm-router: engines whose tokens are free behind both.
+
+Ours stands in front of Triton with the synthetic engine, vllm-router in front of
+``perf.peers.mock``; either engine goes in steps that give each stream one token. With 1 and 32
+clients the steps come as fast as they can, with 64 every 20 ms. Ours and theirs take turns.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from perf.bundle import Figure
+from perf.load import PATH, POLL_MS, apply, completion, overhead_events, rates, ratios, us_per_token
+from perf.loadgen import LoadResult, Plan
+from perf.peers.installs import ROUTER
+from perf.peers.servers import MODEL, router
+from perf.stack import HOST, StackSpec, running
+
+_FLOODS: Final = (1, 32)
+_FLOOD_TOKENS: Final = 1024
+_FLOOD_STEP_MS: Final = 0.01
+"""Less than a step of either engine takes."""
+_PACED: Final = 64
+_PACED_STEP_MS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``rounds`` turns of either, of ``windows`` windows each."""
+
+    window_s: float
+    windows: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """``front`` is the process between clients and engine; ``watch`` has it and all behind it."""
+
+    key: str
+    label: str
+    front: str
+    port: int
+    watch: dict[str, int]
+
+
+async def measure(load: Load, *, install: bool) -> list[Figure]:
+    """Rates, CPU per token and their ratios. Raises ``Skip`` without vllm-router."""
+    await ROUTER.install(allowed=install)
+    async with AsyncExitStack() as servers:
+        sides = await _sides(servers, _FLOOD_STEP_MS, 0.0)
+        figures = []
+        for clients in _FLOODS:
+            figures += await _compare(sides, f"{clients}", clients, load, paced=False)
+    async with AsyncExitStack() as servers:
+        sides = await _sides(servers, _PACED_STEP_MS, _PACED_STEP_MS)
+        return figures + await _compare(sides, f"{_PACED}_paced", _PACED, load, paced=True)
+
+
+async def _sides(servers: AsyncExitStack, ours_ms: float, mock_ms: float) -> tuple[_Side, _Side]:
+    theirs = await servers.enter_async_context(router(mock_ms))
+    spec = StackSpec("synthetic-paced", step_ms=ours_ms, max_running=_PACED)
+    ours = await servers.enter_async_context(running(spec))
+    return (
+        _Side("tidegate", "Tidegate", "orchestrator", ours.port, ours.pids()),
+        _Side("router", ROUTER.label, "router", theirs.port, theirs.watch),
+    )
+
+
+async def _compare(
+    sides: tuple[_Side, _Side], key: str, clients: int, load: Load, *, paced: bool
+) -> list[Figure]:
+    results: dict[str, list[LoadResult]] = {side.key: [] for side in sides}
+    for _ in range(load.rounds):
+        for side in sides:
+            results[side.key].append(await _turn(side, clients, load, paced=paced))
+    what = f"{clients} paced streams" if paced else f"{clients} client{'s' * (clients > 1)}"
+    figures = []
+    for side in sides:
+        prefix, label, turns = f"relay.{side.key}.{key}", f"{side.label}, {what}", results[side.key]
+        if not paced:
+            rate = _joined([rates(turn) for turn in turns])
+            figures.append(
+                Figure.of(
+                    f"{prefix}.tokens_per_s", f"{label}: relayed", "tokens/s", rate, better="higher"
+                )
+            )
+        figures += [
+            Figure.of(
+                f"{prefix}.cpu_us_per_token", f"{label}: CPU", "µs/token", _front(side, turns)
+            ),
+            Figure.of(
+                f"{prefix}.all_cpu_us_per_token",
+                f"{label}: CPU with all behind it",
+                "µs/token",
+                _all(side, turns),
+            ),
+        ]
+    ours, theirs = (_front(side, results[side.key]) for side in sides)
+    label = f"{sides[0].label} ÷ {sides[1].label}, {what}: CPU"
+    figures.append(Figure.of(f"relay.ratio.{key}.cpu", label, "", ratios(ours, theirs)))
+    return figures
+
+
+async def _turn(side: _Side, clients: int, load: Load, *, paced: bool) -> LoadResult:
+    warm_s = 0.5
+    # Of a paced stream, one request spans the whole turn: what it costs to begin one stays out.
+    seconds = warm_s + load.windows * load.window_s + 0.5
+    tokens = round(seconds * 1000 / _PACED_STEP_MS) if paced else _FLOOD_TOKENS
+    return await apply(
+        Plan(
+            host=HOST,
+            port=side.port,
+            path=PATH,
+            body=completion(MODEL, tokens),
+            clients=clients,
+            overhead_events=await overhead_events(side.port, completion(MODEL, 5)),
+            warm_s=warm_s,
+            window_s=load.window_s,
+            windows=load.windows,
+            poll_ms=0.0 if paced else POLL_MS,
+            watch=side.watch,
+            reframed=True,
+        )
+    )
+
+
+def _front(side: _Side, turns: Sequence[LoadResult]) -> list[float]:
+    return _joined([us_per_token(turn, side.front) for turn in turns])
+
+
+def _all(side: _Side, turns: Sequence[LoadResult]) -> list[float]:
+    by_process = [_joined([us_per_token(turn, name) for turn in turns]) for name in side.watch]
+    return [sum(each) for each in zip(*by_process, strict=True)]
+
+
+def _joined(lists: Sequence[list[float]]) -> list[float]:
+    return [value for values in lists for value in values]

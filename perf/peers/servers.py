@@ -1,0 +1,171 @@
+"""The servers that take turns: ours as a user would start it, vLLM, and vllm-router over a mock.
+
+All stay up for the whole run, and only one has anything to do at a time. What the others take of
+the machine meanwhile is measured (``Served.cpu_s``), so that nobody has to believe that it is
+nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.provision.errors import StartFailed
+from orchestrator.provision.logs import fresh_log, tail
+from orchestrator.provision.paths import DEMO_CHECKPOINT, state_dir
+from orchestrator.provision.ports import free_ports
+from orchestrator.provision.process import GuardedProcess, children_of, command_environment
+from orchestrator.provision.service import http_status
+from perf.context import Skip
+from perf.cpu import process_cpu_s
+from perf.load import apply_openloop
+from perf.metrics import scrape
+from perf.openloop import Ask, Plan, Result
+from perf.peers.installs import ROUTER, VLLM, Peer
+from perf.stack import HOST, Stack, StackSpec, running, server
+
+MODEL: Final = "demo"
+SLOTS: Final = 64
+"""Requests that run at once, in either server."""
+CONTEXT_TOKENS: Final = 2048
+"""Of the demo model."""
+
+_VLLM_READY_S: Final = 420.0
+"""It compiles its model when it starts for the first time."""
+_ROUTER_READY_S: Final = 60.0
+_IDLE_S: Final = 20.0
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One server. ``busy`` are the gauges that are 0 when it has nothing to do; ``told`` says
+    whether it can be told a deadline; ``pids`` are all of its processes by name."""
+
+    name: str
+    label: str
+    port: int
+    told: bool
+    busy: tuple[str, ...]
+    pids: dict[str, int]
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that all of it has used."""
+        return sum(process_cpu_s(pid) for pid in self.pids.values())
+
+    async def offer(
+        self, path: str, asks: Sequence[Ask], linger_s: float, *, hang_up: bool = False
+    ) -> list[Result]:
+        """Send it requests, and wait until nothing is left of them."""
+        plan = Plan(HOST, self.port, path, list(asks), self.told and hang_up, linger_s, hang_up)
+        results = await apply_openloop(plan)
+        end = time.monotonic() + _IDLE_S
+        while await self._is_busy():
+            if time.monotonic() > end:
+                raise RuntimeError(f"{self.label}: work was left {_IDLE_S:.0f} s after its clients")
+            await asyncio.sleep(_POLL_S)
+        return results
+
+    async def _is_busy(self) -> bool:
+        told = await scrape(HOST, self.port)
+        return any(told.total(name) for name in self.busy)
+
+
+def tidegate(stack: Stack) -> Served:
+    """Ours, as it runs."""
+    busy = ("tidegate_queue_depth", "tidegate_worker_jobs")
+    return Served("tidegate", "Tidegate", stack.port, True, busy, stack.pids())
+
+
+@asynccontextmanager
+async def both(*, install: bool) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
+    """Ours and vLLM, on the demo model. Raises ``Skip`` without vLLM."""
+    await VLLM.install(allowed=install)
+    async with AsyncExitStack() as servers:
+        peer = await servers.enter_async_context(_vllm())
+        stack = await servers.enter_async_context(running(StackSpec(max_running=SLOTS)))
+        yield stack, (tidegate(stack), peer)
+
+
+@asynccontextmanager
+async def _vllm() -> AsyncIterator[Served]:
+    port = free_ports(1)[0]
+    # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
+    command = [str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(DEMO_CHECKPOINT), "--served-model-name", MODEL]
+    command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
+    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
+    command += ["--disable-uvicorn-access-log"]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "auto",
+        # Our connections are kept and used again; after its 5 s one might close as we send.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
+        "VLLM_CACHE_ROOT": str(VLLM.home / "cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # As its manual asks for on Intel's OpenMP.
+        "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
+    }
+    async with _process(VLLM, command, env, port, _VLLM_READY_S) as pid:
+        pids = {f"{VLLM.package}-{pid}": pid for pid in _family(pid)}
+        busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        yield Served("vllm", VLLM.label, port, False, busy, pids)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A router, and what stands behind it; process ids by part."""
+
+    port: int
+    watch: dict[str, int]
+
+
+@asynccontextmanager
+async def router(step_ms: float) -> AsyncIterator[Relay]:
+    """vllm-router over a mock whose steps take ``step_ms``. It must be installed."""
+    port, metrics_port = free_ports(2)
+    async with server("perf.peers.mock", str(step_ms)) as mock:
+        assert mock.pid is not None
+        command = [str(ROUTER.python), "-m", "vllm_router.launch_router"]
+        command += ["--host", HOST, "--port", str(port)]
+        command += ["--worker-urls", mock.url, "--policy", "round_robin", "--log-level", "warning"]
+        command += ["--prometheus-port", str(metrics_port)]
+        async with _process(ROUTER, command, {}, port, _ROUTER_READY_S) as pid:
+            yield Relay(port, {"router": pid, "mock": mock.pid})
+
+
+@asynccontextmanager
+async def _process(
+    peer: Peer, command: Sequence[str], env: dict[str, str], port: int, ready_s: float
+) -> AsyncIterator[int]:
+    """A peer's process id, once it is healthy. Raises ``Skip`` when it does not start here."""
+    log = state_dir() / "perf" / f"{peer.package}.log"
+    fresh_log(log)
+    try:
+        process = await GuardedProcess.start(
+            peer.label, command, env=command_environment(env), log=log
+        )
+    except StartFailed as error:
+        raise Skip(f"{peer} does not start here: {error}") from error
+    try:
+        end = time.monotonic() + ready_s
+        while await http_status(HOST, port, "/health") != 200:
+            if not process.running or time.monotonic() > end:
+                raise Skip(f"{peer} does not start here: {_last_line(log)}")
+            await asyncio.sleep(_POLL_S)
+        yield process.pid
+    finally:
+        await process.end(5.0)
+
+
+def _last_line(log: Path) -> str:
+    return tail(log).strip().rpartition("\n")[2].strip() or "it said nothing"
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    return [pid, *(found for child in children_of(pid) for found in _family(child))]

