@@ -72,10 +72,11 @@ async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: 
 
         expected = await asyncio.gather(*(ids_of(body) for body in bodies))
         urls = [await submit(http, body) for body in bodies]
-        async with http.get(urls[-1]) as response:  # all are under way once the last one is
-            async for event in read_events(response):
-                if event.kind == "token":
-                    break
+        for url in urls:
+            async with http.get(url) as response:
+                async for event in read_events(response):
+                    if event.kind == "token":
+                        break
         os.kill(pair.tritons[0].server_pid, signal.SIGKILL)
         for url, (ids, text) in zip(urls, expected, strict=True):
             events = await events_of(http, url)
