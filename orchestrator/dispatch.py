@@ -86,7 +86,8 @@ class Dispatcher:
         self._pausing = pausing
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._lets_run_s = lets_run_s
-        self._flights: set[LaneFlight] = set()
+        self._flights: dict[LaneFlight, None] = {}
+        """In the order in which they were sent, so that a run repeats itself."""
         self.landed = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
@@ -247,7 +248,7 @@ class Dispatcher:
         # Only what was really sent counts as in flight.
         flight.ticket = self._registry.breakers.begin(choice.name)
         instance.window.sent(flight.job, load)
-        self._flights.add(flight)
+        self._flights[flight] = None
         return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:
@@ -320,7 +321,7 @@ class Dispatcher:
 
     def _take_down(self, flight: LaneFlight) -> bool:
         """A job is over; whether its task still counted on it."""
-        self._flights.discard(flight)
+        self._flights.pop(flight, None)
         flight.window.over(flight.job)
         self.landed.set()
         task = flight.task
