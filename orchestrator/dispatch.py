@@ -86,7 +86,8 @@ class Dispatcher:
         self._pausing = pausing
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._lets_run_s = lets_run_s
-        self._flights: set[LaneFlight] = set()
+        self._flights: dict[LaneFlight, None] = {}
+        """In the order in which they were sent, so that a run repeats itself."""
         self.landed = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
@@ -119,7 +120,11 @@ class Dispatcher:
             self._sweep(now)
             self._replanner.plan(list(islice(self._queue, FRESH)))
             self._start(now)
-            if self._make_room(now):
+            if paused := self._make_room(now):
+                try:  # those for whom there is room now, before those who made it
+                    self._start(now)
+                finally:
+                    self._queue_paused(paused, now)
                 self._start(now)
         except Exception:
             service_log.exception("dispatch pass failed; will retry")
@@ -177,8 +182,8 @@ class Dispatcher:
         self._queue.remove(task)
         self._settler.settle(task, failed(TidegateError("an internal error occurred")))
 
-    def _make_room(self, now: float) -> bool:
-        """Pause running jobs for more urgent ones that wait; whether any was paused."""
+    def _make_room(self, now: float) -> list[Task]:
+        """Pause running jobs for more urgent ones that wait; those paused are to be queued."""
         paused = self._pausing.victims(self._queue, self._flights, now)
         for flight in paused:
             task = flight.task
@@ -187,9 +192,14 @@ class Dispatcher:
             task.pauses += 1
             task.paused_on = flight.address
             task.paused_at = now
-            self._forecaster.plan(task, now)
-            self._queue.push(task)
-        return bool(paused)
+        return [flight.task for flight in paused]
+
+    def _queue_paused(self, tasks: list[Task], now: float) -> None:
+        for task in tasks:
+            if task.ending is None:
+                self._forecaster.plan(task, now)
+                self._queue.push(task)
+        self._replanner.wake()
 
     def _resume(self, task: Task, now: float) -> None:
         """A paused job has a slot again."""
@@ -247,7 +257,7 @@ class Dispatcher:
         # Only what was really sent counts as in flight.
         flight.ticket = self._registry.breakers.begin(choice.name)
         instance.window.sent(flight.job, load)
-        self._flights.add(flight)
+        self._flights[flight] = None
         return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:
@@ -320,19 +330,23 @@ class Dispatcher:
 
     def _take_down(self, flight: LaneFlight) -> bool:
         """A job is over; whether its task still counted on it."""
-        self._flights.discard(flight)
+        self._flights.pop(flight, None)
         flight.window.over(flight.job)
         self.landed.set()
         task = flight.task
         is_current = task.flight is flight
         if is_current:
             task.flight = None
-            if task.paused_on:
-                task.paused_on = ""
-                self._queue.remove(task)
+            self._forget_pause(task)
         elif task.rival is flight:
             task.rival = None
         return is_current
+
+    def _forget_pause(self, task: Task) -> None:
+        """The job that it was to go on with is no more."""
+        if task.paused_on:
+            task.paused_on = ""
+            self._queue.remove(task)
 
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
@@ -356,6 +370,7 @@ class Dispatcher:
                 again = self._retrier.again(task, flight.address, self._clock.now(), elsewhere=True)
                 if again is not None:
                     flight.withdraw()
+                    self._forget_pause(task)
                     self._go_again(task, flight.address, again)
         self.pump()
 

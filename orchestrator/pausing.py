@@ -6,7 +6,7 @@ few times.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,7 +15,7 @@ from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
-from orchestrator.task import Stage, Task
+from orchestrator.task import Priority, Stage, Task
 
 MOST_PAUSES = 4
 """Of one job; workers hold to it too."""
@@ -62,19 +62,20 @@ class Pausing:
             if not running or task.is_background:
                 break
             urgency = self._forecaster.urgency(task, now).log_urgency
-            least: tuple[float, str] | None = None
+            least: tuple[float, LaneFlight] | None = None
             for name in self._placer.able(task):
-                jobs = running.get(name)
-                if jobs and (least is None or jobs[-1][0] < least[0]):
+                job = _least_urgent(running.get(name, ()), task)
+                if job is not None and (least is None or job[0] < least[0]):
                     if task.paused_on != name and not self._has_memory(name, task):
                         continue
-                    least = (jobs[-1][0], name)
+                    least = job
             if least is None or urgency < least[0] + _MARGIN:
                 continue
-            jobs = running[least[1]]
-            chosen.append(jobs.pop()[1])
+            jobs = running[least[1].address]
+            jobs.remove(least)
+            chosen.append(least[1])
             if not jobs:
-                del running[least[1]]
+                del running[least[1].address]
         return chosen
 
     def _by_instance(
@@ -108,3 +109,12 @@ class Pausing:
         if window.paused_blocks > MOST_MEMORY * total:
             return False
         return window.blocks - (-tokens // task.block_tokens) <= total
+
+
+def _least_urgent(
+    jobs: Sequence[tuple[float, LaneFlight]], task: Task
+) -> tuple[float, LaneFlight] | None:
+    """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only."""
+    if task.priority is Priority.INTERACTIVE:
+        return jobs[-1] if jobs else None
+    return next((job for job in reversed(jobs) if job[1].task.priority is Priority.BATCH), None)

@@ -85,13 +85,18 @@ class Instance:
         return None if self.encoder is None else self.encoder.card
 
     @property
-    def ready(self) -> bool:
+    def is_up(self) -> bool:
+        """Whether jobs go on there."""
         return (
             self.state is InstanceState.UP
-            and not (self.draining or self.held or self.leaving_since is not None)
             and not self.forgotten
             and any(lane.is_open for lane in self.lanes)
         )
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes new work."""
+        return self.is_up and not (self.draining or self.held or self.leaving_since is not None)
 
     @property
     def load(self) -> int:
@@ -121,7 +126,7 @@ class Instance:
         """
         ready = is_admitted and self.ready
         pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        key = (self.load, ready, self.window.size, self.window.slots, self.stats, pace)
+        key = (self.load, ready, self.is_up, self.window.size, self.window.slots, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -138,6 +143,7 @@ class Instance:
             slots=self.window.size,
             rows=self.window.slots,
             most_rows=card.max_running,
+            is_up=self.is_up,
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,

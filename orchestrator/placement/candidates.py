@@ -33,6 +33,8 @@ class Candidate:
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     most_rows: int = 0
     """By rows alone: what goes on with a job whose KV is there."""
+    is_up: bool = True
+    """Whether its jobs go on, though it may take no new ones."""
 
     @property
     def free(self) -> int:
@@ -51,7 +53,7 @@ class Candidate:
     @property
     def can_resume(self) -> bool:
         """Whether a job whose KV it holds would run at once."""
-        return self.ready and self.load < self.most_rows
+        return self.is_up and self.load < self.most_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Spec:
     tokens: int = 0
     """Prompt and longest answer together."""
     wish: PlacementWish = ANYWHERE
+    resumes: bool = False
+    """It goes on with a paused job, whose KV is where the wish says."""
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take it, however busy it is now."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.candidates import ANYWHERE, Candidate, Need, Spec
+from orchestrator.placement.candidates import Candidate, Need, Spec
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.policy import Fact, Policy
@@ -98,18 +98,18 @@ class Placer:
 
     def has_room_for(self, spec: Spec) -> bool:
         """Whether an instance has room for tasks of ``spec``, as of the last ``refresh``."""
-        paused = spec.wish is not ANYWHERE
-        return any(c.has_room or (paused and c.can_resume) for c in self._feasible(spec))
+        able = self._feasible(spec)
+        return any(c.can_resume if spec.resumes else c.has_room for c in able)
 
     def spec(self, task: Task) -> Spec:
         """What ``task`` asks. Token counts that the same instances can hold are one."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._limits, tokens)
         most = self._limits[at] if at < len(self._limits) else tokens
-        wish = task.job.placement
-        if task.paused_on:  # its KV is there
-            wish = PlacementWish(PlacementMode.PIN, (task.paused_on,))
-        return Spec(task.model, task.vocabulary, most, wish)
+        if task.paused_on:
+            keeper = PlacementWish(PlacementMode.PIN, (task.paused_on,))
+            return Spec(task.model, task.vocabulary, most, keeper, resumes=True)
+        return Spec(task.model, task.vocabulary, most, task.job.placement)
 
     def able(self, task: Task) -> list[str]:
         """Instances that are ready and could take ``task``, busy or not."""
@@ -121,6 +121,9 @@ class Placer:
 
         Not where it failed before, as long as others are ready for it.
         """
+        if task.paused_on:
+            keeper = self._now.get(task.paused_on)
+            return Choice(keeper.name, 0, 0.0) if keeper and keeper.can_resume else None
         spec = self.spec(task)
         able = [c for c in self._feasible(spec) if c.ready]
         if task.failed_on:
@@ -128,8 +131,6 @@ class Placer:
         able = [c for c in able if _takes(c, task)]
         if not able:
             return None
-        if task.paused_on:
-            return Choice(task.paused_on, 0, 0.0)
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
         need = Need(spec, task.prompt_tokens, self._output_tokens_of(task), home)
         cached = self._cached(task)
@@ -195,8 +196,6 @@ class Placer:
 
 def _takes(candidate: Candidate, task: Task) -> bool:
     """Whether ``candidate`` has room for ``task`` now."""
-    if task.paused_on:
-        return candidate.can_resume
     # What has no chance must not stand before others in a worker's own queue.
     return candidate.idles if task.is_background else candidate.has_room
 

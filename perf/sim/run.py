@@ -26,6 +26,7 @@ MODEL = "sim"
 _VOCABULARY = 2**20
 _TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
 _FOREVER_MS = 1.7e6
+_WATCH_EVERY_S = 0.001
 
 
 @dataclass(slots=True)
@@ -84,9 +85,11 @@ def simulate(
     states_deadline: bool = True,
     happenings: Mapping[float, At] | None = None,
     linger_s: float = 5.0,
+    watch: Callable[[Gateway, float], None] | None = None,
 ) -> Run:
     """Run ``offers`` to ``linger_s`` after the last of them; then what is left is ended.
 
+    ``watch`` is called every millisecond; what it raises, the simulation does.
     ``settings`` are names in capitals, as in the environment without ``TIDEGATE_``.
     """
     loop = VirtualLoop()
@@ -103,6 +106,7 @@ def simulate(
                 states_deadline,
                 happenings or {},
                 linger_s,
+                watch,
             )
         )
     finally:
@@ -120,6 +124,7 @@ async def _run(
     states_deadline: bool,
     happenings: Mapping[float, At],
     linger_s: float,
+    watch: Callable[[Gateway, float], None] | None,
 ) -> Run:
     clock = VirtualClock(loop)
     gateway, workers = new_gateway(fleet, clock, settings, rng)
@@ -130,6 +135,9 @@ async def _run(
     for at_s, happening in happenings.items():
         loop.call_at(at_s, happening, workers)
     end_s = (offers[-1].at_s if offers else 0.0) + linger_s
+    while watch is not None and clock.now() < end_s:
+        await asyncio.sleep(_WATCH_EVERY_S)
+        watch(gateway, clock.now())
     await driver.until(end_s)
     await gateway.finish(0.0)
     await gateway.close()

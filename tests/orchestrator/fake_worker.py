@@ -135,6 +135,9 @@ class FakeWorker:
         self.cached: list[bytes] | None = None
         """Names of the blocks that it holds; None: it reports none."""
         self.describes = 0
+        self.step_ms: float | None = None
+        """Tells a step of so long for every token; None: it does not count its steps."""
+        self.tokens_total = 0
         self.jobs_total = 0
         self.changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -180,19 +183,23 @@ class FakeWorker:
 
     def stats(self) -> WorkerStats:
         used = self.running
+        steps = 0 if self.step_ms is None else self.tokens_total
         return WorkerStats(
             kv_blocks_total=100,
             kv_blocks_used=used,
             kv_blocks_free=100 - used,
-            running=used + self.foreign,
+            running=used + self.foreign - sum(lane.paused for lane in self.lanes),
             waiting=0,
             step_ms=1.0,
             prefill_tokens_per_s=1000.0,
-            tokens_total=0,
+            tokens_total=self.tokens_total,
             late_tokens_total=0,
             jobs_total=self.jobs_total,
             check_us=0.5,
             lanes=len(self.lanes),
+            steps_total=steps,
+            busy_ms_total=steps * (self.step_ms or 0.0),
+            paused=sum(lane.paused for lane in self.lanes),
         )
 
 
@@ -225,6 +232,11 @@ class _FakeLane:
         self._writes: set[asyncio.Task[None]] = set()
         self._heartbeat: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
+
+    @property
+    def paused(self) -> int:
+        """Jobs that stand still."""
+        return sum(not self._may_go_on[handle].is_set() for handle in self.jobs)
 
     async def serve(self) -> None:
         reader = asyncio.create_task(self._read())
@@ -413,6 +425,7 @@ class _FakeLane:
             count = min(plan.per_delta, total - made)
             await self.send(deltas=[self._delta(job, plan, range(made, made + count))])
             made += count
+            self.worker.tokens_total += count
         return made, plan.reason, None, ""
 
     def _delta(self, job: Submit, plan: Plan, indices: Sequence[int]) -> Delta:

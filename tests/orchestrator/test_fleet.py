@@ -76,9 +76,12 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     assert (described["model"], described["engine_version"]) == ("fake", "0")
     assert (described["slots_total"], described["slots_free"]) == (64, 64)
     assert (described["perf_tokens_per_s"], described["first_token_ms"]) == (None, None)
+    worker.step_ms = 1.0
     for _ in range(30):  # jobs that teach its pace
         async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
             assert response.status == 200
+    pace = service.gateway.registry.instances[worker.address].pace
+    await service.until(lambda: pace is not None and pace.model.known)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
     assert described["first_token_ms"] > 0  # type: ignore[operator]

@@ -18,58 +18,55 @@ from orchestrator.task import Priority
 class Item:
     id: str
     deadline: Deadline
-    latest_start: float
+    rank: float
     last_chance: float
     order: int = 0
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
-    service_ms: float = 100.0
-    doubtful_from: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.doubtful_from = self.doubtful_from or self.latest_start
+    work_ms: float = 100.0
+    is_background: bool = False
 
 
 def item(name: str, at: float, **changes: object) -> Item:
-    """One whose service takes a second, half a second at least."""
-    made = Item(name, Deadline(at, 0), at - 1, at - 0.5)
+    """One that ranks by its deadline, and takes half a second at least."""
+    made = Item(name, Deadline(at, 0), at, at - 0.5)
     for field, value in changes.items():
         setattr(made, field, value)
     return made
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """DL-8, OR-4: one tenant, so that the order is exact: class, doubt, slack, arrival."""
+    """DL-8, OR-4: one tenant, so that the order is exact: class, background, rank, arrival."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue: TaskQueue[Item] = TaskQueue(bound=8)
         self.model: list[Item] = []
-        self.demoted: set[str] = set()
-        self.aside: set[str] = set()
         self.now = 0.0
         self.made = 0
 
     items = Bundle("items")
 
     def ordered(self) -> list[Item]:
-        def rank(i: Item) -> tuple[bool, bool, bool, float, int]:
-            doubtful = i.id in self.demoted | self.aside
-            slack = -i.latest_start if doubtful else i.latest_start
-            aside = i.id in self.aside
-            return aside, i.priority is Priority.BATCH, doubtful, slack, i.order
+        def place(i: Item) -> tuple[bool, bool, float, int]:
+            return i.is_background, i.priority is Priority.BATCH, i.rank, i.order
 
-        return sorted(self.model, key=rank)
+        return sorted(self.model, key=place)
 
     @rule(
         target=items,
         budget=st.integers(0, 6),
-        slow=st.integers(0, 4),
+        least=st.integers(0, 2),
+        rank=st.floats(-100, 100),
+        background=st.booleans(),
         priority=st.sampled_from(Priority),
     )
-    def push(self, budget: int, slow: int, priority: Priority) -> Item:
+    def push(
+        self, budget: int, least: int, rank: float, background: bool, priority: Priority
+    ) -> Item:
         at = self.now + budget
-        new = Item(str(self.made), Deadline(at, 0), at - slow, at - slow / 2, self.made, priority)
+        new = Item(str(self.made), Deadline(at, 0), rank, at - least, self.made, priority)
+        new.is_background = background
         self.made += 1
         if self.queue.full:
             assert len(self.model) >= 8
@@ -91,22 +88,11 @@ class QueueMachine(RuleBasedStateMachine):
         if item in self.model:
             self.model.remove(item)
 
-    @rule(item=items, slow=st.integers(0, 4))
-    def replan(self, item: Item, slow: int) -> None:
-        """Predictions change; doubt is judged anew at the next look."""
-        item.latest_start = item.doubtful_from = item.deadline.at - slow
-        item.last_chance = item.deadline.at - slow / 2
+    @rule(item=items, rank=st.floats(-100, 100), background=st.booleans(), work=st.floats(1, 1e4))
+    def replan(self, item: Item, rank: float, background: bool, work: float) -> None:
+        """Predictions change; a task in the background may have a chance again."""
+        item.rank, item.is_background, item.work_ms = rank, background, work
         self.queue.reorder([item])
-        if item in self.model:
-            self.demoted.discard(item.id)
-            self.aside.discard(item.id)
-
-    @rule(item=items)
-    def set_aside(self, item: Item) -> None:
-        if item in self.model:
-            self.queue.set_aside(item)
-            assert self.queue.is_aside(item)
-            self.aside.add(item.id)
 
     @rule(take=st.integers(0, 7))
     def dispatch_some(self, take: int) -> None:
@@ -128,7 +114,6 @@ class QueueMachine(RuleBasedStateMachine):
         gone = [i for i in self.model if i.last_chance <= self.now]
         assert sorted(i.order for i in expired) == sorted(i.order for i in gone)
         self.model = [i for i in self.model if i.last_chance > self.now]
-        self.demoted |= {i.id for i in self.model if i.doubtful_from < self.now}
 
     @rule()
     def oldest_batch(self) -> None:
@@ -140,9 +125,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.check_integrity()
         expected = self.ordered()
         assert list(self.queue) == expected
+        assert sorted(i.order for i in self.queue.tasks()) == sorted(i.order for i in expected)
         assert len(self.queue) == len(self.model) <= 8
-        doubtful = [i for i in self.model if i.id in self.demoted | self.aside]
-        assert self.queue.doubtful == len(doubtful)
+        assert self.queue.background == sum(i.is_background for i in self.model)
         assert [self.queue.position(i) for i in expected] == list(range(len(expected)))
 
 
@@ -156,17 +141,36 @@ def test_or4_bounds(bound: int, full: bool) -> None:
     assert queue.full is full
 
 
-def test_dl8_slack_counts_not_the_deadline_and_doomed_work_is_no_most_urgent() -> None:
+def test_dl8_rank_counts_not_the_deadline_and_hopeless_work_is_no_most_urgent() -> None:
+    """The long one is due later and yet more urgent, until it has no chance any more."""
     queue: TaskQueue[Item] = TaskQueue(-1)
-    short = item("short", 10.0)
-    long = item("long", 12.0, latest_start=2.0, doubtful_from=2.0, last_chance=7.0)
+    short = item("short", 10.0, rank=5.0)
+    long = item("long", 12.0, rank=2.0, last_chance=7.0)
     for each in (short, long):
         queue.push(each)
     assert list(queue) == [long, short]
-    assert queue.expired(3.0) == []
+    long.is_background = True
+    queue.reorder([long])
     assert list(queue) == [short, long]
+    assert queue.background == 1
     assert queue.expired(7.0) == [long]
     queue.check_integrity()
+
+
+def test_dl15_the_background_comes_behind_every_class_and_back_with_a_chance() -> None:
+    queue: TaskQueue[Item] = TaskQueue(-1)
+    lost, batch, late = (
+        item("lost", 10.0, rank=-9.0, is_background=True),
+        item("batch", 90.0, priority=Priority.BATCH),
+        item("late", 20.0, priority=Priority.BATCH, is_background=True),
+    )
+    for each in (lost, batch, late):
+        queue.push(each)
+    assert list(queue) == [batch, lost, late]
+    lost.is_background = False
+    queue.reorder([lost])
+    assert list(queue) == [lost, batch, late]
+    assert [queue.position(each) for each in (lost, batch, late)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("order", [QueueOrder.DEADLINE, QueueOrder.FIFO])
@@ -197,12 +201,12 @@ def test_dl8_a_flood_of_one_tenant_leaves_the_others_their_share() -> None:
             while waiting[tenant] < depth:
                 made += 1
                 service = rng.choice([50.0, 100.0, 300.0])
-                queue.push(item(str(made), at + made, tenant=tenant, service_ms=service))
+                queue.push(item(str(made), at + made, tenant=tenant, work_ms=service))
                 waiting[tenant] += 1
         first = next(iter(queue))
         queue.take(first)
         waiting[first.tenant] -= 1
-        served[first.tenant] += first.service_ms
+        served[first.tenant] += first.work_ms
     queue.check_integrity()
     # The lag bound is some jobs' worth on either side.
     assert max(served.values()) - min(served.values()) <= 2 * (FAIR_LAG_JOBS + 1) * 300

@@ -1,21 +1,25 @@
 """Issue 4's promises on the simulator: the real orchestrator, virtual time, one seed each."""
 
 import asyncio
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from orchestrator.gateway import Gateway
 from orchestrator.task import Priority
 from perf.goodput_policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, PACE, SPEED, capacity_per_s, run_policy
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
-from perf.sim.offers import Scenario
+from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fate, Fleet, Run, simulate
 from perf.sim.table import Summary
-from perf.sim.worker import SimWorker
+from perf.sim.worker import SimWorker, WorkerSpec
 from worker.engine.synthetic import StepPace
-from worker.protocol import OnDeadline
+from worker.protocol import OnDeadline, Outcome
 
 SCENARIO = Scenario(SPEED)
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
@@ -66,11 +70,15 @@ def test_dl8_expired_work_is_never_dispatched(runs: Runs) -> None:
 
 
 def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
-    """PF-2's aims, in virtual time: 2 x keeps 95 % of 1 x, with hardly any waste."""
+    """PF-2's aims, in virtual time: 2 x keeps 95 % of 1 x.
+
+    Work that has a chance is tried (DL-15), so that some is begun in vain: the bound on waste is no
+    longer that of refusing all that is doubtful.
+    """
     summary = {key: Summary.of(run, WARM_S) for key, run in runs.items()}
     ours = summary[OURS.name, 2.0]
     assert ours.goodput >= 0.95 * summary[OURS.name, 1.0].goodput
-    assert ours.waste < 0.01
+    assert ours.waste < 0.08
     assert summary[OURS.name, 1.0].waste < 0.04
     assert summary[FIFO.name, 2.0].goodput < 0.1 * ours.goodput
     for policy in POLICIES[1:]:
@@ -86,9 +94,9 @@ def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> Non
             found = model.base_ms + model.row_ms * rows + model.prompt_token_ms * prompts
             exact = 1000 * (PACE.step_s + PACE.row_s * rows + PACE.prompt_token_s * prompts)
             assert found == pytest.approx(exact, rel=0.15)
-        low, mid, high = model.ratios
-        assert 0 < low < mid < high
-        assert 0.6 < mid < 1.5
+        assert 0.6 < model.mid < min(1.5, model.high)
+        fastest = 1000 * (PACE.step_s + PACE.row_s)
+        assert 0.8 * fastest < model.fastest_ms < 1.2 * fastest
 
 
 def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
@@ -137,12 +145,22 @@ def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
     assert summary.false_refusals < 0.01
 
 
-def test_dl7_what_is_infeasible_is_refused_before_it_costs_anything(capacity: float) -> None:
+def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity: float) -> None:
+    """All that a lone worker could not do at its best; what merely has little chance is tried."""
     scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)
     run = run_policy(OURS, scenario, FLEET, 0.7 * capacity, 60.0, SEED)
-    refused = [fate for fate in after_warm_up(run) if fate.code == "deadline_infeasible"]
-    assert len(refused) > 100
+    fates = after_warm_up(run)
+    refused = [fate for fate in fates if fate.code == "deadline_infeasible"]
     assert all(not fate.tokens for fate in refused)
+    fastest_ms = 1000 * (PACE.step_s + PACE.row_s)
+    least = {f.offer: max(100.0, 0.8 * fastest_ms * f.offer.max_tokens) for f in fates}
+    certain = [f for f in fates if f.offer.deadline_ms < 0.8 * least[f.offer]]
+    assert len(certain) > 20
+    assert sum(f in refused or f.sampled for f in certain) > 0.9 * len(certain)
+    # Even on an idle machine these would have come too late, but for those that waited in vain.
+    at_once = [fate for fate in refused if fate.ended_s - fate.offer.at_s < 0.001]
+    assert len(at_once) > 0.5 * len(refused)
+    assert all(f.offer.deadline_ms <= 1.1 * least[f.offer] for f in at_once)
 
 
 def test_open_ended_answers_are_learnt(capacity: float) -> None:
@@ -153,7 +171,7 @@ def test_open_ended_answers_are_learnt(capacity: float) -> None:
         for load in (1.0, 2.0)
     )
     assert two.goodput >= 0.95 * one.goodput
-    assert two.waste < 0.05
+    assert two.waste < 0.12  # a length that nobody knows is found out by generating
 
 
 def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: float) -> None:
@@ -182,23 +200,30 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     assert attainment(55, 80) > 0.95
 
 
-def test_dl6_fit_is_met_where_error_would_miss(capacity: float) -> None:
+def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
+    """DL-16: by usual figures, and what they leave too long is cut at the deadline: it is answered
+    and uses what time there is.
+    """
     tight = replace(SCENARIO, patience=(0.6,), margin_ms=50.0)
 
-    def attainment(on_deadline: OnDeadline) -> tuple[float, int]:
+    def run(on_deadline: OnDeadline) -> list[Fate]:
         offers = [
             replace(offer, on_deadline=on_deadline)
             for offer in tight.offers(0.3 * capacity, 60.0, SEED)
+            if offer.deadline_ms > 150.0  # a worker needs more than 100 to begin
         ]
-        run = simulate(offers, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED)
-        fates = after_warm_up(run)
-        return sum(f.met for f in fates) / len(fates), sum(f.fitted for f in fates)
+        return after_warm_up(simulate(offers, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED))
 
-    fit, fitted = attainment(OnDeadline.FIT)
-    error, none = attainment(OnDeadline.ERROR)
-    assert fitted > 0 and none == 0
-    assert fit > 0.8
-    assert fit > error + 0.3
+    def answered(fates: list[Fate]) -> float:
+        return sum(f.outcome in (Outcome.MET, Outcome.PARTIAL) for f in fates) / len(fates)
+
+    fit, error = run(OnDeadline.FIT), run(OnDeadline.ERROR)
+    fitted = [fate for fate in fit if fate.fitted]
+    assert fitted and not any(fate.fitted for fate in error)
+    assert answered(fit) > 0.9
+    assert answered(fit) > answered(error) + 0.3
+    used = sorted(1000 * (f.ended_s - f.offer.at_s) / f.offer.deadline_ms for f in fitted)
+    assert 0.8 < used[len(used) // 2] < 1.1
 
 
 def test_bursts_are_ridden_out(capacity: float) -> None:
@@ -234,3 +259,155 @@ def test_offers_come_at_their_rate_and_repeat() -> None:
 def test_a_fleet_of_one_and_an_empty_load() -> None:
     run = simulate([], Fleet(FLEET.spec, count=1), {}, seed=1)
     assert run.fates == []
+
+
+# ── the issue's situations ───────────────────────────────────────────────────────────────────────
+
+QUICK = StepPace(4e-3, 0.01e-3, 0.02e-3)
+WIDE = Fleet(WorkerSpec(QUICK, 64, kv_tokens=64 * 2048, min_start_s=0.0), count=1)
+
+
+def chat(at_s: float, length: int, **changes: object) -> Offer:
+    """Ends by itself long before what it allows."""
+    values: dict[str, object] = {
+        "prompt_tokens": 20,
+        "max_tokens": 1000,
+        "deadline_ms": 2000.0,
+        "tenant": "",
+        "priority": Priority.INTERACTIVE,
+    }
+    return Offer(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_deadline", OnDeadline)
+@pytest.mark.parametrize("before", [0, 30])
+def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
+    on_deadline: OnDeadline, before: int
+) -> None:
+    """On a fresh service, and on one that has only seen answers too long for any such deadline."""
+    offers = [chat(1.0 + 4 * i, 900, prompt_tokens=10, deadline_ms=60_000.0) for i in range(before)]
+    begin = 6.0 + 4 * before
+    offers.append(chat(begin, 900, prompt_tokens=10, deadline_ms=60_000.0))
+    offers.append(chat(begin + 0.5, 11, on_deadline=on_deadline))
+    run = simulate(offers, WIDE, {}, seed=SEED)
+    last = run.fates[-1]
+    assert last.outcome is Outcome.MET
+    assert last.ended_s - last.offer.at_s < 0.1
+    assert {fate.outcome for fate in run.fates} == {Outcome.MET}
+
+
+@pytest.mark.parametrize("at_s", [0.5, 30.0])
+def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None:
+    """DL-7: nothing refused, and no first token later for a prediction."""
+    rng = random.Random(3)
+    offers = [
+        chat(
+            at_s + 0.21 * i + 0.03 * client,
+            min(400, round(20 * rng.paretovariate(1.1))),
+            prompt_tokens=rng.choice([10, 100, 400]),
+            deadline_ms=rng.choice([1500.0, 4000.0, 20_000.0]),
+            tenant=f"t{client}",
+            on_deadline=rng.choice([OnDeadline.ERROR, OnDeadline.PARTIAL]),
+            priority=Priority.BATCH if client == 4 else Priority.INTERACTIVE,
+        )
+        for i in range(80)
+        for client in range(5)
+    ]
+    offers.sort(key=lambda offer: offer.at_s)
+    run = simulate(offers, WIDE, {}, seed=SEED)
+    assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
+    assert {fate.pauses for fate in run.fates} == {0}
+    for fate in run.fates:
+        assert fate.dispatched_s - fate.offer.at_s < 0.001
+    plain = simulate(offers, WIDE, dict(UNPREDICTED.settings), seed=SEED)
+    assert sum(f.met for f in run.fates) >= sum(f.met for f in plain.fates)
+
+
+def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
+    scenario = replace(SCENARIO, open_share=1.0)
+    for load in (0.2, 0.4):
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 40.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 40.0, SEED)
+        assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
+        ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
+        assert ours.attainment >= theirs.attainment
+        assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
+    capacity: float, load: float, seed: int
+) -> None:
+    """The first 20 s: nothing is known of pace and lengths."""
+    scenario = replace(SCENARIO, open_share=1.0)
+    ours, plain = (
+        sum(f.met for f in run_policy(p, scenario, FLEET, load * capacity, 20.0, seed).fates)
+        for p in (OURS, UNPREDICTED)
+    )
+    assert ours >= plain
+
+
+# ── work conservation ────────────────────────────────────────────────────────────────────────────
+
+
+def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str, str]) -> Run:
+    """Runs them, and asserts that no slot stayed free for longer than 10 ms while one waited."""
+    since: dict[str, float] = {}
+
+    def look(gateway: Gateway, now: float) -> None:
+        free = any(i.ready and i.load < i.window.slots for i in gateway.registry)
+        waiting = [task for task in gateway.queue.tasks() if not task.paused_on]
+        startable = {
+            t.id for t in waiting if t.deadline.left_ms(now) > 1000 * fleet.spec.min_start_s
+        }
+        for name in [name for name in since if not free or name not in startable]:
+            del since[name]
+        for name in startable if free else ():
+            assert now - since.setdefault(name, now) <= 0.010
+
+    return simulate(run_offers, fleet, settings, seed=SEED, watch=look)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
+    seed=st.integers(0, 2**20),
+    open_share=st.sampled_from([0.0, 0.5, 1.0]),
+    patience=st.sampled_from([(0.3, 1.0), (1.5, 3.0, 6.0), (20.0,)]),
+    batch=st.sampled_from([0.0, 0.3]),
+    tenants=st.sampled_from([{"a": 1.0}, {"a": 5.0, "b": 1.0}]),
+)
+def test_dl15_no_slot_idles_while_somebody_waits(
+    load: float,
+    seed: int,
+    open_share: float,
+    patience: tuple[float, ...],
+    batch: float,
+    tenants: dict[str, float],
+) -> None:
+    """DL-10 too: everyone has one outcome, and nothing is left anywhere."""
+    scenario = replace(
+        SCENARIO, open_share=open_share, patience=patience, batch_share=batch, tenants=tenants
+    )
+    offers = list(scenario.offers(42.0 * load, 6.0, seed))
+    run = idle_while_waiting(offers, FLEET, {"QUEUE_SIZE": "-1"})
+    assert {fate.endings for fate in run.fates} <= {1}
+    gateway = run.gateway
+    gateway.queue.check_integrity()
+    assert not gateway.queue and not gateway.live_tasks
+    for instance in gateway.registry:
+        instance.window.check_integrity()
+        assert instance.window.paused == instance.load == 0
+    for worker in run.workers:
+        assert worker.stats().kv_blocks_used == 0
+
+
+def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
+    """A crowd, then none: those who waited in the background are met if their time is not over."""
+    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).offers(3 * capacity, 10.0, SEED))
+    run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
+    patient = [f for f in run.fates if f.offer.deadline_ms > 10_000]
+    assert len(patient) > 50
+    assert all(fate.met for fate in patient if fate.offer.deadline_ms > 40_000)
+    assert sum(fate.met for fate in patient) > 0.5 * len(patient)

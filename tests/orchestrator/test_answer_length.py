@@ -1,0 +1,186 @@
+"""How long answers will be: learnt, shrunk to what is known of others, and soon forgotten."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey
+from orchestrator.prediction.answer_length import _MOST_NODES, QUANTILES, STATED
+
+CAP = 4096
+KEY = LengthKey("m", "t", CAP)
+
+
+def taught(lengths: AnswerLengths, key: LengthKey, tokens: list[int]) -> AnswerLengths:
+    for count in tokens:
+        lengths.answered(key, count, finished=True)
+    return lengths
+
+
+def median(lengths: AnswerLengths, key: LengthKey, made: int = 0) -> float:
+    return lengths.curve(key).quantile(0.5, made, CAP)
+
+
+def drawn(middle: float, count: int, seed: int = 1, sigma: float = 0.5) -> list[int]:
+    rng = random.Random(seed)
+    return [max(1, round(middle * rng.lognormvariate(0, sigma))) for _ in range(count)]
+
+
+lengths_of_answers = st.lists(st.integers(1, CAP), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=lengths_of_answers,
+    cuts=lengths_of_answers,
+    made=st.integers(0, 2 * CAP),
+    room=st.integers(1, 2 * CAP),
+)
+def test_a_curve_is_physical(ends: list[int], cuts: list[int], made: int, room: int) -> None:
+    """Quantiles rise, from one token to what the cap leaves, whatever was seen."""
+    lengths = taught(AnswerLengths(), KEY, ends)
+    for tokens in cuts:
+        lengths.answered(KEY, tokens, finished=False)
+    left = lengths.curve(KEY).left(made, made + room)
+    assert len(left) == QUANTILES
+    assert all(before <= after for before, after in pairwise(left))
+    # What is made is rounded down a little where it is much.
+    assert left[0] >= 1 and left[-1] <= room + made / 4 + 1
+
+
+@pytest.mark.parametrize("made", [0, 10, 40, 100])
+def test_what_is_left_of_an_answer_is_that_of_those_who_got_as_far(made: int) -> None:
+    """Against the plain count over 4000 answers, of which the last few hundred count; of those one
+    in six is longer than a hundred tokens.
+    """
+    ends = drawn(60, 4000)
+    curve = taught(AnswerLengths(), KEY, ends).curve(KEY)
+    beyond = sorted(tokens - made for tokens in ends if tokens > made)
+    for share in (0.25, 0.5, 0.9):
+        exact = beyond[int(share * len(beyond))]
+        assert curve.quantile(share, made, CAP) == pytest.approx(
+            exact, rel=0.3 if made < 100 else 0.5, abs=4
+        )
+
+
+def test_an_answer_of_a_heavy_tail_has_the_longer_to_go_the_longer_it_is() -> None:
+    rng = random.Random(2)
+    ends = [min(CAP, round(10 * rng.paretovariate(1.2))) for _ in range(2000)]
+    curve = taught(AnswerLengths(), KEY, ends).curve(KEY)
+    left = [curve.quantile(0.5, made, CAP) for made in (12, 40, 120, 360)]
+    assert left == sorted(left)
+    even = taught(AnswerLengths(), KEY, [100] * 2000).curve(KEY)
+    assert even.quantile(0.5, 0, CAP) == pytest.approx(100, rel=0.2)
+    assert even.quantile(0.5, 80, CAP) <= 30
+
+
+def test_cut_answers_count_for_as_far_as_they_got() -> None:
+    """A deadline cuts all at 40 tokens: what is known beyond is what was known before."""
+    ends = drawn(60, 3000)
+    whole, cut, dropped = AnswerLengths(), AnswerLengths(), AnswerLengths()
+    for tokens in ends:
+        whole.answered(KEY, tokens, finished=True)
+        cut.answered(KEY, min(40, tokens), finished=tokens <= 40)
+        if tokens <= 40:
+            dropped.answered(KEY, tokens, finished=True)
+    shares = (0.05, 0.1)  # a fifth ends within 40 tokens
+    for share in shares:
+        exact = whole.curve(KEY).quantile(share, 0, CAP)
+        assert cut.curve(KEY).quantile(share, 0, CAP) == pytest.approx(exact, rel=0.2)
+    assert median(cut, KEY) > 40 > median(dropped, KEY)
+
+
+def test_a_kind_of_few_answers_says_what_all_say_and_then_what_its_own_do() -> None:
+    lengths = taught(AnswerLengths(), KEY, drawn(400, 500))
+    new = LengthKey("m", "new", CAP)
+    assert median(lengths, new) == pytest.approx(median(lengths, KEY), rel=0.15)
+    taught(lengths, new, drawn(20, 3))
+    few = median(lengths, new)
+    taught(lengths, new, drawn(20, 60))
+    many = median(lengths, new)
+    assert 20 * 0.6 < many < 20 * 1.6
+    assert many < few
+
+
+def test_unknown_models_share_nothing() -> None:
+    lengths = AnswerLengths()
+    first = median(lengths, LengthKey("other"))
+    taught(lengths, KEY, drawn(2000, 300))
+    assert median(lengths, LengthKey("other")) == first
+
+
+@pytest.mark.parametrize(("before", "after"), [(400, 20), (20, 400), (100, 30), (30, 100)])
+def test_a_change_of_length_is_followed_within_fifty_answers(before: int, after: int) -> None:
+    lengths = taught(AnswerLengths(), KEY, drawn(before, 600))
+    assert median(lengths, KEY) == pytest.approx(before, rel=0.25)
+    taught(lengths, KEY, drawn(after, 50, seed=3))
+    assert median(lengths, KEY) == pytest.approx(after, rel=0.5)
+
+
+def test_the_same_answers_are_no_change() -> None:
+    """Chance alone makes nobody forget: what was learnt stays near, all the time."""
+    lengths = taught(AnswerLengths(), KEY, drawn(100, 300))
+    for tokens in drawn(100, 2000, seed=5):
+        lengths.answered(KEY, tokens, finished=True)
+        assert 60 < median(lengths, KEY) < 160
+
+
+def test_one_tenants_answers_do_not_move_anothers() -> None:
+    """Beyond the shared prior, which weighs little once it has answers of its own."""
+    mine, theirs = LengthKey("m", "a", CAP), LengthKey("m", "b", CAP)
+    lengths = taught(AnswerLengths(), mine, drawn(50, 400))
+    before = lengths.curve(mine)
+    taught(lengths, theirs, drawn(2000, 2000))
+    after = lengths.curve(mine)
+    for share in (0.25, 0.5, 0.75):
+        exact = before.quantile(share, 0, CAP)
+        assert after.quantile(share, 0, CAP) == pytest.approx(exact, rel=0.15)
+    assert median(lengths, theirs) > 20 * median(lengths, mine)
+
+
+def test_what_is_stated_tells_short_from_long() -> None:
+    """Caps and deadlines that clients choose by what they expect, and conversations."""
+    lengths = AnswerLengths()
+    by_cap = [LengthKey("m", "t", cap) for cap in (64, 2048)]
+    by_deadline = [LengthKey("m", "t", CAP, ms) for ms in (500.0, 30_000.0)]
+    by_session = [LengthKey("m", "t", CAP, None, name) for name in ("short", "long")]
+    for seed in range(100):
+        for short, long in (by_cap, by_deadline, by_session):
+            lengths.answered(short, drawn(20, 1, seed)[0], finished=True)
+            lengths.answered(long, drawn(600, 1, seed)[0], finished=True)
+    for short, long in (by_cap, by_deadline, by_session):
+        assert 5 * median(lengths, short) < median(lengths, long)
+
+
+@pytest.mark.parametrize("curve", [STATED, AnswerLengths().curve(KEY)])
+def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
+    for made, cap in ((0, 1), (0, 7), (5, 100), (99, 100), (1000, 1001)):
+        assert curve.left(made, cap)[-1] <= max(1, cap - made + made // 4)
+    assert STATED.left(0, 500) == (500.0,) * QUANTILES
+    assert STATED.left(10, 500) == (490.0,) * QUANTILES
+
+
+def test_it_is_bounded() -> None:
+    """Tenants and sessions come and go; the one in use is kept."""
+    lengths = taught(AnswerLengths(), KEY, [30] * 50)
+    for i in range(_MOST_NODES):
+        lengths.answered(LengthKey("m", f"t{i}", 64, None, f"s{i}"), 500, finished=True)
+        lengths.curve(LengthKey("m", f"t{i}", 64, None, f"s{i}"))
+        if i % 50 == 0:
+            lengths.answered(KEY, 30, finished=True)
+    assert len(lengths._nodes) <= _MOST_NODES
+    assert len(lengths._curves) <= _MOST_NODES + 1
+    assert median(lengths, KEY) < 60
+
+
+def test_a_curve_that_was_given_does_not_change() -> None:
+    lengths = taught(AnswerLengths(), KEY, [30] * 50)
+    curve = lengths.curve(KEY)
+    before = curve.left(0, CAP)
+    assert lengths.curve(KEY) is curve
+    taught(lengths, KEY, [900] * 50)
+    assert lengths.curve(KEY) is not curve
+    assert curve.left(0, CAP) == before

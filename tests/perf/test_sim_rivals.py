@@ -1,0 +1,153 @@
+"""Others' schedulers on tiny cases made by hand, and what none of them may exceed."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.task import Priority
+from perf.sim.offers import Offer
+from perf.sim.rivals.fleet import Job, Machine, RivalFleet
+from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe
+from perf.sim.worker import WorkerSpec
+from worker.engine.synthetic import StepPace
+
+PACE = StepPace(10e-3, 0.0, 0.1e-3)
+MACHINE = Machine(2, 0.1e-3, 10e-3)
+"""Two slots, ten milliseconds a token."""
+
+
+def offer(at_s: float = 0.0, prompt: int = 10, length: int = 10, **changes: object) -> Offer:
+    values: dict[str, object] = {
+        "max_tokens": 200,
+        "deadline_ms": 10_000.0,
+        "tenant": "",
+        "priority": Priority.INTERACTIVE,
+    }
+    return Offer(at_s, prompt, length=length, **(values | changes))  # type: ignore[arg-type]
+
+
+def job(due_s: float, *, prompt: int = 0, made: int = 0, at_s: float = 0.0) -> Job:
+    made_of = offer(at_s, max(1, prompt), deadline_ms=1000 * (due_s - at_s))
+    found = Job(made_of, due_s, math.inf, math.inf, computed=max(1, prompt) - prompt, made=made)
+    return found
+
+
+def taught(policy: object, tokens: int, count: int = 40) -> None:
+    """Answers of that length have ended."""
+    for _ in range(count):
+        ended = job(10.0, made=tokens)
+        ended.offer = offer(length=tokens)
+        policy.answered(ended)  # type: ignore[attr-defined]
+
+
+def test_fifo_serves_in_order_and_lets_run_what_runs() -> None:
+    running, first, second = job(9.0), job(5.0), job(1.0)
+    assert Fifo(MACHINE).pick(0.0, [running], [first, second], 0) == [running, first, second]
+
+
+def test_edf_takes_the_earliest_of_those_that_wait() -> None:
+    running, first, second = job(9.0), job(5.0), job(1.0)
+    assert Edf(MACHINE).pick(0.0, [running], [first, second], 0) == [running, second, first]
+
+
+def test_jitserve_takes_what_is_shortest_and_can_be_in_time() -> None:
+    policy = JitServe(MACHINE)
+    taught(policy, 50)
+    long, short, lost = job(9.0, prompt=5000), job(9.0, prompt=10), job(0.1, prompt=1)
+    assert policy.pick(0.0, [], [long, lost, short], 0) == [short, long, lost]
+    running = [job(9.0, prompt=2000), job(9.0, prompt=3000)]
+    for _ in range(29):  # it keeps to its plan between two rounds
+        assert policy.pick(0.0, running, [short], 0) == running
+    assert policy.pick(0.0, running, [short], 0) == running
+    assert policy.pick(0.0, running, [short], 0)[0] is short  # the 32nd step: it may pause them
+
+
+def test_qoserve_relegates_once_what_will_miss_and_serves_it_last() -> None:
+    policy = QoServe(MACHINE)
+    taught(policy, 50)
+    late, tight, loose = job(0.2), job(1.0), job(3.0)
+    assert policy.pick(0.0, [], [late, loose, tight], 0) == [tight, loose, late]
+    assert (late.is_relegated, tight.is_relegated) == (True, False)
+    # A long prompt counts beside the deadline.
+    long = job(2.9, prompt=2000)
+    assert policy.pick(0.0, [], [long, loose], 0) == [loose, long]
+
+
+def test_slos_serve_keeps_as_many_deadlines_as_fit() -> None:
+    policy = SlosServe(Machine(1, 0.1e-3, 10e-3))
+    taught(policy, 50)  # half a second each
+    jobs = [job(0.6), job(1.1), job(1.2), job(0.3)]
+    picked = policy.pick(0.0, [], jobs, 0)
+    assert set(picked[:2]) < set(jobs[:3])
+    assert picked[-1] is jobs[3]  # no way, but it gets what is left
+    # One long job makes way for two short ones.
+    long, one, two = job(1.1, prompt=5000), job(1.15), job(1.2)
+    assert set(policy.pick(0.0, [], [long, one, two], 1)[:2]) == {one, two}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_one_request_takes_what_the_worker_takes(name: str) -> None:
+    spec = WorkerSpec(PACE, 2, kv_tokens=1000, noise=0.0)
+    fleet = RivalFleet(spec, 1, RIVALS[name][1](MACHINE), seed=1)
+    (done,) = fleet.run([offer(prompt=10, length=10)])
+    assert done.met and done.made == 10
+    assert done.first_at == pytest.approx(0.011)
+    assert done.ended_at == pytest.approx(0.011 + 9 * 0.010)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_who_is_late_hangs_up_and_is_not_met(name: str) -> None:
+    spec = WorkerSpec(PACE, 2, kv_tokens=1000, noise=0.0)
+    fleet = RivalFleet(spec, 1, RIVALS[name][1](MACHINE), seed=1)
+    late, fine = fleet.run([offer(length=100, deadline_ms=300.0), offer(length=5)])
+    assert not late.met and late.made < 100
+    assert late.ended_at == pytest.approx(0.3, abs=0.012)
+    assert fine.met
+
+
+class Watched(RivalFleet):
+    """Looks after every plan."""
+
+    def _plan(self, now: float, instance: int) -> tuple[list[Job], dict[Job, int]]:
+        rows, chunks = super()._plan(now, instance)
+        spec = self._spec
+        assert len(rows) == len(set(rows)) <= spec.slots
+        everywhere = [job for running in self._running for job in running]
+        assert len(everywhere) == len(set(everywhere))
+        assert not set(everywhere) & set(self._waiting)
+        kept = [j for j in {*everywhere, *self._waiting} if j.instance == instance]
+        assert sum(j.kv_tokens for j in kept if not j.ended_at) <= spec.kv_tokens
+        assert sum(chunks.values()) <= spec.step_tokens
+        assert all(0 < chunk <= job.prompt_left for job, chunk in chunks.items())
+        return rows, chunks
+
+
+offers = st.lists(
+    st.builds(
+        offer,
+        at_s=st.floats(0, 1.0),
+        prompt=st.integers(1, 300),
+        length=st.integers(1, 60),
+        deadline_ms=st.floats(50, 2000),
+    ),
+    min_size=1,
+    max_size=14,
+).map(lambda many: sorted(many, key=lambda each: each.at_s))
+
+
+@pytest.mark.parametrize("name", RIVALS)
+@settings(max_examples=25, deadline=None)
+@given(given_offers=offers, count=st.integers(1, 2), kv=st.integers(520, 1500))
+def test_slots_and_memory_are_never_exceeded_and_everyone_ends(
+    name: str, given_offers: list[Offer], count: int, kv: int
+) -> None:
+    fleet = Watched(WorkerSpec(PACE, 2, kv), count, RIVALS[name][1](MACHINE), seed=2)
+    jobs = fleet.run(given_offers)
+    assert len(jobs) == len(given_offers)
+    for each in jobs:
+        assert each.ended_at > 0
+        assert each.made <= each.offer.length
+        assert not each.met or (each.made == each.offer.length and each.ended_at <= each.deadline)
+    assert not fleet._waiting
