@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from itertools import islice
 
-from orchestrator.clock import Clock
+from orchestrator.clock import Clock, Timer
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.flight import LaneFlight
@@ -36,6 +36,7 @@ HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
 FRESH = 4
 """Waiting tasks whose turn is next are planned anew before anything is started."""
+LIMIT_EVERY_S = 0.05
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 FEW_SPECS = 8
@@ -85,6 +86,7 @@ class Dispatcher:
         self._hedger = hedger
         self._pausing = pausing
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
+        self._limiting: Timer | None = None
         self._lets_run_s = lets_run_s
         self._flights: dict[LaneFlight, None] = {}
         """In the order in which they were sent, so that a run repeats itself."""
@@ -186,19 +188,40 @@ class Dispatcher:
         """Pause running jobs for more urgent ones that wait; those paused are to be queued."""
         paused = self._pausing.victims(self._queue, self._flights, now)
         for flight in paused:
-            task = flight.task
-            flight.pause()
-            self._pausing.stats.paused += 1
-            task.pauses += 1
-            task.paused_on = flight.address
-            task.paused_at = now
+            self._pause(flight, now)
         return [flight.task for flight in paused]
+
+    def _limit_batches(self) -> None:
+        """Let patient jobs stand still while others are pressed for time."""
+        now = self._clock.now()
+        self._limiting = None
+        if not self._flights:
+            return
+        self._limiting = self._clock.call_at(now + LIMIT_EVERY_S, self._limit_batches)
+        try:
+            for instance, limit in self._pausing.limits(self._flights, now):
+                instance.window.row_limit = limit.rows
+                for flight in limit.pause:
+                    self._pause(flight, now)
+                self._queue_paused([flight.task for flight in limit.pause], now)
+        except Exception:
+            service_log.exception("limiting what runs at once failed; will retry")
+        self.pump()
+
+    def _pause(self, flight: LaneFlight, now: float) -> None:
+        task = flight.task
+        flight.pause()
+        self._pausing.stats.paused += 1
+        task.pauses += 1
+        task.paused_on = flight.address
+        task.paused_at = now
 
     def _queue_paused(self, tasks: list[Task], now: float) -> None:
         for task in tasks:
             if task.ending is None:
                 self._forecaster.plan(task, now)
                 self._queue.push(task)
+                self._replanner.wake()
         self._replanner.wake()
 
     def _resume(self, task: Task, now: float) -> None:
@@ -258,6 +281,8 @@ class Dispatcher:
         flight.ticket = self._registry.breakers.begin(choice.name)
         instance.window.sent(flight.job, load)
         self._flights[flight] = None
+        if self._limiting is None and self._pausing.enabled:
+            self._limiting = self._clock.call_at(now + LIMIT_EVERY_S, self._limit_batches)
         return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:

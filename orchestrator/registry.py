@@ -104,6 +104,10 @@ class Instance:
         return sum(lane.load for lane in self.lanes) - self.window.paused + self.foreign_load
 
     @property
+    def has_free_slot(self) -> bool:
+        return self.load < self.window.slots
+
+    @property
     def can_pause(self) -> bool:
         """Whether its jobs can leave their slot and keep their KV."""
         return self.card is not None and self.card.can_pause
@@ -126,7 +130,11 @@ class Instance:
         """
         ready = is_admitted and self.ready
         pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        key = (self.load, ready, self.is_up, self.window.size, self.window.slots, self.stats, pace)
+        window, most_rows = self.window, encoder.card.max_running
+        if window.row_limit is not None:
+            most_rows = min(most_rows, window.row_limit)
+        room = (window.size, window.slots, most_rows)
+        key = (self.load, ready, self.is_up, room, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -142,7 +150,7 @@ class Instance:
             ready=ready,
             slots=self.window.size,
             rows=self.window.slots,
-            most_rows=card.max_running,
+            most_rows=most_rows,
             is_up=self.is_up,
             load=self.load,
             most_tokens=most,

@@ -32,7 +32,7 @@ class Candidate:
     rows: int = 0
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     most_rows: int = 0
-    """By rows alone: what goes on with a job whose KV is there."""
+    """How many may run for a paused job, whose KV is there, to go on."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 

@@ -31,6 +31,7 @@ _WAIT_PER_DRAIN = 2.0
 """Over the time in which what waits could be done, for more comes meanwhile. In the simulator 0.5,
 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
 _WAIT_OF_PAUSED = 4.0
+_COSTS_TTL_S = 0.02
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
@@ -89,6 +90,7 @@ class Forecaster:
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
         self._costs: dict[str, Costs | None] = {}
+        self._costs_until = 0.0
         self._min_start_ms: dict[str, float] = {}
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
@@ -99,7 +101,6 @@ class Forecaster:
         Ranks compare only among plans of about the same time.
         """
         self._epoch = now
-        self._costs.clear()
         work_ms: defaultdict[str, float] = defaultdict(float)
         for task in waiting:
             if not task.is_background:
@@ -133,6 +134,9 @@ class Forecaster:
         return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
+        if now >= self._costs_until:
+            self._costs_until = now + _COSTS_TTL_S
+            self._costs.clear()
         costs = self._costs_of(task.model)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
@@ -158,14 +162,15 @@ class Forecaster:
         return waited - found.log_urgency
 
     def _costs_of(self, model: str) -> Costs | None:
-        """With every slot in use; None while no pace has been measured."""
+        """With as many jobs as run now; None while no pace has been measured."""
         if model not in self._costs:
             capacity = self._capacity_of(model)
-            fastest = min(capacity.models, key=lambda m: m.step_ms(m.slots) * m.mid, default=None)
+            rows = capacity.rows
+            fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
             costs = None
             if fastest is not None:
-                token_ms = fastest.step_ms(fastest.slots) * fastest.mid
-                share_ms = token_ms / fastest.slots
+                token_ms = fastest.step_ms(rows) * fastest.mid
+                share_ms = token_ms / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
             self._costs[model] = costs
             self._min_start_ms[model] = capacity.min_start_ms
@@ -176,6 +181,11 @@ class Forecaster:
     def usual_tokens(self, task: Task) -> int:
         """How long its answer will usually be in all, half of it being longer."""
         return task.completion_tokens + self._quantile(task, USUAL)
+
+    def tokens_left(self, task: Task) -> tuple[float, float]:
+        """Tokens still to come of a usual answer and of a long one."""
+        left = self._left(task)
+        return left[int(USUAL * len(left))], left[int(LONG * len(left))]
 
     def _left(self, task: Task) -> tuple[float, ...]:
         made, cap = task.completion_tokens, task.sampling.max_tokens
