@@ -13,6 +13,7 @@ from perf import openloop
 from perf.http import FIRST_TEXT, HttpConnection
 from perf.loadgen import EVENT, LoadError, LoadResult, Plan
 from perf.stack import HOST
+from perf.workload import Arrival
 
 _MARGIN_S = 45.0
 """For the generator's start and for the streams that still run at the end."""
@@ -46,6 +47,20 @@ def completion(model: str, max_tokens: int) -> dict[str, object]:
     }
 
 
+def ask_of(model: str, arrival: Arrival) -> openloop.Ask:
+    """A streamed completion of random ids, as long as it says."""
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": arrival.prompt,
+        "max_tokens": arrival.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return openloop.Ask(arrival.at_s, arrival.deadline_ms, body)
+
+
 def rates(result: LoadResult) -> list[float]:
     """Tokens per second, window by window."""
     return [window.tokens / window.seconds for window in result.windows]
@@ -69,7 +84,7 @@ async def apply(plan: Plan) -> LoadResult:
 
 async def apply_openloop(plan: openloop.Plan) -> list[openloop.Result]:
     """Offer the requests of an open loop. Raises ``LoadError`` when the time is up."""
-    last_s = plan.arrivals[-1].at_s if plan.arrivals else 0.0
+    last_s = plan.asks[-1].at_s if plan.asks else 0.0
     budget_s = last_s + plan.linger_s + _MARGIN_S
     return msgspec.json.decode(
         await _generate("perf.openloop", plan, budget_s), type=list[openloop.Result]

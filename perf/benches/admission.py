@@ -8,7 +8,7 @@ import asyncio
 
 from perf.bundle import Figure
 from perf.context import SEED, Bench, Context
-from perf.load import apply_openloop
+from perf.load import PATH, apply_openloop, ask_of
 from perf.metrics import Scrape, scrape
 from perf.openloop import Plan
 from perf.stack import HOST, StackSpec
@@ -34,9 +34,8 @@ async def run(context: Context) -> list[Figure]:
     for turn in range(rounds + 1):
         arrivals = workload.arrivals(PER_S, seconds, SEED + turn)
         before = await scrape(HOST, stack.port)
-        results = await apply_openloop(
-            Plan(HOST, stack.port, context.card.model, arrivals, True, _LINGER_S)
-        )
+        asks = [ask_of(context.card.model, arrival) for arrival in arrivals]
+        results = await apply_openloop(Plan(HOST, stack.port, PATH, asks, True, _LINGER_S))
         if not all(result.complete for result in results):
             raise RuntimeError(f"{sum(not r.complete for r in results)} requests failed")
         await asyncio.sleep(0.1)

@@ -11,6 +11,7 @@ from aiohttp import web
 from perf import goodput_plot, openloop
 from perf.goodput_cell import Cell, cell_of
 from perf.goodput_policies import OURS, POLICIES
+from perf.load import PATH
 from perf.metrics import Scrape, scrape
 from perf.openloop import Result
 from perf.workload import Arrival, Speed, Workload
@@ -100,8 +101,11 @@ async def port() -> AsyncIterator[int]:
 
 
 async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> None:
-    arrivals = [Arrival(0.01 * i, [5], kind, 500.0) for i, kind in enumerate((1, 2, 3, 5, 6))]
-    results = await openloop.run(openloop.Plan("127.0.0.1", port, "m", arrivals, True, 0.5))
+    asks = [
+        openloop.Ask(0.01 * i, 500.0, {"max_tokens": kind})
+        for i, kind in enumerate((1, 2, 3, 5, 6))
+    ]
+    results = await openloop.run(openloop.Plan("127.0.0.1", port, PATH, asks, True, 0.5))
     refused, broken, silent, *whole = results
     assert (refused.status, refused.code, refused.tokens) == (504, "deadline_infeasible", 0)
     assert (broken.status, broken.code, broken.tokens) == (200, "deadline_exceeded", 2)
