@@ -34,7 +34,7 @@ from perf.bundle import BenchResult, Bundle, write
 from perf.goodput_cell import Cell, cell_of, show_cells
 from perf.goodput_policies import FIFO, OURS, POLICIES, Policy
 from perf.lane import open_lane
-from perf.load import apply_openloop
+from perf.load import PATH, apply_openloop, ask_of
 from perf.machine import commit, describe_machine, versions
 from perf.metrics import Scrape, scrape
 from perf.openloop import Plan, Result
@@ -189,8 +189,9 @@ async def _offer(
     linger_s: float,
 ) -> list[Result]:
     """Run a load against a service, and wait until its workers have nothing left of it."""
+    asks = [ask_of(card.model, arrival) for arrival in arrivals]
     results = await apply_openloop(
-        Plan(HOST, service.port, card.model, arrivals, policy.states_deadline, linger_s)
+        Plan(HOST, service.port, PATH, asks, policy.states_deadline, linger_s)
     )
     end = time.monotonic() + _IDLE_S
     while not (await scrape(HOST, service.port)).is_idle:
