@@ -3,9 +3,9 @@
 They go through the same scheduler and pool as a model does, so that leaks show. The text is a
 fixed cycle of plain words: token n of any answer is the same in every run.
 
-Answers are as long as ``max_tokens`` says, or, with an end token given, as their own prompts say:
-the first two ids encode the length (``length_ids``), which whoever forwards the prompt knows nothing
-of. The end token is the answer's last, as a model's would be, and ``ignore_eos`` has no end.
+Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
+first two ids encode the length (``length_ids``), of which who forwards the prompt knows nothing.
+The end token is then the last, as a model's would be; with ``ignore_eos`` there is none.
 """
 
 import math
