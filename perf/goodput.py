@@ -95,7 +95,7 @@ class Size:
 
 
 FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
-QUICK = Size((1.0, 2.0), warm_s=1.0, window_s=3.0, flood=80)
+QUICK = Size((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=60)
 DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
 
 
@@ -215,7 +215,10 @@ class _Contest:
         while would have: what a cold start does is another question."""
         for policy in self.choices.policies:
             asks = at_once(
-                self.load, 3 * SLOTS, SEED + 2, knows_lengths=self._knows_lengths(policy)
+                self.load,
+                self.choices.size.flood // 5,
+                SEED + 2,
+                knows_lengths=self._knows_lengths(policy),
             )
             await self._offer(policy, asks, linger_s=30.0)
 
@@ -342,7 +345,11 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two loads, a few seconds each")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two loads, with windows shorter than many deadlines: that it works, not how well",
+    )
     parser.add_argument("--engine", choices=("paced", "demo"), default="paced")
     parser.add_argument(
         "--trace",

@@ -27,7 +27,7 @@ class Scene(NamedTuple):
     manner: Manner
 
     def __str__(self) -> str:
-        return f"{self.trace}, {self.manner} deadlines"
+        return f"{self.trace}, deadlines: {self.manner}"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +187,7 @@ def _table(scene: Scene, cells: Sequence[Cell]) -> Table:
     table = Table("load", "policy", "goodput/s", "attained", "refused", "waste", title=str(scene))
     for title in ("first token p50", "p99", "false refusals", "sent late"):
         table.add_column(title)
+    table.columns[1].no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
     load = None

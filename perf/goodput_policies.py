@@ -32,7 +32,7 @@ OURS = Policy("ours", "Tidegate", True)
 KNOWN = Policy("known", "Tidegate, lengths known", True, knows_lengths=True)
 UNPREDICTED = Policy(
     "no-prediction",
-    "Earliest deadline first (no prediction)",
+    "Earliest deadline first",
     True,
     {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
 )
