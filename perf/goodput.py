@@ -202,8 +202,12 @@ class _Contest:
     services: Mapping[str, OrchestratorProcess]
 
     async def capacity(self) -> float:
-        """Requests per second with every slot full: the middle of a flood without deadlines."""
-        asks = at_once(self.load, self.choices.size.flood, SEED + 1)
+        """Requests per second with every slot full: the middle of a flood without deadlines.
+
+        It is of the same stretch of the trace as the cells, whose requests may be heavier or
+        lighter than the mean.
+        """
+        asks = at_once(self.load, self.choices.size.flood, SEED)
         results = await self._offer(HANG_UP, asks, linger_s=90.0)
         ends = sorted(result.end_s for result in results if result.complete)
         if len(ends) < len(asks):

@@ -29,6 +29,7 @@ LOG_NORMAL = "log-normal"
 _PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 _ROWS = 4000
+_FRESH = random.Random()
 
 STORY_CLIENTS = (
     Application("hasty", 1 / 3, 1_000.0, 400.0, 30.0),
@@ -74,7 +75,7 @@ class Load(Protocol):
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
     ) -> list[Ask]:
-        """In order of time. The same but for what they state of their lengths."""
+        """In order of time. A seed gives the same times, sizes and deadlines every time."""
 
 
 def at_once(load: Load, count: int, seed: int, *, knows_lengths: bool = False) -> list[Ask]:
@@ -101,15 +102,15 @@ class DrawnLoad:
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
     ) -> list[Ask]:
-        rng = random.Random(seed)
         return [
-            _ask(request, self._body(request, rng, knows_lengths))
+            _ask(request, self._body(request, knows_lengths))
             for request in self.trace.requests(per_s, seconds, seed)
         ]
 
-    def _body(self, request: Request, rng: random.Random, knows_lengths: bool) -> dict[str, object]:
-        # Random ids share no prefix: what a cache would spare is not the matter here.
-        own = [rng.randrange(16, self.vocab_size) for _ in range(request.prompt_tokens - 2)]
+    def _body(self, request: Request, knows_lengths: bool) -> dict[str, object]:
+        # New ids each time, whatever the seed: no policy may find in a worker's cache what was
+        # computed for the one before it.
+        own = [_FRESH.randrange(16, self.vocab_size) for _ in range(request.prompt_tokens - 2)]
         length = request.answer_tokens
         return {
             "model": self.model,

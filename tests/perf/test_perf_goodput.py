@@ -107,7 +107,9 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
     load = drawn_load(source, SPEED, Manner.PROPORTIONAL, "m", 500, is_poisson=False)
     asks = load.asks(3.0, 10.0, 1)
     known = load.asks(3.0, 10.0, 1, knows_lengths=True)
-    assert asks == load.asks(3.0, 10.0, 1) != load.asks(3.0, 10.0, 2)
+    again, others = load.asks(3.0, 10.0, 1), load.asks(3.0, 10.0, 2)
+    assert [(a.at_s, a.deadline_ms) for a in asks] == [(a.at_s, a.deadline_ms) for a in again]
+    assert [a.deadline_ms for a in asks] != [a.deadline_ms for a in others]
     assert {ask.body["max_tokens"] for ask in asks} == {load.trace.cap_tokens}
     assert not any(ask.body["ignore_eos"] for ask in asks)
     lengths = [10, 2, 100]
@@ -115,7 +117,9 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
     assert {tuple(prompt[:2]) for prompt in prompts} == {*map(length_ids, lengths)}  # type: ignore[index]
     for mine, same in zip(asks, known, strict=True):
         assert (mine.at_s, mine.deadline_ms) == (same.at_s, same.deadline_ms)
-        assert mine.body["prompt"] == same.body["prompt"]
+        one, other = mine.body["prompt"], same.body["prompt"]
+        assert isinstance(one, list) and isinstance(other, list)
+        assert (one[:2], len(one)) == (other[:2], len(other)) and one[2:] != other[2:]  # no cache
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
