@@ -26,6 +26,7 @@ help:
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
+	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make setup         only what each of these does first'

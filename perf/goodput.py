@@ -95,7 +95,7 @@ class Size:
 
 
 FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
-QUICK = Size((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=60)
+QUICK = Size((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
 DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
 
 
