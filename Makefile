@@ -27,6 +27,7 @@ help:
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
+	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'

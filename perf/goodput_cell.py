@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -11,12 +12,22 @@ from rich.table import Table
 from perf.bundle import Figure
 from perf.goodput_policies import Policy
 from perf.metrics import Scrape
-from perf.openloop import Result
+from perf.openloop import Ask, Result
 from perf.stats import bootstrap, percentile
-from perf.workload import Arrival
+from perf.trace import Manner
 
 _SEED = 11
 _SAMPLES = "tidegate_infeasible_samples_total"
+
+
+class Scene(NamedTuple):
+    """What policies are compared on, at one load after the other."""
+
+    trace: str
+    manner: Manner
+
+    def __str__(self) -> str:
+        return f"{self.trace}, deadlines: {self.manner}"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +37,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     of them that were met after all: false refusals, had they been refused.
     """
 
+    scene: Scene
     policy: str
     label: str
     load: float
@@ -42,7 +54,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     sampled_met: int
     late_send_ms: float
     ends: dict[str, int]
-    """Requests by how they ended: ``met``, ``late``, ``unanswered`` or the error's code."""
+    """Requests by how they ended: ``met``, ``late``, the part that was missed, ``unanswered`` or
+    the error's code."""
 
     @property
     def attainment(self) -> float:
@@ -65,7 +78,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def figures(self) -> list[Figure]:
-        prefix, what = f"{self.policy}.{self.load:g}x", f"{self.label} at {self.load:g} ×"
+        scene = self.scene
+        prefix = f"{scene.trace}.{scene.manner}.{self.load:g}x.{self.policy}"
+        what = f"{scene}, {self.load:g} ×, {self.label}"
 
         def plain(key: str, label: str, unit: str, value: float, n: int) -> Figure:
             return Figure(
@@ -111,33 +126,36 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return figures
 
 
-def is_met(arrival: Arrival, result: Result) -> bool:
-    """The whole answer came by the request's own deadline."""
-    return result.complete and 1000 * result.end_s <= arrival.deadline_ms
+def is_met(ask: Ask, result: Result) -> bool:
+    """The whole answer came by the request's own deadline, and every part by its own."""
+    in_time = 1000 * result.end_s <= ask.deadline_ms
+    return result.complete and in_time and not result.missed
 
 
-def _end_of(arrival: Arrival, result: Result) -> str:
+def _end_of(ask: Ask, result: Result) -> str:
     if result.complete:
-        return "met" if is_met(arrival, result) else "late"
+        return "met" if is_met(ask, result) else result.missed or "late"
     if result.code and result.tokens:
         return f"{result.code} after tokens"
     return result.code or "unanswered"
 
 
 def cell_of(
+    scene: Scene,
     policy: Policy,
     load: float,
     window_s: float,
-    measured: Sequence[tuple[Arrival, Result]],
+    measured: Sequence[tuple[Ask, Result]],
     told: Scrape,
 ) -> Cell:
     """Judge the requests of one window; ``told`` is what the service counted meanwhile."""
-    met = [is_met(arrival, result) for arrival, result in measured]
+    met = [is_met(ask, result) for ask, result in measured]
     per_s = len(measured) / window_s
     low, high = bootstrap(
         [float(each) for each in met], lambda drawn: sum(drawn) / len(drawn), random.Random(_SEED)
     )
     return Cell(
+        scene=scene,
         policy=policy.name,
         label=policy.label,
         load=load,
@@ -160,10 +178,16 @@ def cell_of(
 
 
 def show_cells(cells: Sequence[Cell], console: Console) -> None:
-    """The table for people."""
-    table = Table("load", "policy", "goodput/s", "attained", "refused", "waste")
+    """The tables for people, one per scene."""
+    for scene in dict.fromkeys(cell.scene for cell in cells):
+        console.print(_table(scene, [cell for cell in cells if cell.scene == scene]))
+
+
+def _table(scene: Scene, cells: Sequence[Cell]) -> Table:
+    table = Table("load", "policy", "goodput/s", "attained", "refused", "waste", title=str(scene))
     for title in ("first token p50", "p99", "false refusals", "sent late"):
         table.add_column(title)
+    table.columns[1].no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
     load = None
@@ -183,4 +207,4 @@ def show_cells(cells: Sequence[Cell], console: Console) -> None:
             f"{cell.late_send_ms:.0f} ms",
         )
         load = cell.load
-    console.print(table)
+    return table

@@ -1,4 +1,8 @@
-"""The policies that ``perf.goodput`` compares: settings of one and the same orchestrator."""
+"""The policies that ``perf.goodput`` compares: settings of one and the same orchestrator.
+
+Rivals from papers (JITServe, QoServe, SLOs-Serve) decide step by step which jobs an engine runs, so
+they exist in the simulator only: ``perf.sim.rivals``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,26 +16,36 @@ class Policy:
     label: str
     states_deadline: bool
     settings: Mapping[str, str] = field(default_factory=dict)
+    hangs_up: bool = False
+    """Clients close their connections at their deadlines."""
+    knows_lengths: bool = False
+    """Every request states its answer's true length, which no client can: a ceiling."""
 
     def env(self) -> dict[str, str]:
         values = {"QUEUE_SIZE": "-1", "LOG_LEVEL": "warning"} | dict(self.settings)
         return {f"TIDEGATE_{name}": value for name, value in values.items()}
 
 
-OURS = Policy("ours", "Tidegate", True)
-FIFO = Policy("fifo", "FIFO, no deadlines", False, {"QUEUE_ORDER": "fifo", "ADMISSION": "off"})
+_FIFO = {"QUEUE_ORDER": "fifo", "ADMISSION": "off"}
 
-FIFO_TIMEOUT = Policy(
-    "fifo-timeout",
-    "FIFO, queue timeouts",
-    True,
-    {"QUEUE_ORDER": "fifo", "ADMISSION": "off", "DEADLINE_SCOPE": "queue"},
-)
+OURS = Policy("ours", "Tidegate", True)
+KNOWN = Policy("known", "Tidegate, lengths known", True, knows_lengths=True)
 UNPREDICTED = Policy(
     "no-prediction",
-    "Tidegate without prediction",
+    "Earliest deadline first",
     True,
     {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
 )
+"""With expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
+HANG_UP = Policy("fifo-hang-up", "FIFO, clients hang up", False, _FIFO, hangs_up=True)
+"""What every user of vLLM has."""
+FIFO_TIMEOUT = Policy(
+    "fifo-timeout", "FIFO, queue timeouts", True, _FIFO | {"DEADLINE_SCOPE": "queue"}
+)
+FIFO = Policy("fifo", "FIFO, no deadlines", False, _FIFO)
 
 POLICIES = (OURS, FIFO, FIFO_TIMEOUT, UNPREDICTED)
+"""What the simulator can run with the real orchestrator, whose clients there never hang up."""
+COMPARED = (OURS, KNOWN, UNPREDICTED, HANG_UP)
+"""What ``perf.goodput`` runs; ``EVERY`` by name."""
+EVERY = (*COMPARED, FIFO_TIMEOUT, FIFO)

@@ -5,7 +5,8 @@
 A process of its own on one loop. Each request has a connection to itself (they are kept and used
 again), its stream is counted as bytes, and every time counts from when the request was *due*, so
 that a slow service cannot make itself look fast (coordinated omission). Whoever still waits hangs
-up: at the end, or each at its own deadline.
+up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as its
+events come, one token each: token n is due n - 1 gaps after the first token's deadline.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,28 +25,56 @@ from perf.loadgen import EVENT, LAST_BYTES, TAIL
 
 HUNG_UP = "hung_up"
 """The code of a request whose client had waited until its deadline."""
+FIRST_TOKEN, TOKEN_GAP = "first_token", "token_gap"
+"""Parts of an answer that can be missed."""
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _EVENT = EVENT[1:]
+_ROLE = b'"role"'
+"""In a chat's first event, which is no token."""
 _TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
 """Some text: a chat's first event has none, and some servers send it before they have begun."""
 
 
+NEVER_MS: Final = 1e9
+"""The deadline of what has none; a number, as JSON has no infinity."""
+
+
 class Ask(msgspec.Struct, frozen=True):
-    """One streamed request, ``at_s`` after the beginning, whose body asks for its usage. The
-    deadline counts from its arrival."""
+    """One streamed request, ``at_s`` after the beginning, whose body asks for its usage. Deadlines
+    count from its arrival."""
 
     at_s: float
     deadline_ms: float
     body: dict[str, object]
+    first_token_ms: float = NEVER_MS
+    token_gap_ms: float = NEVER_MS
+
+    @property
+    def patience_ms(self) -> float:
+        """How long its client waits when nothing comes."""
+        return min(self.deadline_ms, self.first_token_ms)
+
+    def due_ms(self, token: int, first_came_ms: float) -> float:
+        """When that token, from 1, is due by the parts that are stated."""
+        if token == 1:
+            return self.first_token_ms
+        if self.token_gap_ms >= NEVER_MS:
+            return NEVER_MS
+        begin = self.first_token_ms if self.first_token_ms < NEVER_MS else first_came_ms
+        return begin + (token - 1) * self.token_gap_ms
+
+
+_NOTHING = Ask(0.0, NEVER_MS, {})
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to send where. ``with_deadline`` states each deadline to the service; it is judged by
-    its deadline either way. With ``hang_up``, a client closes its connection at its deadline; in
-    any case, everybody does ``linger_s`` after the last request is due."""
+    """What to send where. ``with_deadline`` states all deadlines to the service; an answer is
+    judged by them either way. With ``hang_up``, a client closes its connection at its deadline, or
+    at that of its first token when none has come; later tokens that are late are waited for. In
+    any case, everybody hangs up ``linger_s`` after the last request is due."""
 
     host: str
     port: int
@@ -60,7 +90,8 @@ class Result(msgspec.Struct):
 
     ``late_s`` is how late it was sent. ``status`` 0: no answer. ``code`` is the error's, also of
     one in the stream; ``complete`` says that the whole answer came, ``finish`` why it ended there.
-    ``tokens`` are events until the usage says it exactly.
+    ``tokens`` are events until the usage says it exactly. ``missed`` is the first part of the
+    answer that came late: ``first_token``, ``token_gap``, or nothing.
     """
 
     late_s: float = 0.0
@@ -71,6 +102,7 @@ class Result(msgspec.Struct):
     tokens: int = 0
     complete: bool = False
     finish: str = ""
+    missed: str = ""
 
 
 class _Connection(asyncio.Protocol):
@@ -80,6 +112,7 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self.transport: asyncio.Transport | None = None
         self._result: Result | None = None
+        self._ask = _NOTHING
         self._due = 0.0
         self._head = b""
         self._tail = b""
@@ -91,14 +124,21 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def ask(self, request: bytes, result: Result, due: float, until: float | None) -> None:
-        """Send a request; what comes back until then is written to ``result``."""
+    def ask(self, ask: Ask, request: bytes, result: Result, due: float) -> None:
+        """Send a request; what comes back while its client waits is written to ``result``."""
         assert self.transport is not None
-        self._result, self._due = result, due
+        self._ask, self._result, self._due = ask, result, due
         self._head, self._tail, self._events, self._left = b"", b"", 0, None
         result.late_s = self._pool.now() - due
         self.transport.write(request)
-        if until is not None:
+        self._wait(ask.patience_ms)
+
+    def _wait(self, patience_ms: float) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._pool.hangs_up and patience_ms < NEVER_MS:
+            until = self._due + patience_ms / 1000
             self._patience = asyncio.get_running_loop().call_at(until, self._hang_up)
 
     def _hang_up(self) -> None:
@@ -132,8 +172,13 @@ class _Connection(asyncio.Protocol):
         now = self._pool.now() - self._due
         joined = self._tail + data
         events = data.count(_EVENT)
-        if not result.first_s and result.status == 200 and _TEXT.search(joined):
-            result.first_s = now
+        if not result.first_s and result.status == 200:
+            events -= data.count(_ROLE)
+            if _TEXT.search(joined):
+                result.first_s = now
+                self._wait(self._ask.deadline_ms)
+        if events:
+            self._judge(result, self._events + 1, now)
         self._events += events
         self._tail = joined[-TAIL:]
         if self._left is not None:
@@ -145,6 +190,11 @@ class _Connection(asyncio.Protocol):
         if ended:
             self._finish(result, now)
 
+    def _judge(self, result: Result, token: int, now: float) -> None:
+        """Whether the first of the tokens that just came was due by then; the others are later."""
+        if not result.missed and 1000 * now > self._ask.due_ms(token, 1000 * result.first_s):
+            result.missed = FIRST_TOKEN if token == 1 else TOKEN_GAP
+
     def _finish(self, result: Result, now: float) -> None:
         result.end_s = now
         usage = _USAGE.findall(self._tail)
@@ -152,6 +202,7 @@ class _Connection(asyncio.Protocol):
         result.finish = finish[-1].decode() if finish else ""
         result.complete = result.status == 200 and b"[DONE]" in self._tail
         if result.complete:
+            result.first_s = result.first_s or now  # nothing but an end token
             result.tokens = int(usage[-1])
         else:
             result.tokens = max(0, self._events - 1)  # the last one is the error
@@ -171,8 +222,9 @@ class _Connection(asyncio.Protocol):
 class _Pool:
     """Connections that wait for their next request."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, hangs_up: bool) -> None:
         self._host, self._port = host, port
+        self.hangs_up = hangs_up
         self._loop = asyncio.get_running_loop()
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
@@ -220,15 +272,14 @@ async def run(plan: Plan) -> list[Result]:
     """The whole load; results in the order of the requests."""
     requests = [_request(plan, ask) for ask in plan.asks]
     results = [Result() for _ in plan.asks]
-    pool = _Pool(plan.host, plan.port)
+    pool = _Pool(plan.host, plan.port, plan.hang_up)
     sending: set[asyncio.Task[None]] = set()
     began = pool.now() + 0.05
     for ask, request, result in zip(plan.asks, requests, results, strict=True):
         due = began + ask.at_s
         if (left := due - pool.now()) > 0:
             await asyncio.sleep(left)
-        until = due + ask.deadline_ms / 1000 if plan.hang_up else None
-        task = asyncio.create_task(_send(pool, request, result, due, until))
+        task = asyncio.create_task(_send(pool, ask, request, result, due))
         sending.add(task)
         task.add_done_callback(sending.discard)
     await asyncio.gather(*sending)
@@ -238,22 +289,28 @@ async def run(plan: Plan) -> list[Result]:
     return results
 
 
-async def _send(
-    pool: _Pool, request: bytes, result: Result, due: float, until: float | None
-) -> None:
+async def _send(pool: _Pool, ask: Ask, request: bytes, result: Result, due: float) -> None:
     try:
         connection = await pool.take()
     except OSError as error:
         result.code, result.end_s = f"connect: {error}", pool.now() - due
         return
-    connection.ask(request, result, due, until)
+    connection.ask(ask, request, result, due)
 
 
 def _request(plan: Plan, ask: Ask) -> bytes:
     body = msgspec.json.encode(ask.body)
-    deadline = f"X-Timeout-Ms: {ask.deadline_ms}\r\n" if plan.with_deadline else ""
+    deadlines = "".join(
+        f"{name}: {value}\r\n"
+        for name, value in (
+            ("X-Timeout-Ms", ask.deadline_ms),
+            ("X-First-Token-Timeout-Ms", ask.first_token_ms),
+            ("x-llm-d-slo-tpot-ms", ask.token_gap_ms),
+        )
+        if plan.with_deadline and value < NEVER_MS
+    )
     head = (
-        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{deadline}"
+        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{deadlines}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

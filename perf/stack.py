@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +31,8 @@ class StackSpec:
     step_ms: float = 20.0
     row_ms: float = 0.0
     prompt_token_ms: float = 0.0
+    lengths: Literal["cap", "prompt"] = "cap"
+    """Where synthetic answers end."""
     max_running: int = 64
     queue_size: int = 100
     """Of the orchestrator."""
@@ -45,6 +48,7 @@ class StackSpec:
             "TIDEGATE_WORKER_SYNTHETIC_STEP_MS": str(self.step_ms),
             "TIDEGATE_WORKER_SYNTHETIC_ROW_MS": str(self.row_ms),
             "TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS": str(self.prompt_token_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_LENGTHS": self.lengths,
             "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
         }
 

@@ -3,20 +3,36 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from perf import goodput_plot, openloop
-from perf.goodput_cell import Cell, cell_of
-from perf.goodput_policies import OURS, POLICIES
+from perf.goodput import argument_parser, choices_of
+from perf.goodput_cell import Cell, Scene, cell_of
+from perf.goodput_load import (
+    LOG_NORMAL,
+    STORY_TOKENS,
+    at_once,
+    drawn_load,
+    log_normal,
+    source_of,
+    story_load,
+)
+from perf.goodput_policies import COMPARED, EVERY, KNOWN, OURS
 from perf.load import PATH
 from perf.metrics import Scrape, scrape
-from perf.openloop import Result
-from perf.workload import Arrival, Speed, Workload
+from perf.openloop import NEVER_MS, Ask, Result
+from perf.sim import plot as sim_plot
+from perf.trace import Manner
+from perf.workload import Speed, Workload
+from worker.engine.synthetic import length_ids
 
-WORKLOAD = Workload(Speed(prompt_token_ms=0.5, token_ms=10.0), vocab_size=500)
+SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
+WORKLOAD = Workload(SPEED, vocab_size=500)
+SCENE = Scene("conversation", Manner.CONSTANT)
 
 
 def test_pf2_a_seed_makes_the_same_requests_every_time() -> None:
@@ -33,19 +49,19 @@ def test_pf2_a_seed_makes_the_same_requests_every_time() -> None:
 
 def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
     """DL-10: goodput, attainment, waste and refusals of one window."""
-    arrival = Arrival(0.0, [1], 4, deadline_ms=100.0)
+    ask = Ask(0.0, 100.0, {})
     measured = [
-        (arrival, Result(status=200, first_s=0.02, end_s=0.09, tokens=4, complete=True)),
-        (arrival, Result(status=200, first_s=0.04, end_s=0.11, tokens=4, complete=True)),
-        (arrival, Result(status=200, first_s=0.06, end_s=0.1, tokens=2, code="deadline_exceeded")),
-        (arrival, Result(status=504, end_s=0.01, code="deadline_infeasible")),
-        (arrival, Result(late_s=0.005)),
+        (ask, Result(status=200, first_s=0.02, end_s=0.09, tokens=4, complete=True)),
+        (ask, Result(status=200, first_s=0.04, end_s=0.11, tokens=4, complete=True)),
+        (ask, Result(status=200, first_s=0.06, end_s=0.1, tokens=2, code="deadline_exceeded")),
+        (ask, Result(status=504, end_s=0.01, code="deadline_infeasible")),
+        (ask, Result(late_s=0.005)),
     ]
     samples = {
         ("tidegate_infeasible_samples_total", frozenset({("result", result)})): count
         for result, count in (("met", 1.0), ("lost", 3.0))
     }
-    cell = cell_of(OURS, 2.0, 0.5, measured, Scrape(samples))
+    cell = cell_of(SCENE, OURS, 2.0, 0.5, measured, Scrape(samples))
     assert (cell.sampled, cell.sampled_met) == (4, 1)
     assert cell.ends == {
         "met": 1,
@@ -59,7 +75,100 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
     assert cell.goodput_low <= cell.goodput <= cell.goodput_high
     assert cell.ttft(50) == 40.0 and cell.late_send_ms == 5.0
     keys = {figure.key for figure in cell.figures()}
-    assert {"ours.2x.goodput_per_s", "ours.2x.waste", "ours.2x.ttft_p99_ms"} <= keys
+    names = ("goodput_per_s", "waste", "ttft_p99_ms")
+    assert {f"conversation.constant.2x.ours.{name}" for name in names} <= keys
+
+
+def test_dl14_met_with_deadlines_for_parts_is_every_part_by_its_own() -> None:
+    ask = Ask(0.0, NEVER_MS, {}, first_token_ms=50.0, token_gap_ms=10.0)
+    whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True)
+    late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True)
+    late.missed = openloop.FIRST_TOKEN
+    cell = cell_of(SCENE, OURS, 1.0, 1.0, [(ask, whole), (ask, late)], Scrape({}))
+    assert cell.ends == {"met": 1, "first_token": 1} and cell.waste == 0.5
+    assert [ask.due_ms(n, 40.0) for n in (1, 2, 5)] == [50.0, 60.0, 90.0]
+    gaps = Ask(0.0, NEVER_MS, {}, token_gap_ms=10.0)
+    assert [gaps.due_ms(n, 40.0) for n in (1, 2, 5)] == [NEVER_MS, 50.0, 80.0]
+
+
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,40
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:07.0319600,160,400
+"""
+
+
+def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: Path) -> None:
+    """What the orchestrator may see is the same whatever the answer; known ones differ in it."""
+    file = tmp_path / "azure-code.csv"
+    file.write_text(TRACE)
+    source = source_of(file)
+    assert source.name == "code"
+    load = drawn_load(source, SPEED, Manner.PROPORTIONAL, "m", 500, is_poisson=False)
+    asks = load.asks(3.0, 10.0, 1)
+    known = load.asks(3.0, 10.0, 1, knows_lengths=True)
+    again, others = load.asks(3.0, 10.0, 1), load.asks(3.0, 10.0, 2)
+    assert [(a.at_s, a.deadline_ms) for a in asks] == [(a.at_s, a.deadline_ms) for a in again]
+    assert [a.deadline_ms for a in asks] != [a.deadline_ms for a in others]
+    assert {ask.body["max_tokens"] for ask in asks} == {load.trace.cap_tokens}
+    assert not any(ask.body["ignore_eos"] for ask in asks)
+    lengths = [10, 2, 100]
+    prompts = [ask.body["prompt"] for ask in asks]
+    assert {tuple(prompt[:2]) for prompt in prompts} == {*map(length_ids, lengths)}  # type: ignore[index]
+    for mine, same in zip(asks, known, strict=True):
+        assert (mine.at_s, mine.deadline_ms) == (same.at_s, same.deadline_ms)
+        one, other = mine.body["prompt"], same.body["prompt"]
+        assert isinstance(one, list) and isinstance(other, list)
+        assert (one[:2], len(one)) == (other[:2], len(other)) and one[2:] != other[2:]  # no cache
+        assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
+    flood = at_once(load, 5, 1)
+    assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
+
+
+@pytest.mark.parametrize("manner", Manner)
+def test_deadlines_are_of_the_manner_that_was_chosen(manner: Manner) -> None:
+    source = log_normal(1)
+    asks = drawn_load(source, SPEED, manner, "m", 500, is_poisson=True).asks(50.0, 4.0, 1)
+    assert len(asks) == 200
+    has_parts = manner is Manner.PARTS
+    assert all((ask.deadline_ms == NEVER_MS) == has_parts for ask in asks)
+    assert all((max(ask.first_token_ms, ask.token_gap_ms) < 1e4) == has_parts for ask in asks)
+    if manner is Manner.CONSTANT:
+        assert len({ask.deadline_ms for ask in asks}) == 2
+
+
+def test_stories_end_where_the_model_ends_them() -> None:
+    load = story_load(log_normal(1), Manner.CONSTANT, "m", is_poisson=True)
+    asks = load.asks(30.0, 10.0, 1)
+    assert {ask.deadline_ms for ask in asks} == {1000.0, 3000.0, 8000.0}
+    assert {ask.body["max_tokens"] for ask in asks} == {STORY_TOKENS}
+    assert all("ignore_eos" not in ask.body for ask in asks)
+    assert len({ask.body["seed"] for ask in asks}) == 300
+    with pytest.raises(ValueError, match="how long"):
+        load.asks(1.0, 1.0, 1, knows_lengths=True)
+    with pytest.raises(ValueError, match="how long"):
+        story_load(log_normal(1), Manner.PROPORTIONAL, "m", is_poisson=True)
+
+
+def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    def choices(*options: str) -> object:
+        return choices_of(argument_parser().parse_args(options))
+
+    plain = choices_of(argument_parser().parse_args(["--quick"]))
+    assert plain.policies == COMPARED and plain.is_poisson and not plain.knows_lengths
+    assert [source.name for source in plain.sources] == [LOG_NORMAL]
+    known = choices_of(argument_parser().parse_args(["--lengths", "known"]))
+    assert KNOWN not in known.policies
+    stories = choices_of(argument_parser().parse_args(["--engine", "demo"]))
+    assert KNOWN not in stories.policies and stories.manners == (Manner.CONSTANT,)
+    for wrong in (
+        ("--arrivals", "trace"),
+        ("--engine", "demo", "--lengths", "known"),
+        ("--engine", "demo", "--deadlines", "proportional"),
+        ("--trace", str(tmp_path / "none.csv")),
+    ):
+        with pytest.raises(ValueError):
+            choices(*wrong)
 
 
 @pytest.fixture
@@ -117,6 +226,40 @@ async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> Non
     ]
 
 
+async def test_pf2_clients_hang_up_at_their_own_deadlines(port: int) -> None:
+    """At once, so that the service may stop; who has a first token waits for the rest."""
+    body: dict[str, object] = {"max_tokens": 3}  # three tokens, then silence
+    asks = [
+        Ask(0.0, 700.0, body),
+        Ask(0.0, 60_000.0, body, first_token_ms=700.0),
+        Ask(0.0, 700.0, {"max_tokens": 5}),
+        Ask(0.0, NEVER_MS, body),
+    ]
+    plan = openloop.Plan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
+    whole, first, met, patient = await openloop.run(plan)
+    assert (whole.code, whole.tokens, whole.complete) == (openloop.HUNG_UP, 3, False)
+    assert (first.code, patient.code) == ("", "")  # they waited to the end
+    assert met.complete and not met.code
+
+
+async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> None:
+    """Tokens come 1 ms apart, so the sixth of a stream is late where all are due at once."""
+    six: dict[str, object] = {"max_tokens": 6}
+    asks = [
+        Ask(0.0, NEVER_MS, six, first_token_ms=2_000.0, token_gap_ms=1_000.0),
+        Ask(0.1, NEVER_MS, six, token_gap_ms=0.001),
+        Ask(0.2, NEVER_MS, six, first_token_ms=0.001),
+    ]
+    plan = openloop.Plan("127.0.0.1", port, PATH, asks, False, 0.5)
+    kept, gap, first = await openloop.run(plan)
+    assert (kept.missed, gap.missed, first.missed) == (
+        "",
+        openloop.TOKEN_GAP,
+        openloop.FIRST_TOKEN,
+    )
+    assert kept.complete and gap.complete and first.complete
+
+
 async def test_the_service_s_own_counts_are_read(port: int) -> None:
     assert (await scrape("127.0.0.1", port)).total("a") == 1.0
 
@@ -129,8 +272,9 @@ def test_what_was_counted_in_between() -> None:
 
 
 def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
-    def cell(policy: str, label: str, load: float) -> Cell:
+    def cell(scene: Scene, policy: str, label: str, load: float) -> Cell:
         return Cell(
+            scene=scene,
             policy=policy,
             label=label,
             load=load,
@@ -149,12 +293,48 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
             ends={"met": 5, "unanswered": 5},
         )
 
-    cells = [cell(p.name, p.label, load) for p in POLICIES for load in (1.0, 2.0)]
-    png, svg = goodput_plot.draw(cells, 20.0, tmp_path / "plot")
+    scenes = (SCENE, Scene("code", Manner.PARTS))
+    cells = [
+        cell(scene, p.name, p.label, load) for scene in scenes for p in EVERY for load in (1.0, 2.0)
+    ]
+    png, svg = goodput_plot.draw(cells, {"conversation": 20.0, "code": 30.0}, tmp_path / "plot")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
-    for policy in POLICIES:
+    for policy in EVERY:
         assert policy.label in text
+    assert all(str(scene) in text for scene in scenes)
+
+
+@dataclass(frozen=True)
+class SimCell:
+    trace: str
+    arrivals: str
+    manner: str
+    load: float
+    policy: str
+    label: str
+    goodput: float = 20.0
+    low: float = 19.0
+    high: float = 22.0
+    capacity: float = 30.0
+
+
+def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
+    cells = [
+        SimCell(trace, "trace", manner, load, policy, f"label of {policy}")
+        for trace in ("conversation", "code")
+        for manner in Manner
+        for load in (1.0, 2.0)
+        for policy in ("ours", "known", "fifo", "edf", "jitserve", "qoserve", "slos-serve")
+    ]
+    png, svg = sim_plot.draw(cells, tmp_path / "deep" / "plot")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    text = svg.read_text()
+    for cell in cells:
+        assert cell.label in text and cell.trace in text
+    sim_plot.draw(cells[:1], tmp_path / "one")
+    with pytest.raises(ValueError, match="styles"):
+        sim_plot.draw([replace(cells[0], policy=str(i)) for i in range(7)], tmp_path / "many")
 
 
 def test_a_quantile_of_a_histogram_is_interpolated() -> None:

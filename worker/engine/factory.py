@@ -127,7 +127,7 @@ def _build(
 
         built = build_torch_runner(settings, config, eos, phases)
     else:
-        built = _build_synthetic(settings, config, tokenizer, clock)
+        built = _build_synthetic(settings, config, tokenizer, eos, clock)
 
     scheduler = Scheduler(limits, BlockPool(built.blocks))
     digest = hashing.result()
@@ -204,23 +204,37 @@ def _open_tier(
 
 
 def _build_synthetic(
-    settings: WorkerSettings, config: ModelConfig, tokenizer: Tokenizer, clock: Clock
+    settings: WorkerSettings,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    eos: tuple[int, ...],
+    clock: Clock,
 ) -> BuiltRunner:
     words = tokenizer.plain_words(_CYCLE_WORDS)
     if not words:
         raise ValueError(
             f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
         )
+    end_id = None
+    if settings.synthetic_lengths == "prompt":
+        if not eos:
+            raise ValueError(
+                f"{settings.model_path}: no end token for TIDEGATE_WORKER_SYNTHETIC_LENGTHS=prompt;"
+                " name one in its config.json or set cap"
+            )
+        end_id = eos[0]
     runner: Runner
     if settings.engine == "synthetic-free":
-        runner = FreeRunner(words)
+        runner = FreeRunner(words, end_id=end_id)
     else:
         pace = StepPace(
             settings.synthetic_step_ms / 1e3,
             settings.synthetic_row_ms / 1e3,
             settings.synthetic_prompt_token_ms / 1e3,
         )
-        runner = PacedRunner(words, pace, slow_file=settings.synthetic_slow_file, clock=clock)
+        runner = PacedRunner(
+            words, pace, end_id=end_id, slow_file=settings.synthetic_slow_file, clock=clock
+        )
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     blocks = settings.kv_blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")

@@ -2,6 +2,10 @@
 
 They go through the same scheduler and pool as a model does, so that leaks show. The text is a
 fixed cycle of plain words: token n of any answer is the same in every run.
+
+Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
+first two ids encode the length (``length_ids``), of which who forwards the prompt knows nothing.
+The end token is then the last, as a model's would be; with ``ignore_eos`` there is none.
 """
 
 import math
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.engine.core import Clock
+from worker.engine.request import Request
 from worker.engine.runner import Plan, StepResult
 from worker.protocol import TokenLogprob
 
@@ -18,6 +23,24 @@ _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
 
 _SLOW_FILE_EVERY_S = 0.1
+_LENGTH_RADIX = 256
+
+
+def length_ids(tokens: int) -> tuple[int, int]:
+    """How a prompt begins whose answer ends by itself after 1 to 65,535 tokens."""
+    if not 0 < tokens < _LENGTH_RADIX**2:
+        raise ValueError(f"an answer has 1 to {_LENGTH_RADIX**2 - 1} tokens, not {tokens}")
+    return divmod(tokens, _LENGTH_RADIX)
+
+
+def _own_length(request: Request) -> int:
+    """The inverse; 0 for an answer that does not end by itself."""
+    sampling = request.job.sampling
+    if sampling.ignore_eos or request.prompt_tokens < 2:
+        return 0
+    high, low = request.tokens[:2]
+    length = high * _LENGTH_RADIX + low
+    return max(length, sampling.min_tokens) if length else 0
 
 
 class _Cycle:
@@ -38,9 +61,15 @@ class _Cycle:
 class FreeRunner:
     """As fast as the path around it takes: several tokens per row and step, no waiting."""
 
-    def __init__(self, cycle: Sequence[int], tokens_per_step: int = _FREE_TOKENS_PER_STEP) -> None:
+    def __init__(
+        self,
+        cycle: Sequence[int],
+        tokens_per_step: int = _FREE_TOKENS_PER_STEP,
+        end_id: int | None = None,
+    ) -> None:
         self._cycle = _Cycle(cycle, tokens_per_step)
         self._tokens_per_step = tokens_per_step
+        self._end_id = end_id
 
     def execute(self, plan: Plan) -> StepResult:
         ids: list[list[int]] = []
@@ -53,7 +82,13 @@ class FreeRunner:
                 continue
             request = row.request
             total = len(request.tokens)
-            ids.append(take(total - request.prompt_tokens, min(most, request.limit_tokens - total)))
+            made = total - request.prompt_tokens
+            row_ids = take(made, min(most, request.limit_tokens - total))
+            if self._end_id is not None and (length := _own_length(request)):
+                del row_ids[max(1, length - made) :]
+                if made + len(row_ids) >= length:
+                    row_ids[-1] = self._end_id
+            ids.append(row_ids)
             wants_logprobs = wants_logprobs or request.job.sampling.logprobs is not None
         if not wants_logprobs:
             return StepResult(ids)
@@ -98,11 +133,12 @@ class PacedRunner:
         cycle: Sequence[int],
         pace: StepPace,
         *,
+        end_id: int | None = None,
         slow_file: Path | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._free = FreeRunner(cycle, tokens_per_step=1)
+        self._free = FreeRunner(cycle, tokens_per_step=1, end_id=end_id)
         self._pace = pace
         self._slow_file = slow_file
         self._factor = 1.0

@@ -1,6 +1,6 @@
 """An engine that is stepped by hand, on a clock that only moves when told to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.engine.block_pool import BlockPool
@@ -73,14 +73,15 @@ class Bench:
 
     def submit(
         self,
-        prompt: int = 3,
+        prompt: int | Sequence[int] = 3,
         *,
         left_s: float = 100.0,
         on_deadline: OnDeadline = OnDeadline.ERROR,
         **sampling: object,
     ) -> Job:
         parameters = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
-        job = Job([9] * prompt, parameters, self.clock.now + left_s, on_deadline)
+        ids = [9] * prompt if isinstance(prompt, int) else prompt
+        job = Job(ids, parameters, self.clock.now + left_s, on_deadline)
         self.engine.submit(job)
         return job
 

@@ -7,7 +7,7 @@ import pytest
 from tests.worker.engine.harness import EOS, Bench, FakeClock, end_of, ids_of
 from worker.engine.core import JobTokens
 from worker.engine.engine import Engine
-from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace
+from worker.engine.synthetic import FreeRunner, PacedRunner, StepPace, length_ids
 from worker.protocol import AbortCause, FinishReason
 
 CYCLE = [10, 11, 12]
@@ -115,6 +115,33 @@ def test_a_paced_step_is_no_reason_to_miss_a_cancel() -> None:
     assert (cancelled.completion_tokens, cancelled.late_tokens) == (2, 1)
     assert (missed.reason, missed.completion_tokens) == (FinishReason.DEADLINE, 5)
     assert bench.is_clean
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+def test_answers_end_by_themselves_where_their_prompts_say(tokens_per_step: int) -> None:
+    """A length that only the engine sees: the end token is the last one that counts."""
+    bench = with_runner(Bench(), FreeRunner(CYCLE, tokens_per_step, end_id=EOS))
+    for length in (1, 2, 5, 12):
+        prompt = [*length_ids(length), 7, 7]
+        job = bench.submit(prompt, max_tokens=50)
+        events = bench.finish()
+        assert ids_of(job, events) == [*(CYCLE * 4)[: length - 1], EOS]
+        ended = end_of(job, events)
+        assert (ended.reason, ended.completion_tokens) == (FinishReason.STOP, length)
+    job = bench.submit([*length_ids(12), 7], max_tokens=5)
+    assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
+    job = bench.submit([*length_ids(3), 7], max_tokens=5, ignore_eos=True)
+    assert end_of(job, bench.finish()).completion_tokens == 5
+    job = bench.submit([*length_ids(3), 7], max_tokens=50, min_tokens=9)
+    assert end_of(job, bench.finish()).completion_tokens == 9
+    assert bench.is_clean
+
+
+def test_a_length_fits_in_two_ids() -> None:
+    assert (length_ids(1), length_ids(513)) == ((0, 1), (2, 1))
+    for wrong in (0, 65_536):
+        with pytest.raises(ValueError, match="tokens"):
+            length_ids(wrong)
 
 
 def test_a_synthetic_engine_needs_tokens() -> None:
