@@ -18,6 +18,7 @@ from orchestrator.errors import (
     DeadlineInfeasible,
     Draining,
     InvalidRequest,
+    NoCapacity,
     NotReady,
     QueueFull,
 )
@@ -27,7 +28,7 @@ from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
 from orchestrator.registry import Registry
-from orchestrator.task import Task
+from orchestrator.task import PlacementMode, Task
 from worker.protocol import InvalidSampling, ModelCard, OnDeadline, Outcome
 
 
@@ -109,13 +110,20 @@ class Admission:
         task.sampling = sampling
 
     def finish(self, task: Task) -> None:
-        """Raises ``NotReady``, ``DeadlineExceeded``, ``DeadlineInfeasible`` or ``QueueFull``."""
+        """Raises ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded``,
+        ``DeadlineInfeasible`` or ``QueueFull``.
+        """
+        self._require_known(task)
         if not self._registry.any_ready(task.model):
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
         if not self._placer.is_possible(task):
             raise NotReady(
                 "no instance that is ready can take this task, by its placement and its length; "
                 "try again shortly, or ask for less"
+            )
+        if self._placer.is_excluded(task):
+            raise NoCapacity(
+                "the operator's placement policy lets no instance take this", retryable=False
             )
         now = self._clock.now()
         task.deadline.require(self._rules.floor_ms, now)
@@ -126,6 +134,16 @@ class Admission:
         self._judge(task, now)
         if self._queue.full and not self.could_start(task):
             self._make_room(task)
+
+    def _require_known(self, task: Task) -> None:
+        """Raise ``InvalidRequest`` for a pin to nothing that there is: it would wait in vain."""
+        wish, known = task.job.placement, self._registry.instances
+        if wish.mode is PlacementMode.PIN and not any(name in known for name in wish.instances):
+            raise InvalidRequest(
+                f"there is no instance {wish.instances[0][:128]!r}; there is: "
+                + (", ".join(sorted(known)) or "none"),
+                field="placement.instances",
+            )
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for this task now."""
