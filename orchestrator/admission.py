@@ -23,6 +23,7 @@ from orchestrator.errors import (
     QueueFull,
 )
 from orchestrator.log import fields, service_log
+from orchestrator.outlook import Outlook
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
@@ -72,6 +73,7 @@ class Admission:
         self._clock = clock
         self._rng = rng
         self._rules = rules
+        self.outlook = Outlook(registry, queue, forecaster, clock)
         self._drop = drop
         self._sweep = sweep
 
@@ -129,7 +131,8 @@ class Admission:
         task.deadline.require(self._rules.floor_ms, now)
         task.parts.require(self._rules.floor_ms, now)
         if task.job.on_deadline is OnDeadline.FIT:
-            wait_ms = 0.0 if self.could_start(task) else self.predicted_wait_ms(len(self._queue))
+            self._forecaster.plan(task, now)
+            wait_ms = 0.0 if self.could_start(task) else self.outlook.start_ms(task)
             self._forecaster.fit(task, task.deadline.left_ms(now) - wait_ms)
         self._judge(task, now)
         if self._queue.full and not self.could_start(task):
@@ -148,12 +151,6 @@ class Admission:
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for this task now."""
         return self._placer.could_start(task)
-
-    def predicted_wait_ms(self, ahead: int) -> float:
-        """How long until a task with that many before it starts."""
-        waiting = len(self._queue)
-        share = min(1.0, ahead / waiting) if waiting else 0.0
-        return self._forecaster.drain_ms("", self._queue.work_ms * share)
 
     def _judge(self, task: Task, now: float) -> None:
         """Forecast, and refuse what is certain to miss (DL-7)."""
@@ -216,8 +213,7 @@ class Admission:
         """Why a task cannot make its deadline from here."""
         now = self._clock.now()
         waited_ms = 1000 * (now - task.marks.received)
-        ahead = self._queue.position(task)
-        wait_ms = self.predicted_wait_ms(len(self._queue) if ahead is None else ahead)
+        wait_ms = 0.0 if self.could_start(task) else self.outlook.start_ms(task)
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)
         # With what it has waited it would have had enough: then waiting is what it lacked.
@@ -239,7 +235,7 @@ class Admission:
         self._sweep()
         if not self._queue.full:
             return
-        retry_after_ms = self.predicted_wait_ms(len(self._queue))
+        retry_after_ms = self.outlook.room_ms(task.model)
         if self._rules.queue_policy is QueuePolicy.DROP_LRU:
             oldest = self._queue.oldest_batch()
             if oldest is not None:

@@ -158,6 +158,7 @@ class Gateway:
             self.metrics,
             clock,
             grace_ms=settings.deadline_grace_ms,
+            return_margin_ms=settings.return_margin_ms,
             forecaster=self.forecaster,
             placer=self.placer,
             refuses_late=self._admission.refuses_late,
@@ -165,6 +166,7 @@ class Gateway:
             retrier=self.retrier,
             hedger=self.hedger,
             pausing=self.pausing,
+            outlook=self._admission.outlook,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
@@ -248,8 +250,7 @@ class Gateway:
 
     def predicted_start_ms(self, task: Task) -> float:
         """From now; 0 once it is on its way."""
-        position = self.queue.position(task)
-        return 0.0 if position is None else self._admission.predicted_wait_ms(position)
+        return self._admission.outlook.start_ms(task) if task in self.queue else 0.0
 
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""

@@ -266,6 +266,8 @@ class Task:
         "failed_on",
         "fitted_tokens",
         "flight",
+        "foretold",
+        "given_chance",
         "id",
         "instance",
         "is_background",
@@ -337,6 +339,10 @@ class Task:
         """When its prompt will probably be computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
         """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
+        self.foretold: tuple[float, float] | None = None
+        """When its start was foretold last, and how long that would be from then, in ms."""
+        self.given_chance: float | None = None
+        """The chance of being in time that it had when it was first sent to a worker."""
         self.refusal_sample = False
         """It would have been refused, and is let through to see whether that would have been right
         (DL-7): nothing but its deadline stops it."""

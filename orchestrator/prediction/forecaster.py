@@ -34,7 +34,7 @@ _WAIT_OF_PAUSED = 4.0
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
-_SMOOTHING = 0.05
+_COSTS_TTL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,9 @@ class Forecaster:
         self._capacity_of = capacity_of
         self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
-        self._mean_ms = _FIRST_GUESS_MS
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
-        self._costs: dict[str, Costs | None] = {}
-        self._min_start_ms: dict[str, float] = {}
+        self._costs: dict[str, tuple[Costs | None, float]] = {}
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
@@ -133,7 +131,7 @@ class Forecaster:
         return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
-        costs = self._costs_of(task.model)
+        costs = self._costs_of(task.model, now)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
@@ -157,9 +155,10 @@ class Forecaster:
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
-    def _costs_of(self, model: str) -> Costs | None:
+    def _costs_of(self, model: str, now: float) -> Costs | None:
         """With every slot in use; None while no pace has been measured."""
-        if model not in self._costs:
+        known = self._costs.get(model)
+        if known is None or now >= known[1]:
             capacity = self._capacity_of(model)
             fastest = min(capacity.models, key=lambda m: m.step_ms(m.slots) * m.mid, default=None)
             costs = None
@@ -167,9 +166,8 @@ class Forecaster:
                 token_ms = fastest.step_ms(fastest.slots) * fastest.mid
                 share_ms = token_ms / fastest.slots
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
-            self._costs[model] = costs
-            self._min_start_ms[model] = capacity.min_start_ms
-        return self._costs[model]
+            known = self._costs[model] = costs, now + _COSTS_TTL_S
+        return known[0]
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
@@ -217,13 +215,18 @@ class Forecaster:
             bottleneck=bottleneck,
         )
 
-    def drain_ms(self, model: str, work_ms: float) -> float:
-        """How long the instances of ``model`` take for that much waiting work, and to begin."""
-        capacity = self._capacity_of(model)
-        if capacity.free and not work_ms:
-            return 0.0
-        release_ms = 0.0 if capacity.free else self._mean_ms / max(1, capacity.slots)
-        return release_ms + work_ms / max(1, len(capacity.models))
+    def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
+        """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely
+        times. No longer than to its deadline, at which it is stopped.
+        """
+        costs = self._costs_of(task.model, now)
+        left_ms = max(0.0, task.deadline.left_ms(now))
+        if costs is None:
+            return (min(left_ms, _FIRST_GUESS_MS),)
+        token_ms = costs.token_ms
+        made = task.completion_tokens
+        first_ms = 0.0 if made else self._prompt_left(task, costs, now) * costs.prompt_ms
+        return tuple(min(left_ms, first_ms + tokens * token_ms) for tokens in self._left(task))
 
     def fit(self, task: Task, budget_ms: float) -> None:
         """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
@@ -267,7 +270,6 @@ class Forecaster:
         if not is_whole:
             return
         took_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-        self._mean_ms += (took_ms - self._mean_ms) * _SMOOTHING
         if learner is not None and basis is not None and not task.pauses:
             work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
             learner.finished(*basis, work, took_ms)

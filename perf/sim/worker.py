@@ -41,7 +41,7 @@ class WorkerSpec:
     """``noise`` is the spread of a step's time (sigma of its logarithm).
 
     Prompts delay a step with decodes by ``max_stall_s`` at most, as the real engine's scheduler
-    sees to.
+    sees to. News take ``way_back_s`` on average to the orchestrator, in order.
     """
 
     pace: StepPace
@@ -51,6 +51,7 @@ class WorkerSpec:
     min_start_s: float = 0.1
     noise: float = 0.03
     max_stall_s: float = 0.05
+    way_back_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +138,11 @@ class SimWorker:
         if job.wants_pause is not wanted:
             job.wants_pause = wanted
             self._interrupt()
+
+    def way_back_s(self) -> float:
+        """How long the next news will be on their way."""
+        mean_s = self._spec.way_back_s
+        return mean_s * (0.5 + self._rng.expovariate(2.0)) if mean_s else 0.0
 
     def stats(self) -> WorkerStats:
         total = self._spec.kv_tokens // self.card.block_tokens
@@ -360,6 +366,7 @@ class SimLane(Lane):
         self._worker = worker
         self._sim_jobs: dict[int, _Job] = {}
         self._beat: Timer | None = None
+        self._last_news_at = 0.0
         worker.attach(self)
 
     def start(self) -> None:
@@ -437,6 +444,15 @@ class SimLane(Lane):
 
     def deliver(self, frame: Frame) -> None:
         """News of jobs, as the reader would hand them out."""
+        now = self._clock.now()
+        way_s = self._worker.way_back_s()
+        if not way_s:
+            self._take(frame)
+            return
+        self._last_news_at = max(self._last_news_at, now + way_s)
+        self._clock.call_at(self._last_news_at, lambda: self._take(frame))
+
+    def _take(self, frame: Frame) -> None:
         now = self._clock.now()
         self.last_frame_at = now
         self._dispatch(frame, now)
