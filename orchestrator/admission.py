@@ -32,6 +32,9 @@ from orchestrator.registry import Registry
 from orchestrator.task import PlacementMode, Task
 from worker.protocol import InvalidSampling, ModelCard, OnDeadline, Outcome
 
+RESUBMIT_MS = 20.0
+"""A client needs about this long to ask again."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
@@ -130,10 +133,14 @@ class Admission:
         now = self._clock.now()
         task.deadline.require(self._rules.floor_ms, now)
         task.parts.require(self._rules.floor_ms, now)
+        self.outlook.claim(task)
         if task.job.on_deadline is OnDeadline.FIT:
             self._forecaster.plan(task, now)
+            # What it will be is settled when it starts; this is what its client is told now.
             wait_ms = 0.0 if self.could_start(task) else self.outlook.start_ms(task)
-            self._forecaster.fit(task, task.deadline.left_ms(now) - wait_ms)
+            tokens = self._forecaster.fitting_tokens(task, task.deadline.left_ms(now) - wait_ms)
+            if tokens is not None and tokens < task.sampling.max_tokens:
+                task.fitted_tokens = tokens
         self._judge(task, now)
         if self._queue.full and not self.could_start(task):
             self._make_room(task)
@@ -222,12 +229,15 @@ class Admission:
         # Work that is quick may still need more: no worker starts with less left than its floor.
         finish_ms = max(forecast.finish_ms, forecast.least_ms)
         slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
+        # A moment more than the service needs, for a request that has to come first.
+        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + slow_ms + RESUBMIT_MS)
+        self.outlook.promise(earliest_unix_ms)
         return DeadlineInfeasible(
             f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
             f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
             "state a later deadline, or ask for less",
             predicted_finish_ms=finish_ms,
-            earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + slow_ms),
+            earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,
         )
 

@@ -222,7 +222,8 @@ class Dispatcher:
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
         if not task.completion_tokens:
-            self._forecaster.fit(task, task.deadline.left_ms(now))
+            instance = self._registry.instances[choice.name]
+            self._forecaster.fit(task, self._budget_ms(task, instance, now))
             task.trail = self._retrier.trail_for(task)
             task.marks.dispatched = now
             self._outlook.began(task)

@@ -6,6 +6,7 @@ paused; how far that has moved starts of late is learnt, as a ratio.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -25,6 +26,12 @@ _EVERY = 4
 _LEAST_MS = 10.0
 """Shorter waits are matters of luck, and teach nothing."""
 _WINDOW = 48
+_PARTS = 4
+_MOST_PROMISES = 4096
+_SLOP_MS = 16
+"""A deadline that is stated as a time span comes out so much later at most."""
+PROMISED_SHARE = 0.5
+"""Of the slots, that promised work may have or wait for at a time."""
 _MOST_RATIO = math.log(4.0)
 
 
@@ -39,14 +46,20 @@ class Outlook:
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
-        self._ratios = Quantiles([0.0] * 9, _WINDOW)
+        self._ratios = [Quantiles([0.0] * 9, _WINDOW) for _ in range(_PARTS)]
+        """By place in the queue: few come to stand before its first, many before its last."""
         self._seen = 0
+        self._promises: OrderedDict[int, None] = OrderedDict()
+        self._kept: set[Task] = set()
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────
 
     def start_ms(self, task: Task) -> float:
         """From now until ``task`` starts, whether it is in the queue already or would be now."""
-        return self._plain_start_ms(task) * math.exp(self._ratios.at(0.5))
+        plain_ms, part = self._plain_start_ms(task)
+        start_ms = plain_ms * math.exp(self._ratios[part].at(0.5))
+        latest_ms = self._forecaster.latest_start_ms(task, self._clock.now())
+        return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
 
     def room_ms(self, model: str) -> float:
         """From now until the queue has room for one more: one starts, or gives up."""
@@ -58,34 +71,60 @@ class Outlook:
             return first_ms
         return min(first_ms, max(0.0, 1000 * (leaves_at - now)))
 
+    # ── promises ─────────────────────────────────────────────────────────────────────────────
+
+    def promise(self, deadline_unix_ms: int) -> None:
+        """A client was told that this deadline is feasible."""
+        self._promises[deadline_unix_ms] = None
+        while len(self._promises) > _MOST_PROMISES:
+            self._promises.popitem(last=False)
+
+    def claim(self, task: Task) -> None:
+        """Whether ``task`` comes with a deadline that we named. Each is good for one task.
+
+        Few are kept at a time: what was named to many at once, all of it cannot be.
+        """
+        self._kept = {other for other in self._kept if other.ending is None}
+        slots = sum(instance.window.slots for instance in self._registry if instance.ready)
+        if self._promises and len(self._kept) < PROMISED_SHARE * slots:
+            stated = task.deadline.unix_ms
+            for unix_ms in range(stated, stated - _SLOP_MS, -1):
+                if unix_ms in self._promises:
+                    del self._promises[unix_ms]
+                    task.is_promised = True
+                    self._kept.add(task)
+                    return
+
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def queued(self, task: Task) -> None:
         """``task`` has joined the queue; some are remembered, to learn by."""
         self._seen += 1
         if self._seen % _EVERY == 0:
-            task.foretold = (self._clock.now(), self._plain_start_ms(task))
+            task.foretold = (self._clock.now(), *self._plain_start_ms(task))
 
     def began(self, task: Task) -> None:
         """``task`` leaves the queue for the first time, to a worker."""
         if task.foretold is None:
             return
-        at, foretold_ms = task.foretold
+        at, foretold_ms, part = task.foretold
         task.foretold = None
         took_ms = 1000 * (self._clock.now() - at)
         if min(took_ms, foretold_ms) >= _LEAST_MS:
             ratio = math.log(took_ms / foretold_ms)
-            self._ratios.add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
+            self._ratios[part].add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _plain_start_ms(self, task: Task) -> float:
+    def _plain_start_ms(self, task: Task) -> tuple[float, int]:
+        """Without what is learnt; and in which part of the queue it stands."""
         now = self._clock.now()
         position = self._queue.place_of(task)
         forecaster = self._forecaster
         running, free = self._running(task.model, now)
+        part = min(_PARTS - 1, _PARTS * position // (len(self._queue) + 1))
         if position < free:
-            return 0.0
+            return 0.0, part
         ahead = [
             forecaster.residual_ms(other, now)
             for other in islice(self._queue, min(position, MOST_AHEAD))
@@ -94,7 +133,7 @@ class Outlook:
         whole_ms = start_ms(running, ahead, free)
         if position > MOST_AHEAD:
             whole_ms *= (position + 1 - min(0, free)) / (MOST_AHEAD + 1 - min(0, free))
-        return whole_ms
+        return whole_ms, part
 
     def _running(self, model: str, now: float) -> tuple[list[tuple[float, ...]], int]:
         """How long each job on workers may hold its place, and how many places are free."""

@@ -18,7 +18,7 @@ import msgspec
 from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel, Work
-from orchestrator.prediction.urgency import Costs, Due, Urgency, urgency
+from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.task import Task
 from worker.protocol import End, FinishReason, OnDeadline
 
@@ -34,6 +34,11 @@ _WAIT_OF_PAUSED = 4.0
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
+FIT_SHARE = 0.94
+"""Of a budget that ``fit`` fills: the rest is for whoever comes meanwhile. What is too long after
+all ends cleanly."""
+PROMISED = 12.0
+"""How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 _COSTS_TTL_S = 0.25
 
 
@@ -138,7 +143,17 @@ class Forecaster:
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
-        return urgency(self._left(task), new, due, costs, wait_ms)
+        left = self._left(task)
+        if task.job.on_deadline is OnDeadline.FIT and not made:
+            most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
+            left = tuple(min(tokens, most) for tokens in left)
+        found = urgency(left, new, due, costs, wait_ms)
+        if not task.is_promised or not found.chance:
+            return found
+        # Whatever else is worth more: it runs as late as is safe.
+        long_ms = new * costs.prompt_ms + left[int(LONG * len(left))] * costs.token_ms * SURE
+        slack_ms = max(0.0, due.whole_ms - long_ms)
+        return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
@@ -230,18 +245,32 @@ class Forecaster:
 
     def fit(self, task: Task, budget_ms: float) -> None:
         """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
-        if task.job.on_deadline is not OnDeadline.FIT:
-            return
-        capacity = self._capacity_of(task.model)
-        if not capacity.models:
-            return
-        work = Work(task.prompt_tokens)
-        rows = capacity.rows
-        fits = max(model.tokens_within(budget_ms, work, rows) for model in capacity.models)
-        tokens = max(1, task.sampling.min_tokens, fits)
-        if tokens < task.sampling.max_tokens:
+        tokens = self.fitting_tokens(task, budget_ms)
+        task.fitted_tokens = None
+        if tokens is not None and tokens < task.sampling.max_tokens:
             task.sampling = msgspec.structs.replace(task.sampling, max_tokens=tokens)
             task.fitted_tokens = tokens
+
+    def fitting_tokens(self, task: Task, budget_ms: float) -> int | None:
+        """How long a ``fit`` task's answer may be; None for others, and where nothing is known."""
+        if task.job.on_deadline is not OnDeadline.FIT:
+            return None
+        capacity = self._capacity_of(task.model)
+        if not capacity.models:
+            return None
+        work, room_ms = Work(task.prompt_tokens), FIT_SHARE * budget_ms
+        fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
+        return max(1, task.sampling.min_tokens, fits)
+
+    def latest_start_ms(self, task: Task, now: float) -> float:
+        """What starts later than this from ``now`` is usually late."""
+        costs = self._costs_of(task.model, now)
+        left_ms = max(0.0, task.deadline.left_ms(now))
+        if costs is None or task.completion_tokens or task.job.on_deadline is not OnDeadline.ERROR:
+            return left_ms
+        usual_ms = task.prompt_tokens * costs.prompt_ms
+        usual_ms += self._quantile(task, USUAL) * costs.token_ms
+        return max(0.0, left_ms - usual_ms)
 
     def _least_ms(self, task: Task) -> tuple[float, str]:
         """What the task cannot do without, for certain, and what binds."""

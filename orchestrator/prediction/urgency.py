@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_SURE, _LOST = 1.1, 0.95
+SURE, _LOST = 1.1, 0.95
 """With so many times the usual time left a length is surely in time, or surely not."""
 _LEAST_WORK_MS = 0.01
 
@@ -94,8 +94,8 @@ def urgency(
 
 
 def _in_time(left_ms: float, needed_ms: float) -> float:
-    if left_ms >= needed_ms * _SURE:
+    if left_ms >= needed_ms * SURE:
         return 1.0
     if left_ms <= needed_ms * _LOST:
         return 0.0
-    return (left_ms / needed_ms - _LOST) / (_SURE - _LOST)
+    return (left_ms / needed_ms - _LOST) / (SURE - _LOST)

@@ -159,6 +159,8 @@ async def _measure(
         now = clock.now()
         counts = now >= warm_s
         job, prompt = new_job(offer, now, offer.deadline_ms)
+        unix_ms = round(1000 * clock.unix() + offer.deadline_ms)
+        job = replace(job, deadline=replace(job.deadline, unix_ms=unix_ms))
         ear = _Ear()
         try:
             task = await gateway.submit(job, prompt, [ear])
