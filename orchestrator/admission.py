@@ -27,10 +27,10 @@ from orchestrator.outlook import Outlook
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
-from orchestrator.refusals import Refusals
+from orchestrator.refusals import Kind, Refusals
 from orchestrator.registry import Registry
 from orchestrator.task import PlacementMode, Task
-from worker.protocol import InvalidSampling, ModelCard, OnDeadline, Outcome
+from worker.protocol import InvalidSampling, ModelCard, OnDeadline
 
 RESUBMIT_MS = 20.0
 """A client needs about this long to ask again."""
@@ -68,7 +68,7 @@ class Admission:
     ) -> None:
         """``drop`` ends a waiting task, ``sweep`` those that have waited in vain."""
         self.draining = False
-        self.refusals = Refusals()
+        self.refusals = Refusals(lambda task: rng.random() < rules.sample)
         self._registry = registry
         self._queue = queue
         self._forecaster = forecaster
@@ -171,24 +171,21 @@ class Admission:
             refusals.offered(refused=False)
             return
         refusals.judged += 1
-        if (
-            rules.mode is AdmissionMode.OBSERVE
-            or self._is_capped
-            or self._rng.random() < rules.sample
-        ):
-            refusals.offered(refused=False)
-            self._let_through(task)
-            service_log.info(
-                "a deadline that is certain to be missed was let through",
-                extra=fields(
-                    correlation_id=task.correlation_id,
-                    left_ms=round(left_ms, 1),
-                    least_ms=round(forecast.least_ms, 1),
-                ),
-            )
-            return
-        refusals.offered(refused=True)
-        raise self.infeasible(task)
+        lets_in = rules.mode is AdmissionMode.OBSERVE or self._is_capped
+        if not lets_in and not refusals.keeps(task, Kind.ADMISSION):
+            refusals.offered(refused=True)
+            raise self.infeasible(task)
+        refusals.offered(refused=False)
+        refusals.keep(task, Kind.ADMISSION)
+        self._forecaster.plan(task, now)
+        service_log.info(
+            "a deadline that is certain to be missed was let through",
+            extra=fields(
+                correlation_id=task.correlation_id,
+                left_ms=round(left_ms, 1),
+                least_ms=round(forecast.least_ms, 1),
+            ),
+        )
 
     @property
     def _is_capped(self) -> bool:
@@ -198,29 +195,20 @@ class Admission:
     def refuses_late(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
         self.refusals.judged += 1
-        if not self._is_capped and self._rng.random() >= self._rules.sample:
+        if not self._is_capped and not self.refusals.keeps(task, Kind.QUEUE):
             self.refusals.refused_late()
             return True
-        self._let_through(task)
-        return False
-
-    def _let_through(self, task: Task) -> None:
-        task.refusal_sample = True
-        task.on_end.append(self._sample_ended)
+        self.refusals.keep(task, Kind.QUEUE)
         self._forecaster.plan(task, self._clock.now())
-
-    def _sample_ended(self, task: Task) -> None:
-        ending = task.ending
-        if ending is None or ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
-            return
-        kept = ending.outcome in (Outcome.MET, Outcome.PARTIAL)
-        self.refusals.sample_ended(met=kept)
+        return False
 
     def infeasible(self, task: Task) -> DeadlineInfeasible:
         """Why a task cannot make its deadline from here."""
         now = self._clock.now()
         waited_ms = 1000 * (now - task.marks.received)
-        wait_ms = 0.0 if self.could_start(task) else self.outlook.start_ms(task)
+        wait_ms = self.outlook.promised_wait_ms()
+        if not self.could_start(task):
+            wait_ms = max(wait_ms, self.outlook.start_ms(task))
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)
         # With what it has waited it would have had enough: then waiting is what it lacked.
@@ -231,7 +219,7 @@ class Admission:
         slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
         # A moment more than the service needs, for a request that has to come first.
         earliest_unix_ms = math.ceil(1000 * self._clock.unix() + slow_ms + RESUBMIT_MS)
-        self.outlook.promise(earliest_unix_ms)
+        self.outlook.promise(earliest_unix_ms, task)
         return DeadlineInfeasible(
             f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
             f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
@@ -247,11 +235,20 @@ class Admission:
             return
         retry_after_ms = self.outlook.room_ms(task.model)
         if self._rules.queue_policy is QueuePolicy.DROP_LRU:
-            oldest = self._queue.oldest_batch()
+            oldest = self._queue.oldest_batch(lambda other: not other.refusal_sample)
             if oldest is not None:
+                if self.refusals.keeps(oldest, Kind.DROPPED):
+                    self.refusals.keep(oldest, Kind.DROPPED)
+                    self._forecaster.plan(oldest, self._clock.now())
+                    self._queue.reorder([oldest])
+                    return
                 message = "newer work took this task's place in the queue, which is full"
                 self._drop(oldest, QueueFull(message, retry_after_ms=retry_after_ms))
                 return
+        if self.refusals.keeps(task, Kind.QUEUE_FULL):
+            self.refusals.keep(task, Kind.QUEUE_FULL)
+            self._forecaster.plan(task, self._clock.now())
+            return
         raise QueueFull(
             f"{len(self._queue)} tasks wait already, the queue's bound",
             retry_after_ms=retry_after_ms,

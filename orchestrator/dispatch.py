@@ -226,6 +226,8 @@ class Dispatcher:
             self._forecaster.fit(task, self._budget_ms(task, instance, now))
             task.trail = self._retrier.trail_for(task)
             task.marks.dispatched = now
+            if task.given_chance is None:
+                task.given_chance = self._forecaster.urgency(task, now).chance
             self._outlook.began(task)
         task.flight = self._launch(task, choice, now)
 

@@ -9,6 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.flight import LaneFlight
@@ -21,7 +22,7 @@ from orchestrator.task import Task
 
 MOST_AHEAD = 48
 """Waiting tasks that are looked at one by one; beyond them the same pace is taken to go on."""
-_EVERY = 4
+_EVERY = 2
 """One in so many tasks that wait is foretold to learn by, told or not."""
 _LEAST_MS = 10.0
 """Shorter waits are matters of luck, and teach nothing."""
@@ -31,8 +32,15 @@ _MOST_PROMISES = 4096
 _SLOP_MS = 16
 """A deadline that is stated as a time span comes out so much later at most."""
 PROMISED_SHARE = 0.5
-"""Of the slots, that promised work may have or wait for at a time."""
+"""Of the capacity, that promises are made of."""
+CLAIM_S = 2.0
+"""A promise that nobody came back for by then is void."""
 _MOST_RATIO = math.log(4.0)
+
+
+class _Promise(NamedTuple):
+    work_ms: float
+    made_at: float
 
 
 class Outlook:
@@ -46,10 +54,10 @@ class Outlook:
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
-        self._ratios = [Quantiles([0.0] * 9, _WINDOW) for _ in range(_PARTS)]
+        self._ratios = [Quantiles([0.0] * 5, _WINDOW) for _ in range(_PARTS)]
         """By place in the queue: few come to stand before its first, many before its last."""
         self._seen = 0
-        self._promises: OrderedDict[int, None] = OrderedDict()
+        self._promises: OrderedDict[int, _Promise] = OrderedDict()
         self._kept: set[Task] = set()
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────
@@ -73,27 +81,37 @@ class Outlook:
 
     # ── promises ─────────────────────────────────────────────────────────────────────────────
 
-    def promise(self, deadline_unix_ms: int) -> None:
-        """A client was told that this deadline is feasible."""
-        self._promises[deadline_unix_ms] = None
+    def promised_wait_ms(self) -> float:
+        """How long until one more promise can be kept, after those that were made before it.
+
+        Promises get a share of the capacity, so that they can be kept whoever else comes.
+        """
+        now = self._clock.now()
+        self._kept = {task for task in self._kept if task.ending is None}
+        while self._promises:
+            unix_ms, promise = next(iter(self._promises.items()))
+            if now < promise.made_at + CLAIM_S:
+                break
+            del self._promises[unix_ms]
+        work_ms = sum(promise.work_ms for promise in self._promises.values())
+        work_ms += sum(task.work_ms for task in self._kept)
+        ready = sum(instance.ready for instance in self._registry)
+        return work_ms / (PROMISED_SHARE * max(1, ready))
+
+    def promise(self, deadline_unix_ms: int, task: Task) -> None:
+        """``task``'s client is told that this deadline is feasible."""
+        self._promises[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
         while len(self._promises) > _MOST_PROMISES:
             self._promises.popitem(last=False)
 
     def claim(self, task: Task) -> None:
-        """Whether ``task`` comes with a deadline that we named. Each is good for one task.
-
-        Few are kept at a time: what was named to many at once, all of it cannot be.
-        """
-        self._kept = {other for other in self._kept if other.ending is None}
-        slots = sum(instance.window.slots for instance in self._registry if instance.ready)
-        if self._promises and len(self._kept) < PROMISED_SHARE * slots:
-            stated = task.deadline.unix_ms
-            for unix_ms in range(stated, stated - _SLOP_MS, -1):
-                if unix_ms in self._promises:
-                    del self._promises[unix_ms]
-                    task.is_promised = True
-                    self._kept.add(task)
-                    return
+        """See whether ``task`` comes with a deadline that we named; each is good for one task."""
+        stated = task.deadline.unix_ms
+        for unix_ms in range(stated, stated - _SLOP_MS, -1):
+            if self._promises.pop(unix_ms, None) is not None:
+                task.is_promised = True
+                self._kept.add(task)
+                return
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 

@@ -1,10 +1,29 @@
 """What a simulation came to, as figures."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from orchestrator.task import Priority
 from perf.sim.run import Run
 from perf.stats import percentile
 from worker.protocol import Outcome
+
+
+class Calibrated(NamedTuple):
+    """Requests that were given about the same chance. Shares are 0 to 1."""
+
+    requests: int
+    chance: float
+    met: float
+
+
+def calibration(run: Run) -> dict[tuple[Priority, int], Calibrated]:
+    """By class and least chance in percent: what was given, and what came of it."""
+    return {
+        key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
+        for key, tally in run.gateway.metrics.calibration.tallies.items()
+        if tally.given
+    }
 
 
 @dataclass(frozen=True, slots=True)
