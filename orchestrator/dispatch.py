@@ -17,6 +17,7 @@ from orchestrator.pausing import Pausing
 from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
+from orchestrator.refusals import Refusals
 from orchestrator.registry import Instance, InstanceState, Registry
 from orchestrator.replan import Replanner
 from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
@@ -72,6 +73,7 @@ class Dispatcher:
         hedger: Hedger,
         pausing: Pausing,
         outlook: Outlook,
+        refusals: Refusals,
         lets_run_s: float | None = None,
     ) -> None:
         """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
@@ -94,6 +96,7 @@ class Dispatcher:
         self._hedger = hedger
         self._pausing = pausing
         self._outlook = outlook
+        self._refusals = refusals
         outlook.flights = lambda: self._flights
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._lets_run_s = lets_run_s
@@ -259,6 +262,7 @@ class Dispatcher:
             # What is late already is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
+            keeps_on=self._refusals.spares(task),
         )
         # Only what was really sent counts as in flight.
         flight.ticket = self._registry.breakers.begin(choice.name)
@@ -342,6 +346,7 @@ class Dispatcher:
             end.code in FAULTS and task.rival is not None
         )
         if is_current and not (has_chance and self._try_again(flight)):
+            self._refusals.stopped(task, end, now)
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 

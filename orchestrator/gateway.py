@@ -28,6 +28,7 @@ from orchestrator.placement import Placer
 from orchestrator.policy import Policy
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
+from orchestrator.refusals import Refusals
 from orchestrator.registry import LaneMaker, Registry
 from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
@@ -167,11 +168,12 @@ class Gateway:
             hedger=self.hedger,
             pausing=self.pausing,
             outlook=self._admission.outlook,
+            refusals=self._admission.refusals,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
-        self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
+        self.metrics.watch(self.registry, self.queue, self.refusals, self.placer)
         self.metrics.registry.register(
             FleetCollector(self.registry, self.retrier, self.hedger.races)
         )
@@ -255,6 +257,11 @@ class Gateway:
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
         return self.registry.resolve(name)
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was decided against, and what becomes of the sample that is kept (DL-17)."""
+        return self._admission.refusals
 
     @property
     def live_tasks(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from orchestrator.task import Task
-from worker.protocol import Outcome
+from worker.protocol import Code, End, Outcome
 
 _SMOOTHING = 0.01
 
@@ -71,6 +71,17 @@ class Refusals:
             return
         task.refusal_sample = True
         task.on_end.append(lambda ended: self._ended(ended, kind))
+
+    def spares(self, task: Task) -> bool:
+        """Whether no worker is to stop ``task`` before its deadline."""
+        return task.refusal_sample or self.samples(task)
+
+    def stopped(self, task: Task, end: End, now: float) -> None:
+        """A worker is done with ``task``: count it if that was a stop, or would have been."""
+        if end.spared:
+            self.keep(task, Kind.STOPPED)
+        elif end.code is Code.DEADLINE_EXCEEDED and task.deadline.left_ms(now) > 0:
+            self.unserved[Kind.STOPPED] += 1
 
     def _ended(self, task: Task, kind: Kind) -> None:
         ending = task.ending

@@ -51,7 +51,7 @@ class Summary:
             fate.tokens for fate in fates if not fate.met and fate.outcome is not Outcome.PARTIAL
         )
         ttft = [1000 * (f.first_s - f.offer.at_s) for f in fates if f.first_s]
-        refusals = run.gateway._admission.refusals
+        refusals = run.gateway.refusals
         return cls(
             offered=len(fates),
             goodput=met / (run.seconds - warm_s),

@@ -34,6 +34,8 @@ _POLL_S = 0.005
 _SHORT_MS = 20.0
 """Shorter waits, told and real, are not compared."""
 _WARM_S = 10.0
+_COOL_S = 10.0
+_LINGER_S = 20.0
 
 
 class Pair(NamedTuple):
@@ -124,12 +126,16 @@ def measure(
     *,
     seed: int,
     warm_s: float = _WARM_S,
+    cool_s: float = _COOL_S,
 ) -> Told:
-    """Run ``offers``, and compare."""
+    """Run ``offers``, and compare what came after ``warm_s`` and ``cool_s`` before the last one.
+
+    The load goes on for a while after what is counted: what is told is of a load that goes on.
+    """
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(
-            _measure(loop, list(offers), fleet, settings, random.Random(seed), warm_s)
+            _measure(loop, list(offers), fleet, settings, random.Random(seed), warm_s, cool_s)
         )
     finally:
         loop.close()
@@ -142,12 +148,14 @@ async def _measure(
     settings: Mapping[str, str],
     rng: random.Random,
     warm_s: float,
+    cool_s: float,
 ) -> Told:
     clock = VirtualClock(loop)
     fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
     gateway, _ = new_gateway(fleet, clock, settings, rng)
     gateway.start()
     told = Told()
+    counts_until = offers[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
 
     def spawn(offer: Offer, again: DeadlineInfeasible | None = None) -> None:
@@ -157,7 +165,7 @@ async def _measure(
 
     async def client(offer: Offer, again: DeadlineInfeasible | None) -> None:
         now = clock.now()
-        counts = now >= warm_s
+        counts = warm_s <= now < counts_until
         job, prompt = new_job(offer, now, offer.deadline_ms)
         unix_ms = round(1000 * clock.unix() + offer.deadline_ms)
         job = replace(job, deadline=replace(job.deadline, unix_ms=unix_ms))
@@ -187,7 +195,7 @@ async def _measure(
         if isinstance(ending.error, DeadlineInfeasible):
             refused(offer, again, ending.error, counts)
             return
-        if again is not None and counts:
+        if again is not None and counts and ending.outcome is not Outcome.FAILED:
             if ending.outcome is Outcome.MET:
                 told.deadlines_kept += 1
                 told.deadlines.append(Pair(offer.deadline_ms, took_ms))
@@ -216,7 +224,7 @@ async def _measure(
 
     for offer in offers:
         loop.call_at(offer.at_s, spawn, offer)
-    await asyncio.sleep(offers[-1].at_s + 5.0 - clock.now())
+    await asyncio.sleep(offers[-1].at_s + _LINGER_S - clock.now())
     await gateway.finish(0.0)
     await gateway.close()
     for task in running:
@@ -254,7 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load, ends included")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.8, 1.0, 1.6])
     parser.add_argument("--seed", type=int, default=20240229)
     args = parser.parse_args()

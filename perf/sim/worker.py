@@ -73,6 +73,8 @@ class _Job:
     gap_s: float = math.inf
     first_by: float = math.inf
     wants_pause: bool = False
+    keeps_on: bool = False
+    spared: bool = False
     abort: AbortCause | None = None
     aborted: float = 0.0
 
@@ -273,6 +275,9 @@ class SimWorker:
             elif cleanly and ready_by >= job.deadline:
                 self._leave(job, FinishReason.DEADLINE, None)
             elif ready_by >= job.deadline:
+                if job.keeps_on and now < job.deadline:
+                    job.spared, job.least = True, 0
+                    continue
                 self._leave(job, FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
         for job in list(self._paused):
             if job.abort is not None or now >= job.deadline:
@@ -346,6 +351,7 @@ class SimWorker:
                 left_ms=1000 * (job.deadline - now),
                 code=code,
                 abort_ms=None if job.abort is None else 1000 * (now - job.aborted),
+                spared=job.spared,
             )
         )
 
@@ -396,6 +402,7 @@ class SimLane(Lane):
         session: str = "",
         first_token_budget_ms: float | None = None,
         token_gap_ms: float | None = None,
+        keeps_on: bool = False,
     ) -> int:
         """As the real lane's. The first token id is how long the answer is by itself."""
         handle = self._next_handle
@@ -414,6 +421,7 @@ class SimLane(Lane):
             least=sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens,
             deadline=now + budget_ms / 1000,
             on_deadline=on_deadline,
+            keeps_on=keeps_on,
             submitted=now + _WIRE_S,
             gap_s=math.inf if token_gap_ms is None else token_gap_ms / 1000,
             first_by=math.inf
