@@ -18,17 +18,22 @@ from orchestrator.errors import (
     DeadlineInfeasible,
     Draining,
     InvalidRequest,
+    NoCapacity,
     NotReady,
     QueueFull,
 )
 from orchestrator.log import fields, service_log
+from orchestrator.outlook import Outlook
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
-from orchestrator.refusals import Refusals
+from orchestrator.refusals import Kind, Refusals
 from orchestrator.registry import Registry
-from orchestrator.task import Task
-from worker.protocol import InvalidSampling, ModelCard, OnDeadline, Outcome
+from orchestrator.task import PlacementMode, Task
+from worker.protocol import InvalidSampling, ModelCard, OnDeadline
+
+RESUBMIT_MS = 20.0
+"""A client needs about this long to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Admission:
     ) -> None:
         """``drop`` ends a waiting task, ``sweep`` those that have waited in vain."""
         self.draining = False
-        self.refusals = Refusals()
+        self.refusals = Refusals(lambda task: rng.random() < rules.sample)
         self._registry = registry
         self._queue = queue
         self._forecaster = forecaster
@@ -71,6 +76,7 @@ class Admission:
         self._clock = clock
         self._rng = rng
         self._rules = rules
+        self.outlook = Outlook(registry, queue, forecaster, clock)
         self._drop = drop
         self._sweep = sweep
 
@@ -109,7 +115,10 @@ class Admission:
         task.sampling = sampling
 
     def finish(self, task: Task) -> None:
-        """Raises ``NotReady``, ``DeadlineExceeded``, ``DeadlineInfeasible`` or ``QueueFull``."""
+        """Raises ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded``,
+        ``DeadlineInfeasible`` or ``QueueFull``.
+        """
+        self._require_known(task)
         if not self._registry.any_ready(task.model):
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
         if not self._placer.is_possible(task):
@@ -117,25 +126,38 @@ class Admission:
                 "no instance that is ready can take this task, by its placement and its length; "
                 "try again shortly, or ask for less"
             )
+        if self._placer.is_excluded(task):
+            raise NoCapacity(
+                "the operator's placement policy lets no instance take this", retryable=False
+            )
         now = self._clock.now()
         task.deadline.require(self._rules.floor_ms, now)
         task.parts.require(self._rules.floor_ms, now)
+        self.outlook.claim(task)
         if task.job.on_deadline is OnDeadline.FIT:
-            wait_ms = 0.0 if self.could_start(task) else self.predicted_wait_ms(len(self._queue))
-            self._forecaster.fit(task, task.deadline.left_ms(now) - wait_ms)
+            self._forecaster.plan(task, now)
+            # What it will be is settled when it starts; this is what its client is told now.
+            wait_ms = 0.0 if self.could_start(task) else self.outlook.start_ms(task)
+            tokens = self._forecaster.fitting_tokens(task, task.deadline.left_ms(now) - wait_ms)
+            if tokens is not None and tokens < task.sampling.max_tokens:
+                task.fitted_tokens = tokens
         self._judge(task, now)
         if self._queue.full and not self.could_start(task):
             self._make_room(task)
 
+    def _require_known(self, task: Task) -> None:
+        """Raise ``InvalidRequest`` for a pin to nothing that there is: it would wait in vain."""
+        wish, known = task.job.placement, self._registry.instances
+        if wish.mode is PlacementMode.PIN and not any(name in known for name in wish.instances):
+            raise InvalidRequest(
+                f"there is no instance {wish.instances[0][:128]!r}; there is: "
+                + (", ".join(sorted(known)) or "none"),
+                field="placement.instances",
+            )
+
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for this task now."""
         return self._placer.could_start(task)
-
-    def predicted_wait_ms(self, ahead: int) -> float:
-        """How long until a task with that many before it starts."""
-        waiting = len(self._queue)
-        share = min(1.0, ahead / waiting) if waiting else 0.0
-        return self._forecaster.drain_ms("", self._queue.work_ms * share)
 
     def _judge(self, task: Task, now: float) -> None:
         """Forecast, and refuse what is certain to miss (DL-7)."""
@@ -149,24 +171,21 @@ class Admission:
             refusals.offered(refused=False)
             return
         refusals.judged += 1
-        if (
-            rules.mode is AdmissionMode.OBSERVE
-            or self._is_capped
-            or self._rng.random() < rules.sample
-        ):
-            refusals.offered(refused=False)
-            self._let_through(task)
-            service_log.info(
-                "a deadline that is certain to be missed was let through",
-                extra=fields(
-                    correlation_id=task.correlation_id,
-                    left_ms=round(left_ms, 1),
-                    least_ms=round(forecast.least_ms, 1),
-                ),
-            )
-            return
-        refusals.offered(refused=True)
-        raise self.infeasible(task)
+        lets_in = rules.mode is AdmissionMode.OBSERVE or self._is_capped
+        if not lets_in and not refusals.keeps(task, Kind.ADMISSION):
+            refusals.offered(refused=True)
+            raise self.infeasible(task)
+        refusals.offered(refused=False)
+        refusals.keep(task, Kind.ADMISSION)
+        self._forecaster.plan(task, now)
+        service_log.info(
+            "a deadline that is certain to be missed was let through",
+            extra=fields(
+                correlation_id=task.correlation_id,
+                left_ms=round(left_ms, 1),
+                least_ms=round(forecast.least_ms, 1),
+            ),
+        )
 
     @property
     def _is_capped(self) -> bool:
@@ -176,30 +195,20 @@ class Admission:
     def refuses_late(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
         self.refusals.judged += 1
-        if not self._is_capped and self._rng.random() >= self._rules.sample:
+        if not self._is_capped and not self.refusals.keeps(task, Kind.QUEUE):
             self.refusals.refused_late()
             return True
-        self._let_through(task)
-        return False
-
-    def _let_through(self, task: Task) -> None:
-        task.refusal_sample = True
-        task.on_end.append(self._sample_ended)
+        self.refusals.keep(task, Kind.QUEUE)
         self._forecaster.plan(task, self._clock.now())
-
-    def _sample_ended(self, task: Task) -> None:
-        ending = task.ending
-        if ending is None or ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
-            return
-        kept = ending.outcome in (Outcome.MET, Outcome.PARTIAL)
-        self.refusals.sample_ended(met=kept)
+        return False
 
     def infeasible(self, task: Task) -> DeadlineInfeasible:
         """Why a task cannot make its deadline from here."""
         now = self._clock.now()
         waited_ms = 1000 * (now - task.marks.received)
-        ahead = self._queue.position(task)
-        wait_ms = self.predicted_wait_ms(len(self._queue) if ahead is None else ahead)
+        wait_ms = self.outlook.promised_wait_ms()
+        if not self.could_start(task):
+            wait_ms = max(wait_ms, self.outlook.start_ms(task))
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)
         # With what it has waited it would have had enough: then waiting is what it lacked.
@@ -208,12 +217,15 @@ class Admission:
         # Work that is quick may still need more: no worker starts with less left than its floor.
         finish_ms = max(forecast.finish_ms, forecast.least_ms)
         slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
+        # A moment more than the service needs, for a request that has to come first.
+        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + slow_ms + RESUBMIT_MS)
+        self.outlook.promise(earliest_unix_ms, task)
         return DeadlineInfeasible(
             f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
             f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
             "state a later deadline, or ask for less",
             predicted_finish_ms=finish_ms,
-            earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + slow_ms),
+            earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,
         )
 
@@ -221,13 +233,22 @@ class Admission:
         self._sweep()
         if not self._queue.full:
             return
-        retry_after_ms = self.predicted_wait_ms(len(self._queue))
+        retry_after_ms = self.outlook.room_ms(task.model)
         if self._rules.queue_policy is QueuePolicy.DROP_LRU:
-            oldest = self._queue.oldest_batch()
+            oldest = self._queue.oldest_batch(lambda other: not other.refusal_sample)
             if oldest is not None:
+                if self.refusals.keeps(oldest, Kind.DROPPED):
+                    self.refusals.keep(oldest, Kind.DROPPED)
+                    self._forecaster.plan(oldest, self._clock.now())
+                    self._queue.reorder([oldest])
+                    return
                 message = "newer work took this task's place in the queue, which is full"
                 self._drop(oldest, QueueFull(message, retry_after_ms=retry_after_ms))
                 return
+        if self.refusals.keeps(task, Kind.QUEUE_FULL):
+            self.refusals.keep(task, Kind.QUEUE_FULL)
+            self._forecaster.plan(task, self._clock.now())
+            return
         raise QueueFull(
             f"{len(self._queue)} tasks wait already, the queue's bound",
             retry_after_ms=retry_after_ms,

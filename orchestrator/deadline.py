@@ -9,20 +9,21 @@ For the whole request; the earliest of all wins:
 ``deadline_ms``                milliseconds, in the body                    relative
 ``x-request-timeout-seconds``  seconds                                      relative
 ``x-litellm-timeout``          seconds; LiteLLM's                           relative
-``x-llm-d-inference-ttl``      a Go duration, as in ``1m30s``; llm-d's      relative
 =============================  ===========================================  ===========
 
-llm-d's router bounds only the wait in its queue by that last one; here it is the whole request's.
+For parts of the answer (DL-14), none negative; the smallest of all wins:
 
-For parts of the answer (DL-14), all positive; the smallest of all wins:
+==============================  =======================  ============  ================
+``first_token_ms``              milliseconds             in the body   ends the request
+``X-First-Token-Timeout-Ms``    milliseconds                           ends the request
+``x-llm-d-inference-ttl``       Go duration (``1m30s``)  llm-d's       ends the request
+``x-llm-d-slo-ttft-ms``         milliseconds             llm-d's       a wish
+``token_gap_ms``                milliseconds             in the body   a wish
+``x-llm-d-slo-tpot-ms``         milliseconds             llm-d's       a wish
+==============================  =======================  ============  ================
 
-==============================  ============  ============  ================
-``first_token_ms``              milliseconds  in the body   ends the request
-``X-First-Token-Timeout-Ms``    milliseconds                ends the request
-``x-llm-d-slo-ttft-ms``         milliseconds  llm-d's       a wish
-``token_gap_ms``                milliseconds  in the body   a wish
-``x-llm-d-slo-tpot-ms``         milliseconds  llm-d's       a wish
-==============================  ============  ============  ================
+llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun goes on.
+There, and so here, 0 states nothing.
 
 A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
 wish, the request ends there; a wish that is missed stops nothing.
@@ -177,6 +178,7 @@ def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
     timeouts = [
         *_positive_ms("first_token_ms", body.first_token_ms),
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
+        *_ttls_ms(headers),
     ]
     wishes = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
     gaps = [
@@ -208,6 +210,15 @@ def _positive_ms(field: str, value: float | None) -> Iterator[float]:
     yield value
 
 
+def _ttls_ms(headers: Headers) -> Iterator[float]:
+    for value in headers.getall("x-llm-d-inference-ttl", ()):
+        seconds = _go_duration_s(value.strip())
+        if seconds < 0:
+            raise _unreadable("x-llm-d-inference-ttl", value, "a duration that is not negative")
+        if seconds:
+            yield 1000 * seconds
+
+
 def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
     for value in headers.getall("X-Deadline", ()):
         yield _absolute_s(value.strip()) - arrival.unix
@@ -222,8 +233,6 @@ def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
             if not _NUMBER.fullmatch(value.strip()):
                 raise _unreadable(name, value, "seconds, such as 1.5")
             yield float(value)
-    for value in headers.getall("x-llm-d-inference-ttl", ()):
-        yield _go_duration_s(value.strip())
 
 
 def _absolute_s(value: str) -> float:

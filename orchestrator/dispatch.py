@@ -12,11 +12,13 @@ from orchestrator.flight import LaneFlight
 from orchestrator.hedge import Hedger
 from orchestrator.log import fields, service_log
 from orchestrator.metrics import Metrics
+from orchestrator.outlook import Outlook
 from orchestrator.pausing import Pausing
 from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import InstanceState, Registry
+from orchestrator.refusals import Refusals
+from orchestrator.registry import Instance, InstanceState, Registry
 from orchestrator.replan import Replanner
 from orchestrator.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
 from orchestrator.settle import (
@@ -42,6 +44,11 @@ POLICY_PASSES = 32
 FEW_SPECS = 8
 """After so many that cannot start, a pump no longer asks whether that is all there are."""
 
+LONG_WAY = 0.98
+"""The quantile of ways that a clean end allows for."""
+MOST_WAY = 0.25
+"""And at most this share of the time that is left."""
+
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
 """An instance's own: a rival that is under way already is not touched by them."""
 
@@ -58,6 +65,7 @@ class Dispatcher:
         clock: Clock,
         *,
         grace_ms: float,
+        return_margin_ms: float,
         forecaster: Forecaster,
         placer: Placer,
         refuses_late: Callable[[Task], bool],
@@ -65,6 +73,8 @@ class Dispatcher:
         retrier: Retrier,
         hedger: Hedger,
         pausing: Pausing,
+        outlook: Outlook,
+        refusals: Refusals,
         lets_run_s: float | None = None,
     ) -> None:
         """``refuses_late`` is asked of a waiting task that cannot make its deadline any more,
@@ -78,6 +88,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._grace_s = grace_ms / 1000
+        self._return_margin_s = return_margin_ms / 1000
         self._forecaster = forecaster
         self._placer = placer
         self._refuses_late = refuses_late
@@ -85,6 +96,9 @@ class Dispatcher:
         self._retrier = retrier
         self._hedger = hedger
         self._pausing = pausing
+        self._outlook = outlook
+        self._refusals = refusals
+        outlook.flights = lambda: self._flights
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._limiting: Timer | None = None
         self._lets_run_s = lets_run_s
@@ -99,11 +113,13 @@ class Dispatcher:
         self._hedger.budget.offered()
         task.stage = Stage.QUEUED
         task.marks.queued = self._clock.now()
-        first_at = min(task.deadline.at, task.parts.cut_at)
+        first_at = min(self._out_of_time_at(task), task.parts.cut_at)
         task.timer = self._clock.call_at(first_at, lambda: self._deadline_passed(task))
         self._queue.push(task)
         self._replanner.wake()
         self.pump()
+        if task in self._queue:
+            self._outlook.queued(task)
 
     def withdraw(self, task: Task) -> None:
         """Forget a task that ended while it waited."""
@@ -241,9 +257,13 @@ class Dispatcher:
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
         if not task.completion_tokens:
-            self._forecaster.fit(task, task.deadline.left_ms(now))
+            instance = self._registry.instances[choice.name]
+            self._forecaster.fit(task, self._budget_ms(task, instance, now))
             task.trail = self._retrier.trail_for(task)
             task.marks.dispatched = now
+            if task.given_chance is None:
+                task.given_chance = self._forecaster.urgency(task, now).chance
+            self._outlook.began(task)
         task.flight = self._launch(task, choice, now)
 
     def _launch(self, task: Task, choice: Choice, now: float) -> LaneFlight:
@@ -262,9 +282,7 @@ class Dispatcher:
             flight,
             token_ids=token_ids,
             sampling=sampling,
-            budget_ms=task.deadline.left_ms(now)
-            if self._lets_run_s is None
-            else 1000 * self._lets_run_s,
+            budget_ms=self._budget_ms(task, instance, now),
             deadline_unix_ms=task.deadline.unix_ms,
             # What fit leaves too long after all ends cleanly.
             on_deadline=OnDeadline.PARTIAL
@@ -276,6 +294,7 @@ class Dispatcher:
             # What is late already is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
+            keeps_on=self._refusals.spares(task),
         )
         # Only what was really sent counts as in flight.
         flight.ticket = self._registry.breakers.begin(choice.name)
@@ -303,17 +322,35 @@ class Dispatcher:
         if task.flight is not None and self._lets_run_s is not None:
             return
         now = self._clock.now()
-        ends_at = task.deadline.at
+        ends_at = self._out_of_time_at(task)
         lacks_token = task.parts.cut_at < ends_at and not task.completion_tokens
         if lacks_token:
             ends_at = task.parts.cut_at  # workers do not look at it: none is given a moment
-        elif now >= ends_at and task.flight is not None:
+        elif task.flight is not None and task.deadline.at <= now and not _keeps_text(task):
             ends_at += self._grace_s
         if now < ends_at:
             task.timer = self._clock.call_at(ends_at, lambda: self._deadline_passed(task))
             return
         self._queue.remove(task)
         self._settler.settle(task, (no_first_token if lacks_token else overdue)(task, now))
+
+    def _out_of_time_at(self, task: Task) -> float:
+        """When ``task`` has to end here: early enough for a text that is to reach its client."""
+        at = task.deadline.at
+        if task.job.on_deadline is OnDeadline.ERROR:
+            return at
+        early = at - self._return_margin_s
+        return early if task.completion_tokens or self._clock.now() < early else at
+
+    def _budget_ms(self, task: Task, instance: Instance, now: float) -> float:
+        """What a worker may take. Of a text that it is to end cleanly, the way is ours to keep."""
+        if self._lets_run_s is not None:
+            return 1000 * self._lets_run_s
+        left_ms = task.deadline.left_ms(now)
+        if task.job.on_deadline is OnDeadline.ERROR:
+            return left_ms
+        way_ms = instance.way_ms.at(LONG_WAY) + 1000 * self._return_margin_s
+        return left_ms - min(way_ms, MOST_WAY * left_ms)
 
     # ── what flights tell ────────────────────────────────────────────────────────────────────
 
@@ -336,10 +373,14 @@ class Dispatcher:
             pace = None if instance is None else instance.pace
             self._forecaster.ended(task, end, pace, flight.basis)
         self._hedger.races.aborts_verified += flight.lost_race
+        if instance is not None and end.code is None and not task.pauses:
+            worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
+            instance.way_ms.add(max(0.0, 1000 * (now - flight.dispatched_at) - worker_ms))
         has_chance = end.code in WORTH_ANOTHER_TRY or (
             end.code in FAULTS and task.rival is not None
         )
         if is_current and not (has_chance and self._try_again(flight)):
+            self._refusals.stopped(task, end, now)
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 
@@ -503,6 +544,11 @@ class Dispatcher:
 
     def now(self) -> float:
         return self._clock.now()
+
+
+def _keeps_text(task: Task) -> bool:
+    """Whether what there is goes to the client at the deadline (DL-6)."""
+    return task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens > 0
 
 
 def _session(job: Job) -> str:

@@ -240,8 +240,14 @@ class Unavailable(TidegateError):
     retryable = True
     openai_type = "overloaded_error"
 
-    def __init__(self, message: str, *, retry_after_ms: float = 1000.0) -> None:
+    def __init__(
+        self, message: str, *, retry_after_ms: float = 1000.0, retryable: bool = True
+    ) -> None:
         self.retry_after_ms = math.ceil(retry_after_ms)
+        if not retryable:
+            super().__init__(message)
+            self.retryable = False
+            return
         super().__init__(
             message,
             details={"retry_after_ms": self.retry_after_ms},
@@ -267,11 +273,8 @@ class RateLimited(Unavailable):
         retryable: bool = True,
         field: str | None = None,
     ) -> None:
-        super().__init__(message, retry_after_ms=retry_after_ms)
+        super().__init__(message, retry_after_ms=retry_after_ms, retryable=retryable)
         self.field = field
-        if not retryable:
-            self.retryable = False
-            self.details, self.extra_headers = {}, {}
 
 
 class QueueFull(Unavailable):

@@ -28,6 +28,7 @@ from orchestrator.placement import Placer
 from orchestrator.policy import Policy
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
+from orchestrator.refusals import Refusals
 from orchestrator.registry import LaneMaker, Registry
 from orchestrator.retry import Retrier, RetryRules
 from orchestrator.settings import Settings
@@ -158,6 +159,7 @@ class Gateway:
             self.metrics,
             clock,
             grace_ms=settings.deadline_grace_ms,
+            return_margin_ms=settings.return_margin_ms,
             forecaster=self.forecaster,
             placer=self.placer,
             refuses_late=self._admission.refuses_late,
@@ -165,11 +167,13 @@ class Gateway:
             retrier=self.retrier,
             hedger=self.hedger,
             pausing=self.pausing,
+            outlook=self._admission.outlook,
+            refusals=self._admission.refusals,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
         self.health = HealthBoard(self.registry, self.queue, self._admission)
         self._health_version = -1
-        self.metrics.watch(self.registry, self.queue, self._admission.refusals, self.placer)
+        self.metrics.watch(self.registry, self.queue, self.refusals, self.placer)
         self.metrics.registry.register(
             FleetCollector(self.registry, self.retrier, self.hedger.races)
         )
@@ -248,12 +252,16 @@ class Gateway:
 
     def predicted_start_ms(self, task: Task) -> float:
         """From now; 0 once it is on its way."""
-        position = self.queue.position(task)
-        return 0.0 if position is None else self._admission.predicted_wait_ms(position)
+        return self._admission.outlook.start_ms(task) if task in self.queue else 0.0
 
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
         return self.registry.resolve(name)
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was decided against, and what becomes of the sample that is kept (DL-17)."""
+        return self._admission.refusals
 
     @property
     def live_tasks(self) -> int:

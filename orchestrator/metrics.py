@@ -19,10 +19,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from orchestrator.calibration import Calibration
 from orchestrator.deadline import Part
 from orchestrator.placement import Placer
 from orchestrator.queue import TaskQueue
-from orchestrator.refusals import Refusals
+from orchestrator.refusals import Kind, Refusals
 from orchestrator.registry import InstanceState, Registry
 from orchestrator.task import Task
 from worker.protocol import Outcome, WorkerStats
@@ -111,6 +112,7 @@ class Metrics:
         )
         self.settled = dict.fromkeys(Outcome, 0)
         """How many requests came to each outcome (DL-10)."""
+        self.calibration = Calibration()
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
@@ -211,12 +213,33 @@ class _StateCollector(Collector):
         yield CounterMetricFamily(
             "tidegate_infeasible_refused", "Of these, refused", refusals.refused
         )
-        samples = CounterMetricFamily(
-            "tidegate_infeasible_samples", "Of these, let in: what they came to", labels=["result"]
+        unserved = CounterMetricFamily(
+            "tidegate_unserved", "Requests ended by our own decision (DL-17)", labels=["kind"]
         )
-        samples.add_metric(["met"], refusals.samples_met)
-        samples.add_metric(["lost"], refusals.samples_lost)
+        samples = CounterMetricFamily(
+            "tidegate_infeasible_samples",
+            "Such decisions that were not carried out: what the requests came to (DL-17)",
+            labels=["kind", "result"],
+        )
+        for kind in Kind:
+            unserved.add_metric([kind], refusals.unserved[kind])
+            for result, met in (("met", True), ("lost", False)):
+                samples.add_metric([kind, result], refusals.sampled[kind, met])
+        yield unserved
         yield samples
+        given = CounterMetricFamily(
+            "tidegate_on_time_chance",
+            "Requests by the chance of being in time that they had when they were sent",
+            labels=["class", "bin"],
+        )
+        met_of = CounterMetricFamily(
+            "tidegate_on_time_met", "Of these, met", labels=["class", "bin"]
+        )
+        for (priority, percent), tally in metrics.calibration.tallies.items():
+            given.add_metric([priority, str(percent)], tally.given)
+            met_of.add_metric([priority, str(percent)], tally.met)
+        yield given
+        yield met_of
         yield GaugeMetricFamily(
             "tidegate_false_refusal_rate",
             "Share of those let in and met",

@@ -18,7 +18,7 @@ No clock and no tasks of its own: the dispatcher says what time it is.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -230,9 +230,13 @@ class TaskQueue(Generic[T]):
             gone.append(entry.task)
         return gone
 
-    def oldest_batch(self) -> T | None:
-        """The batch task that has waited longest: whom ``drop-lru`` drops."""
-        batch = [e for e in self._entries.values() if e.task.priority is Priority.BATCH]
+    def oldest_batch(self, may_go: Callable[[T], bool] = lambda task: True) -> T | None:
+        """The batch task that has waited longest, of those that may: whom ``drop-lru`` drops."""
+        batch = [
+            entry
+            for entry in self._entries.values()
+            if entry.task.priority is Priority.BATCH and may_go(entry.task)
+        ]
         return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
 
     def reorder(self, tasks: Iterable[T]) -> None:
@@ -267,6 +271,20 @@ class TaskQueue(Generic[T]):
             return None
         earlier = sum(self._flows[tier].size for tier in _Tier if tier < entry.tier)
         return earlier + self._flows[entry.tier].before(entry.key)
+
+    def place_of(self, task: T) -> int:
+        """``position`` of a task that is here, or that would be if it came now."""
+        position = self.position(task)
+        if position is not None:
+            return position
+        tier = self._tier(task)
+        earlier = sum(self._flows[other].size for other in _Tier if other < tier)
+        return earlier + self._flows[tier].before(_Key(self._rank(task), self._arrivals))
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the first of all is out of chances; None while nothing waits."""
+        return self._chances[0].rank if self._chances else None
 
     def _choose(self, passed: dict[_Tier, dict[str, int]]) -> _Entry[T] | None:
         tiers = list(_Tier)

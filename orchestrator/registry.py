@@ -23,7 +23,7 @@ from orchestrator.lanes import Lane, LaneConfig, LaneOwner
 from orchestrator.log import fields, lane_log
 from orchestrator.placement.candidates import Candidate
 from orchestrator.placement.prefixes import PrefixIndex
-from orchestrator.prediction import Load, StepLearner
+from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.tokens import BadCard, PromptEncoder
 from orchestrator.window import Window
@@ -45,6 +45,9 @@ LANE_SILENT_S = 0.6
 CANDIDATE_TTL_S = 0.05
 """What placement knows of an instance is worked out anew after this, if nothing told before."""
 
+
+FIRST_WAY_MS = 5.0
+_WAYS = 128
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """How lanes come to be; a simulator has its own."""
@@ -75,6 +78,8 @@ class Instance:
         self.stats: WorkerStats | None = None
         self.pace: StepLearner | None = None
         """What it has taught about its speed; None until its card is known."""
+        self.way_ms = Quantiles([FIRST_WAY_MS] * 9, _WAYS)
+        """Of jobs that ended: what they took beyond the worker's own account, there and back."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
         self._candidate: tuple[object, Candidate] | None = None

@@ -138,6 +138,10 @@ class Settings(BaseSettings):
     deadline_grace_ms: float = Field(default=20.0, ge=0)
     """A worker has this long past a deadline to report it; then the orchestrator ends the task."""
 
+    return_margin_ms: float = Field(default=5.0, ge=0)
+    """Answers that end cleanly at their deadline (``partial``, ``fit``) leave here this long before
+    it, for the client's own time."""
+
     # work
     default_max_tokens: int = Field(default=256, ge=1)
     """Where a client states none; clipped to what is left of the context."""

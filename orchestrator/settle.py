@@ -174,6 +174,7 @@ class Settler:
         code = error.code.value if error is not None else ""
         metrics.outcomes.labels(task.job.api, task.model, ending.outcome, code).inc()
         metrics.settled[ending.outcome] += 1
+        metrics.calibration.ended(task)
         if ending.missed_part is not None:
             metrics.missed_parts.labels(ending.missed_part).inc()
         metrics.tokens_generated += task.completion_tokens

@@ -266,9 +266,12 @@ class Task:
         "failed_on",
         "fitted_tokens",
         "flight",
+        "foretold",
+        "given_chance",
         "id",
         "instance",
         "is_background",
+        "is_promised",
         "job",
         "last_chance",
         "late_part",
@@ -327,6 +330,8 @@ class Task:
         """Plan: its place among those that wait, the smallest first."""
         self.is_background = False
         """Plan: it only gets what nobody else wants."""
+        self.is_promised = False
+        """Its deadline is one that we named as feasible: it is kept before others are."""
         self.last_chance = job.deadline.at
         """Plan: after this it leaves the queue."""
         self.paused_on = ""
@@ -337,6 +342,11 @@ class Task:
         """When its prompt will probably be computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
         """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
+        self.foretold: tuple[float, float, int] | None = None
+        """When its start was foretold, how long that would be from then, in ms, and the part of
+        the queue that it was in."""
+        self.given_chance: float | None = None
+        """The chance of being in time that it had when it was first sent to a worker."""
         self.refusal_sample = False
         """It would have been refused, and is let through to see whether that would have been right
         (DL-7): nothing but its deadline stops it."""

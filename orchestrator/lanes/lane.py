@@ -162,6 +162,7 @@ class Lane:
         session: str = "",
         first_token_budget_ms: float | None = None,
         token_gap_ms: float | None = None,
+        keeps_on: bool = False,
     ) -> int:
         """Send a job; returns its handle. Exactly one of ``ended`` and ``lost`` will follow."""
         assert self.is_open, "submitted to a lane that is not open"
@@ -180,6 +181,7 @@ class Lane:
             session=session,
             first_token_budget_ms=first_token_budget_ms,
             token_gap_ms=token_gap_ms,
+            keeps_on=keeps_on,
         )
         self._post(message, f"{handle}/{correlation_id}")
         self.submitted_total += 1

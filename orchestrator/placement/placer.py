@@ -2,12 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.candidates import Candidate, Need, Spec
+from orchestrator.placement.candidates import UNLIMITED, Candidate, Need, Spec
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.prefixes import PrefixIndex
 from orchestrator.policy import Fact, Policy
@@ -96,6 +96,29 @@ class Placer:
         self.refresh()
         return any(c.ready for c in self._feasible(self.spec(task)))
 
+    def is_excluded(self, task: Task) -> bool:
+        """Whether the operator's policy sends ``task`` nowhere, now or when all are idle.
+
+        As of the last ``refresh``. What such a policy asks of load, memory, cache or session may
+        come true while the task waits; what it asks of the rest will not.
+        """
+        if self.policy is None:
+            return False
+        able = self._feasible(self.spec(task))
+        facts = self._facts(task)
+        need = self._need(task)
+        everything = dict.fromkeys((c.name for c in able), max(0, task.prompt_tokens - 1))
+        idle = [replace(c, load=0, kv_free=UNLIMITED) for c in able]
+        for home, candidates, cached in (
+            (need.home, able, self._cached(task)),
+            ("", idle, {}),
+            *((c.name, [c], everything) for c in idle),
+        ):
+            at = replace(need, home=home)
+            if self._filter(self.policy, at, candidates, cached, facts):
+                return False
+        return True
+
     def has_room_for(self, spec: Spec) -> bool:
         """Whether an instance has room for tasks of ``spec``, as of the last ``refresh``."""
         able = self._feasible(spec)
@@ -125,17 +148,16 @@ class Placer:
             keeper = self._now.get(task.paused_on)
             return Choice(keeper.name, 0, 0.0) if keeper and keeper.can_resume else None
         spec = self.spec(task)
-        able = [c for c in self._feasible(spec) if c.ready]
+        able: Sequence[Candidate] = [c for c in self._feasible(spec) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
         able = [c for c in able if _takes(c, task)]
         if not able:
             return None
-        home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
-        need = Need(spec, task.prompt_tokens, self._output_tokens_of(task), home)
+        need = self._need(task)
         cached = self._cached(task)
         if self.policy is not None:
-            able = self._filter(self.policy, task, need, able, cached)
+            able = self._filter(self.policy, need, able, cached, self._facts(task))
         chosen = place(need, able, cached)
         if chosen is None:
             return None
@@ -170,16 +192,12 @@ class Placer:
         most = task.prompt_tokens - 1
         return {name: min(most, task.block_tokens * count) for name, count in blocks.items()}
 
-    def _filter(
-        self,
-        policy: Policy,
-        task: Task,
-        need: Need,
-        able: list[Candidate],
-        cached: Mapping[str, int],
-    ) -> list[Candidate]:
-        """Those that the operator's policy puts first; all when it cannot be used (OR-8)."""
-        facts: dict[str, Fact] = {
+    def _need(self, task: Task) -> Need:
+        home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
+        return Need(self.spec(task), task.prompt_tokens, self._output_tokens_of(task), home)
+
+    def _facts(self, task: Task) -> dict[str, Fact]:
+        return {
             "model": task.model,
             "tenant": task.tenant,
             "priority": task.priority.value,
@@ -188,6 +206,16 @@ class Placer:
             "max_tokens": task.sampling.max_tokens,
             "left_ms": task.deadline.left_ms(self._clock.now()),
         }
+
+    def _filter(
+        self,
+        policy: Policy,
+        need: Need,
+        able: Sequence[Candidate],
+        cached: Mapping[str, int],
+        facts: dict[str, Fact],
+    ) -> Sequence[Candidate]:
+        """Those that the operator's policy puts first; all when it cannot be used (OR-8)."""
         ranked = policy.choose(facts, [_facts(need, c, cached) for c in able])
         if ranked is None:
             return able

@@ -18,7 +18,7 @@ import msgspec
 from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel, Work
-from orchestrator.prediction.urgency import Costs, Due, Urgency, urgency
+from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.task import Task
 from worker.protocol import End, FinishReason, OnDeadline
 
@@ -35,7 +35,12 @@ _COSTS_TTL_S = 0.02
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
-_SMOOTHING = 0.05
+FIT_SHARE = 0.94
+"""Of a budget that ``fit`` fills: the rest is for whoever comes meanwhile. What is too long after
+all ends cleanly."""
+PROMISED = 12.0
+"""How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
+_COSTS_TTL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,9 @@ class Forecaster:
         self._capacity_of = capacity_of
         self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
-        self._mean_ms = _FIRST_GUESS_MS
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
-        self._costs: dict[str, Costs | None] = {}
-        self._costs_until = 0.0
-        self._min_start_ms: dict[str, float] = {}
+        self._costs: dict[str, tuple[Costs | None, float]] = {}
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
@@ -134,17 +136,24 @@ class Forecaster:
         return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
-        if now >= self._costs_until:
-            self._costs_until = now + _COSTS_TTL_S
-            self._costs.clear()
-        costs = self._costs_of(task.model)
+        costs = self._costs_of(task.model, now)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
-        return urgency(self._left(task), new, due, costs, wait_ms)
+        left = self._left(task)
+        if task.job.on_deadline is OnDeadline.FIT and not made:
+            most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
+            left = tuple(min(tokens, most) for tokens in left)
+        found = urgency(left, new, due, costs, wait_ms)
+        if not task.is_promised or not found.chance:
+            return found
+        # Whatever else is worth more: it runs as late as is safe.
+        long_ms = new * costs.prompt_ms + left[int(LONG * len(left))] * costs.token_ms * SURE
+        slack_ms = max(0.0, due.whole_ms - long_ms)
+        return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
@@ -161,9 +170,10 @@ class Forecaster:
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
-    def _costs_of(self, model: str) -> Costs | None:
+    def _costs_of(self, model: str, now: float) -> Costs | None:
         """With as many jobs as run now; None while no pace has been measured."""
-        if model not in self._costs:
+        known = self._costs.get(model)
+        if known is None or now >= known[1]:
             capacity = self._capacity_of(model)
             rows = capacity.rows
             fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
@@ -172,9 +182,8 @@ class Forecaster:
                 token_ms = fastest.step_ms(rows) * fastest.mid
                 share_ms = token_ms / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
-            self._costs[model] = costs
-            self._min_start_ms[model] = capacity.min_start_ms
-        return self._costs[model]
+            known = self._costs[model] = costs, now + _COSTS_TTL_S
+        return known[0]
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
@@ -227,28 +236,47 @@ class Forecaster:
             bottleneck=bottleneck,
         )
 
-    def drain_ms(self, model: str, work_ms: float) -> float:
-        """How long the instances of ``model`` take for that much waiting work, and to begin."""
-        capacity = self._capacity_of(model)
-        if capacity.free and not work_ms:
-            return 0.0
-        release_ms = 0.0 if capacity.free else self._mean_ms / max(1, capacity.slots)
-        return release_ms + work_ms / max(1, len(capacity.models))
+    def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
+        """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely
+        times. No longer than to its deadline, at which it is stopped.
+        """
+        costs = self._costs_of(task.model, now)
+        left_ms = max(0.0, task.deadline.left_ms(now))
+        if costs is None:
+            return (min(left_ms, _FIRST_GUESS_MS),)
+        token_ms = costs.token_ms
+        made = task.completion_tokens
+        first_ms = 0.0 if made else self._prompt_left(task, costs, now) * costs.prompt_ms
+        return tuple(min(left_ms, first_ms + tokens * token_ms) for tokens in self._left(task))
 
     def fit(self, task: Task, budget_ms: float) -> None:
         """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
-        if task.job.on_deadline is not OnDeadline.FIT:
-            return
-        capacity = self._capacity_of(task.model)
-        if not capacity.models:
-            return
-        work = Work(task.prompt_tokens)
-        rows = capacity.rows
-        fits = max(model.tokens_within(budget_ms, work, rows) for model in capacity.models)
-        tokens = max(1, task.sampling.min_tokens, fits)
-        if tokens < task.sampling.max_tokens:
+        tokens = self.fitting_tokens(task, budget_ms)
+        task.fitted_tokens = None
+        if tokens is not None and tokens < task.sampling.max_tokens:
             task.sampling = msgspec.structs.replace(task.sampling, max_tokens=tokens)
             task.fitted_tokens = tokens
+
+    def fitting_tokens(self, task: Task, budget_ms: float) -> int | None:
+        """How long a ``fit`` task's answer may be; None for others, and where nothing is known."""
+        if task.job.on_deadline is not OnDeadline.FIT:
+            return None
+        capacity = self._capacity_of(task.model)
+        if not capacity.models:
+            return None
+        work, room_ms = Work(task.prompt_tokens), FIT_SHARE * budget_ms
+        fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
+        return max(1, task.sampling.min_tokens, fits)
+
+    def latest_start_ms(self, task: Task, now: float) -> float:
+        """What starts later than this from ``now`` is usually late."""
+        costs = self._costs_of(task.model, now)
+        left_ms = max(0.0, task.deadline.left_ms(now))
+        if costs is None or task.completion_tokens or task.job.on_deadline is not OnDeadline.ERROR:
+            return left_ms
+        usual_ms = task.prompt_tokens * costs.prompt_ms
+        usual_ms += self._quantile(task, USUAL) * costs.token_ms
+        return max(0.0, left_ms - usual_ms)
 
     def _least_ms(self, task: Task) -> tuple[float, str]:
         """What the task cannot do without, for certain, and what binds."""
@@ -277,7 +305,6 @@ class Forecaster:
         if not is_whole:
             return
         took_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-        self._mean_ms += (took_ms - self._mean_ms) * _SMOOTHING
         if learner is not None and basis is not None and not task.pauses:
             work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
             learner.finished(*basis, work, took_ms)

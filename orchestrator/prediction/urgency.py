@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_SURE, _LOST = 1.3, 0.6
+SURE, _LOST = 1.3, 0.6
 """With so many times the usual time left a length is surely in time, or surely not. Wide, for the
 pace moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
@@ -95,8 +95,8 @@ def urgency(
 
 
 def _in_time(left_ms: float, needed_ms: float) -> float:
-    if left_ms >= needed_ms * _SURE:
+    if left_ms >= needed_ms * SURE:
         return 1.0
     if left_ms <= needed_ms * _LOST:
         return 0.0
-    return (left_ms / needed_ms - _LOST) / (_SURE - _LOST)
+    return (left_ms / needed_ms - _LOST) / (SURE - _LOST)

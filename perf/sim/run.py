@@ -6,10 +6,10 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.clock import Clock
-from orchestrator.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.errors import TidegateError
 from orchestrator.gateway import Gateway
 from orchestrator.journal import MemoryJournal
@@ -27,6 +27,7 @@ _VOCABULARY = 2**20
 _TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
+_KEPT = "kept"
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class Fate:
     """It would have been refused, and was let in to see what becomes of it."""
     pauses: int = 0
     fitted: bool = False
+    part_missed: bool = False
+    """It ended for want of a part of its answer (DL-14)."""
 
     @property
     def met(self) -> bool:
@@ -86,10 +89,14 @@ def simulate(
     happenings: Mapping[float, At] | None = None,
     linger_s: float = 5.0,
     watch: Callable[[Gateway, float], None] | None = None,
+    kept: int | None = None,
 ) -> Run:
     """Run ``offers`` to ``linger_s`` after the last of them; then what is left is ended.
 
-    ``watch`` is called every millisecond; what it raises, the simulation does.
+    ``watch`` is called every millisecond; what it raises, the simulation does. With ``kept``,
+    nothing but its deadline stops the offer of that number (-1: none is meant), and no other
+    refusal is sampled.
+
     ``settings`` are names in capitals, as in the environment without ``TIDEGATE_``.
     """
     loop = VirtualLoop()
@@ -107,6 +114,7 @@ def simulate(
                 happenings or {},
                 linger_s,
                 watch,
+                kept,
             )
         )
     finally:
@@ -125,13 +133,16 @@ async def _run(
     happenings: Mapping[float, At],
     linger_s: float,
     watch: Callable[[Gateway, float], None] | None,
+    kept: int | None,
 ) -> Run:
     clock = VirtualClock(loop)
     gateway, workers = new_gateway(fleet, clock, settings, rng)
     gateway.start()
     driver = _Driver(gateway, clock, states_deadline)
-    for offer in offers:
-        loop.call_at(offer.at_s, driver.offer, offer)
+    if kept is not None:
+        gateway.refusals.samples = lambda task: task.correlation_id == _KEPT
+    for number, offer in enumerate(offers):
+        loop.call_at(offer.at_s, driver.offer, offer, _KEPT if number == kept else "")
     for at_s, happening in happenings.items():
         loop.call_at(at_s, happening, workers)
     end_s = (offers[-1].at_s if offers else 0.0) + linger_s
@@ -206,20 +217,21 @@ class _Driver:
         self._states_deadline = states_deadline
         self._submitting: set[object] = set()
 
-    def offer(self, offer: Offer) -> None:
+    def offer(self, offer: Offer, name: str) -> None:
         fate = Fate(offer)
         self.fates.append(fate)
-        task = asyncio.ensure_future(self._submit(offer, fate))
+        task = asyncio.ensure_future(self._submit(offer, fate, name))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
 
     async def until(self, end_s: float) -> None:
         await asyncio.sleep(max(0.0, end_s - self._clock.now()))
 
-    async def _submit(self, offer: Offer, fate: Fate) -> None:
+    async def _submit(self, offer: Offer, fate: Fate, name: str) -> None:
         now = self._clock.now()
         budget_ms = offer.deadline_ms if self._states_deadline else _FOREVER_MS
         job, prompt = new_job(offer, now, budget_ms)
+        job = replace(job, correlation_id=name)
         try:
             await self._gateway.submit(job, prompt, [_Ear(fate)])
         except TidegateError as error:
@@ -251,6 +263,7 @@ class _Ear:
         fate.tokens = task.completion_tokens
         fate.sampled = task.refusal_sample
         fate.pauses = task.pauses
+        fate.part_missed = ending.missed_part not in (None, Part.WHOLE)
         fate.fitted = task.fitted_tokens is not None
         fate.endings += 1
 

@@ -1,10 +1,29 @@
 """What a simulation came to, as figures."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from orchestrator.task import Priority
 from perf.sim.run import Run
 from perf.stats import percentile
 from worker.protocol import Outcome
+
+
+class Calibrated(NamedTuple):
+    """Requests that were given about the same chance. Shares are 0 to 1."""
+
+    requests: int
+    chance: float
+    met: float
+
+
+def calibration(run: Run) -> dict[tuple[Priority, int], Calibrated]:
+    """By class and least chance in percent: what was given, and what came of it."""
+    return {
+        key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
+        for key, tally in run.gateway.metrics.calibration.tallies.items()
+        if tally.given
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +51,7 @@ class Summary:
             fate.tokens for fate in fates if not fate.met and fate.outcome is not Outcome.PARTIAL
         )
         ttft = [1000 * (f.first_s - f.offer.at_s) for f in fates if f.first_s]
-        refusals = run.gateway._admission.refusals
+        refusals = run.gateway.refusals
         return cls(
             offered=len(fates),
             goodput=met / (run.seconds - warm_s),

@@ -41,7 +41,7 @@ class WorkerSpec:
     """``noise`` is the spread of a step's time (sigma of its logarithm).
 
     Prompts delay a step with decodes by ``max_stall_s`` at most, as the real engine's scheduler
-    sees to.
+    sees to. News take ``way_back_s`` on average to the orchestrator, in order.
     """
 
     pace: StepPace
@@ -51,6 +51,7 @@ class WorkerSpec:
     min_start_s: float = 0.1
     noise: float = 0.03
     max_stall_s: float = 0.05
+    way_back_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,8 @@ class _Job:
     gap_s: float = math.inf
     first_by: float = math.inf
     wants_pause: bool = False
+    keeps_on: bool = False
+    spared: bool = False
     abort: AbortCause | None = None
     aborted: float = 0.0
 
@@ -137,6 +140,11 @@ class SimWorker:
         if job.wants_pause is not wanted:
             job.wants_pause = wanted
             self._interrupt()
+
+    def way_back_s(self) -> float:
+        """How long the next news will be on their way."""
+        mean_s = self._spec.way_back_s
+        return mean_s * (0.5 + self._rng.expovariate(2.0)) if mean_s else 0.0
 
     def stats(self) -> WorkerStats:
         total = self._spec.kv_tokens // self.card.block_tokens
@@ -267,6 +275,9 @@ class SimWorker:
             elif cleanly and ready_by >= job.deadline:
                 self._leave(job, FinishReason.DEADLINE, None)
             elif ready_by >= job.deadline:
+                if job.keeps_on and now < job.deadline:
+                    job.spared, job.least = True, 0
+                    continue
                 self._leave(job, FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
         for job in list(self._paused):
             if job.abort is not None or now >= job.deadline:
@@ -340,6 +351,7 @@ class SimWorker:
                 left_ms=1000 * (job.deadline - now),
                 code=code,
                 abort_ms=None if job.abort is None else 1000 * (now - job.aborted),
+                spared=job.spared,
             )
         )
 
@@ -360,6 +372,7 @@ class SimLane(Lane):
         self._worker = worker
         self._sim_jobs: dict[int, _Job] = {}
         self._beat: Timer | None = None
+        self._last_news_at = 0.0
         worker.attach(self)
 
     def start(self) -> None:
@@ -389,6 +402,7 @@ class SimLane(Lane):
         session: str = "",
         first_token_budget_ms: float | None = None,
         token_gap_ms: float | None = None,
+        keeps_on: bool = False,
     ) -> int:
         """As the real lane's. The first token id is how long the answer is by itself."""
         handle = self._next_handle
@@ -407,6 +421,7 @@ class SimLane(Lane):
             least=sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens,
             deadline=now + budget_ms / 1000,
             on_deadline=on_deadline,
+            keeps_on=keeps_on,
             submitted=now + _WIRE_S,
             gap_s=math.inf if token_gap_ms is None else token_gap_ms / 1000,
             first_by=math.inf
@@ -437,6 +452,15 @@ class SimLane(Lane):
 
     def deliver(self, frame: Frame) -> None:
         """News of jobs, as the reader would hand them out."""
+        now = self._clock.now()
+        way_s = self._worker.way_back_s()
+        if not way_s:
+            self._take(frame)
+            return
+        self._last_news_at = max(self._last_news_at, now + way_s)
+        self._clock.call_at(self._last_news_at, lambda: self._take(frame))
+
+    def _take(self, frame: Frame) -> None:
         now = self._clock.now()
         self.last_frame_at = now
         self._dispatch(frame, now)

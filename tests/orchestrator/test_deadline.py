@@ -46,15 +46,6 @@ def left_s(*headers: tuple[str, str], body_ms: float | None = None) -> float:
         ("X-Request-Timeout-Seconds", "2.5", 2.5),
         ("x-request-timeout-seconds", " 30 ", 30),
         ("x-litellm-timeout", "1.5", 1.5),
-        ("x-llm-d-inference-ttl", "1500ms", 1.5),
-        ("x-llm-d-inference-ttl", "2s", 2),
-        ("x-llm-d-inference-ttl", "1m1.5s", 61.5),
-        ("x-llm-d-inference-ttl", " 250000us ", 0.25),
-        ("x-llm-d-inference-ttl", "250000µs", 0.25),
-        ("x-llm-d-inference-ttl", "+.5s", 0.5),
-        ("x-llm-d-inference-ttl", "0", 0),
-        ("x-llm-d-inference-ttl", "-1s", -1),
-        ("x-llm-d-inference-ttl", "-" + 99 * "999999999999999h", -1e12),
         ("X-Deadline", "2020-01-01T00:00:00Z", 1577836800 - 1_800_000_000),
     ],
 )
@@ -84,11 +75,6 @@ def test_dl1_every_spelling(header: str, value: str, seconds: float) -> None:
         ("x-request-timeout-seconds", ""),
         ("x-litellm-timeout", "soon"),
         ("x-litellm-timeout", "nan"),
-        ("x-llm-d-inference-ttl", "2"),
-        ("x-llm-d-inference-ttl", "2 s"),
-        ("x-llm-d-inference-ttl", "s"),
-        ("x-llm-d-inference-ttl", "1d"),
-        ("x-llm-d-inference-ttl", ""),
     ],
 )
 def test_dl1_unreadable_is_an_error_that_names_the_header(header: str, value: str) -> None:
@@ -103,7 +89,7 @@ def test_dl1_the_earliest_wins() -> None:
         ("X-Timeout-Ms", "3000"), ("grpc-timeout", "2S"), ("X-Timeout-Ms", "1000"), body_ms=4000
     ) == pytest.approx(1)
     assert left_s(("X-Timeout-Ms", "3000"), body_ms=500) == pytest.approx(0.5)
-    others = [("x-litellm-timeout", "3"), ("x-llm-d-inference-ttl", "2s")]
+    others = [("x-litellm-timeout", "3"), ("X-Timeout-Ms", "2000")]
     assert left_s(*others, ("x-request-timeout-seconds", "1")) == pytest.approx(1)
     assert left_s(*others, ("X-Timeout-Ms", "2500")) == pytest.approx(2)
 
@@ -212,3 +198,32 @@ def test_dl3_the_floor_holds_for_a_first_token_too() -> None:
             cut.require(10, now=now)
         assert caught.value.native()["part"] == "first_token"
         assert caught.value.native()["exceeded_by_ms"] == max(0.0, round((now - 10) * 1000, 3))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("1500ms", 1.5),
+        ("2s", 2),
+        ("1m1.5s", 61.5),
+        (" 250000us ", 0.25),
+        ("250000µs", 0.25),
+        ("+.5s", 0.5),
+        ("0", math.inf),
+    ],
+)
+def test_dl14_llm_ds_time_to_live_bounds_the_wait_for_the_first_token(
+    value: str, seconds: float
+) -> None:
+    """It says nothing of the whole: what has begun goes on."""
+    stated = parts(("x-llm-d-inference-ttl", value))
+    assert stated.cut_at - NOW.mono == pytest.approx(seconds)
+    assert stated.first_token_at == stated.cut_at
+    assert left_s(("x-llm-d-inference-ttl", value)) == 300
+
+
+@pytest.mark.parametrize("value", ["2", "2 s", "s", "1d", "", "-1s", "-" + 99 * "999999999999999h"])
+def test_dl14_a_time_to_live_that_is_no_use_is_an_error_that_names_it(value: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parts(("x-llm-d-inference-ttl", value))
+    assert caught.value.field == "x-llm-d-inference-ttl"

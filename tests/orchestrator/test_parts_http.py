@@ -81,12 +81,13 @@ async def test_dl14_other_gateways_timeouts_are_deadlines(
     service: Service, worker: FakeWorker
 ) -> None:
     for header, value in (
-        ("x-llm-d-inference-ttl", "40s"),
         ("x-request-timeout-seconds", "40"),
         ("x-litellm-timeout", "40.0"),
     ):
         await run(service, {}, **{header: value})
     assert all(30_000 < submit.budget_ms <= 40_000 for submit in worker.submits)
+    await run(service, {}, **{"x-llm-d-inference-ttl": "40s"})
+    assert 30_000 < (worker.submits[2].first_token_budget_ms or 0.0) <= 40_000
     assert service.outcomes() == ["met"] * 3
 
 

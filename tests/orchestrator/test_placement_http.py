@@ -63,7 +63,7 @@ async def test_or7_wishes_are_kept_and_impossible_ones_are_told(
         assert await offer(service, placement=wish) == 202
     await service.until(lambda: len(service.outcomes()) == 3)
     assert (len(first.submits), len(second.submits)) == (0, 3)
-    assert await offer(service, placement={"mode": "pin", "instances": ["elsewhere:1"]}) == 503
+    assert await offer(service, placement={"mode": "pin", "instances": ["elsewhere:1"]}) == 400
 
 
 async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(

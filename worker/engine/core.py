@@ -30,7 +30,8 @@ class Job:
 
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``. ``first_token_by`` (on the same clock) and ``token_gap_s``
-    are wishes: the scheduler heeds them, and nothing ends for them. ``abort`` is the plain flag
+    are wishes: the scheduler heeds them, and nothing ends for them. One that ``keeps_on`` is not
+    given up before its deadline. ``abort`` is the plain flag
     that the engine looks at in every step (DL-4); set it with ``Engine.cancel``.
     """
 
@@ -43,6 +44,7 @@ class Job:
     session: str = ""
     first_token_by: float = math.inf
     token_gap_s: float = math.inf
+    keeps_on: bool = False
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     held: bool = False
@@ -100,6 +102,7 @@ class JobFinished:
     left_ms: float
     abort_ms: float | None
     cached_tokens: int = 0
+    spared: bool = False
 
 
 Event = JobStarted | JobTokens | JobPaused | JobResumed | JobFinished

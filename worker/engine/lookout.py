@@ -60,7 +60,8 @@ class Lookout:
                 ready_by = now + (request.least_tokens - spared) * token_s
             else:
                 ready_by = now
-            if ready_by >= job.deadline or job.abort is not None:
+            is_due = ready_by >= job.deadline or job.abort is not None
+            if is_due and not _is_spared(request, now):
                 due.append(request)
         return due
 
@@ -71,7 +72,8 @@ class Lookout:
         for request in waiting:
             job = request.job
             certain = request.least_tokens - BOUND_STEPS
-            if job.abort is not None or (certain > 0 and now + certain * token_s >= job.deadline):
+            misses = certain > 0 and now + certain * token_s >= job.deadline
+            if (misses or job.abort is not None) and not _is_spared(request, now):
                 infeasible.append(request)
         return infeasible
 
@@ -84,3 +86,13 @@ class Lookout:
         if request.ends_cleanly:
             return CUT_SHORT
         return DEADLINE_PASSED if now >= request.deadline else CANNOT_FINISH
+
+
+def _is_spared(request: Request, now: float) -> bool:
+    """Whether one that is certain to miss goes on all the same, to see if that is so (DL-17)."""
+    job = request.job
+    if not job.keeps_on or job.abort is not None or request.ends_cleanly or now >= job.deadline:
+        return False
+    request.spared = True
+    request.least_tokens = 0
+    return True

@@ -24,6 +24,7 @@ def finished(request: Request, ending: Ending, freed_at: float) -> JobFinished:
         left_ms=(job.deadline - freed_at) * 1e3,
         abort_ms=_abort_ms(job, ending, freed_at),
         cached_tokens=request.cached_tokens,
+        spared=request.spared,
     )
 
 

@@ -71,6 +71,8 @@ class Request:
     started_at: float | None = None
     first_token_at: float | None = None
     late_tokens: int = 0
+    spared: bool = False
+    """It was certain to miss, and goes on."""
 
     @property
     def generated(self) -> int:

@@ -51,7 +51,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     of the same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the
     conversation whose KV is kept on disk, empty for none.
     ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
-    may lie between two; both order and size the work and end nothing (DL-14).
+    may lie between two; both order and size the work and end nothing (DL-14). One that
+    ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     """
 
     lane: str
@@ -66,6 +67,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     session: str = ""
     first_token_budget_ms: float | None = None
     token_gap_ms: float | None = None
+    keeps_on: bool = False
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
@@ -154,7 +156,8 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
     ``tail`` is text that was held back (a possible stop string, half a character) and belongs
     after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
-    cache and not computed again.
+    cache and not computed again. A ``spared`` job was certain to miss at some point, and went on
+    because it ``keeps_on``.
     """
 
     handle: int
@@ -171,6 +174,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     abort_ms: float | None = None
     tail: str = ""
     cached_tokens: int = 0
+    spared: bool = False
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):

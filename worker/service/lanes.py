@@ -183,4 +183,5 @@ class LaneRoute:
             abort_ms=event.abort_ms,
             tail="" if self._stopped else self._text.flush(),
             cached_tokens=event.cached_tokens,
+            spared=event.spared,
         )

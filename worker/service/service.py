@@ -163,6 +163,7 @@ class WorkerService:
             session=message.session,
             first_token_by=now + _seconds(message.first_token_budget_ms),
             token_gap_s=_seconds(message.token_gap_ms),
+            keeps_on=message.keeps_on,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         route = LaneRoute(lane, message.handle, job, text, responder)
