@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from itertools import islice
 
-from orchestrator.clock import Clock, Timer
+from orchestrator.clock import Clock
 from orchestrator.conduct import charge
 from orchestrator.errors import TidegateError
 from orchestrator.flight import LaneFlight
@@ -38,7 +38,6 @@ HELD_S = 0.002
 """A task that was not sent within this had to wait for room."""
 FRESH = 4
 """Waiting tasks whose turn is next are planned anew before anything is started."""
-LIMIT_EVERY_S = 0.05
 POLICY_PASSES = 32
 """Waiting tasks that an operator's policy may send nowhere before a pump goes no further."""
 FEW_SPECS = 8
@@ -100,7 +99,6 @@ class Dispatcher:
         self._refusals = refusals
         outlook.flights = lambda: self._flights
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
-        self._limiting: Timer | None = None
         self._lets_run_s = lets_run_s
         self._flights: dict[LaneFlight, None] = {}
         """In the order in which they were sent, so that a run repeats itself."""
@@ -207,23 +205,6 @@ class Dispatcher:
             self._pause(flight, now)
         return [flight.task for flight in paused]
 
-    def _limit_batches(self) -> None:
-        """Let patient jobs stand still while others are pressed for time."""
-        now = self._clock.now()
-        self._limiting = None
-        if not self._flights:
-            return
-        self._limiting = self._clock.call_at(now + LIMIT_EVERY_S, self._limit_batches)
-        try:
-            for instance, limit in self._pausing.limits(self._flights, now):
-                instance.window.row_limit = limit.rows
-                for flight in limit.pause:
-                    self._pause(flight, now)
-                self._queue_paused([flight.task for flight in limit.pause], now)
-        except Exception:
-            service_log.exception("limiting what runs at once failed; will retry")
-        self.pump()
-
     def _pause(self, flight: LaneFlight, now: float) -> None:
         task = flight.task
         flight.pause()
@@ -300,8 +281,6 @@ class Dispatcher:
         flight.ticket = self._registry.breakers.begin(choice.name)
         instance.window.sent(flight.job, load)
         self._flights[flight] = None
-        if self._limiting is None and self._pausing.enabled:
-            self._limiting = self._clock.call_at(now + LIMIT_EVERY_S, self._limit_batches)
         return flight
 
     def _flown(self, task: Task, choice: Choice) -> Flown:

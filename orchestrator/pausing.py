@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.batch_limit import MOST_PAUSES, BatchLimit, batch_limit
 from orchestrator.flight import LaneFlight
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue import TaskQueue
-from orchestrator.registry import Instance, Registry
+from orchestrator.registry import Registry
 from orchestrator.task import Priority, Stage, Task
 
+MOST_PAUSES = 4
+"""Of one job; workers hold to it too."""
 MOST_MEMORY = 0.5
 """Of an instance's KV memory, that paused jobs may hold before more are paused."""
 AT_ONCE = 8
@@ -47,13 +48,13 @@ class Pausing:
         self._registry = registry
         self._forecaster = forecaster
         self._placer = placer
-        self.enabled = enabled
+        self._enabled = enabled
 
     def victims(
         self, queue: TaskQueue[Task], flights: Iterable[LaneFlight], now: float
     ) -> list[LaneFlight]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
-        if not self.enabled or not queue:
+        if not self._enabled or not queue:
             return []
         running = self._by_instance(flights, now)
         chosen: list[LaneFlight] = []
@@ -76,22 +77,6 @@ class Pausing:
             if not jobs:
                 del running[least[1].address]
         return chosen
-
-    def limits(
-        self, flights: Iterable[LaneFlight], now: float
-    ) -> list[tuple[Instance, BatchLimit]]:
-        """How many jobs should run at once, by instance."""
-        own: dict[str, list[LaneFlight]] = {}
-        for flight in flights:
-            own.setdefault(flight.address, []).append(flight)
-        limits = []
-        for instance in self._registry:
-            if not instance.can_pause or instance.pace is None:
-                continue
-            there = own.get(instance.address, [])
-            model = instance.pace.model
-            limits.append((instance, batch_limit(instance, model, there, self._forecaster, now)))
-        return limits
 
     def _by_instance(
         self, flights: Iterable[LaneFlight], now: float

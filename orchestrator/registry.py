@@ -135,11 +135,7 @@ class Instance:
         """
         ready = is_admitted and self.ready
         pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        window, most_rows = self.window, encoder.card.max_running
-        if window.row_limit is not None:
-            most_rows = min(most_rows, window.row_limit)
-        room = (window.size, window.slots, most_rows)
-        key = (self.load, ready, self.is_up, room, self.stats, pace)
+        key = (self.load, ready, self.is_up, self.window.size, self.window.slots, self.stats, pace)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -155,7 +151,7 @@ class Instance:
             ready=ready,
             slots=self.window.size,
             rows=self.window.slots,
-            most_rows=most_rows,
+            most_rows=card.max_running,
             is_up=self.is_up,
             load=self.load,
             most_tokens=most,

@@ -56,8 +56,6 @@ class Window:
         self._step_ms = 0.0
         self._jobs: set[Flown] = set()
         self._paused: set[Flown] = set()
-        self.row_limit: int | None = None
-        """Paused jobs stay so while as many run; None where they may go on in any free slot."""
         self._prefilling: set[Flown] = set()
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS

@@ -191,11 +191,6 @@ class Forecaster:
         """How long its answer will usually be in all, half of it being longer."""
         return task.completion_tokens + self._quantile(task, USUAL)
 
-    def tokens_left(self, task: Task) -> tuple[float, float]:
-        """Tokens still to come of a usual answer and of a long one."""
-        left = self._left(task)
-        return left[int(USUAL * len(left))], left[int(LONG * len(left))]
-
     def _left(self, task: Task) -> tuple[float, ...]:
         made, cap = task.completion_tokens, task.sampling.max_tokens
         left = self._curve(task).left(made, max(made + 1, cap))
