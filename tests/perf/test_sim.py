@@ -96,7 +96,7 @@ def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> Non
             assert found == pytest.approx(exact, rel=0.15)
         assert 0.6 < model.mid < min(1.5, model.high)
         fastest = 1000 * (PACE.step_s + PACE.row_s)
-        assert 0.8 * fastest < model.fastest_ms < 1.2 * fastest
+        assert 0 < model.fastest_ms < 1.05 * fastest  # never more than what is certain
 
 
 def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
@@ -152,9 +152,13 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
     fates = after_warm_up(run)
     refused = [fate for fate in fates if fate.code == "deadline_infeasible"]
     assert all(not fate.tokens for fate in refused)
+    paces = [instance.pace.model for instance in run.gateway.registry if instance.pace]
+    learnt_ms = min(pace.fastest_ms for pace in paces)  # it only ever falls
     fastest_ms = 1000 * (PACE.step_s + PACE.row_s)
     least = {f.offer: max(100.0, 0.8 * fastest_ms * f.offer.max_tokens) for f in fates}
-    certain = [f for f in fates if f.offer.deadline_ms < 0.8 * least[f.offer]]
+    certain = [
+        f for f in fates if f.offer.deadline_ms < max(100.0, 0.8 * learnt_ms * f.offer.max_tokens)
+    ]
     assert len(certain) > 20
     assert sum(f in refused or f.sampled for f in certain) > 0.9 * len(certain)
     # Even on an idle machine these would have come too late, but for those that waited in vain.

@@ -81,7 +81,7 @@ def test_slos_serve_keeps_as_many_deadlines_as_fit() -> None:
     jobs = [job(0.6), job(1.1), job(1.2), job(0.3)]
     picked = policy.pick(0.0, [], jobs, 0)
     assert set(picked[:2]) < set(jobs[:3])
-    assert picked[-1] is jobs[3]  # no way, but it gets what is left
+    assert jobs[3] in picked[2:]  # no way, but it gets what is left
     # One long job makes way for two short ones.
     long, one, two = job(1.1, prompt=5000), job(1.15), job(1.2)
     assert set(policy.pick(0.0, [], [long, one, two], 1)[:2]) == {one, two}

@@ -1,0 +1,159 @@
+"""DL-15 over real sockets: a free slot is used at once, whatever is predicted; nothing leaks."""
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.prediction import Urgency
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import Submit
+
+CHAT = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 400,
+    "deadline_ms": 2000,
+    "on_deadline": "partial",
+}
+
+
+async def ask(service: Service, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with service.http.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
+    """Answers are as many tokens long as ``seed`` says, however much is allowed."""
+    worker.step_ms = 1000 * step_s
+    worker.plan = lambda submit: Plan(
+        tokens=min(submit.sampling.max_tokens, submit.sampling.seed or 9), step_s=step_s
+    )
+
+
+async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
+    gateway = service.gateway
+    await service.until(lambda: not gateway.live_tasks and not gateway._dispatcher._flights)
+    for worker in workers:
+        await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
+    gateway.queue.check_integrity()
+    assert not gateway.queue
+    for instance in gateway.registry:
+        instance.window.check_integrity()
+        assert instance.window.paused == instance.load == 0
+
+
+async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """The first one on a fresh service, after nothing but one that goes on and on."""
+    worker = await make_worker(max_running=64, can_pause=True)
+    speaks(worker)
+    service = await make_service(worker)
+    busy = asyncio.create_task(ask(service, "/v1/chat/completions", CHAT | {"seed": 350}))
+    await worker.until(lambda: worker.running == 1)
+    await asyncio.sleep(0.3)
+    status, answer = await ask(service, "/v1/chat/completions", CHAT)
+    assert status == 200
+    assert answer["choices"][0]["finish_reason"] == "length"  # the fake's own end
+    assert service.outcomes() == ["met"]
+    assert worker.pauses == []
+    await busy
+    await leaves_nothing(service, worker)
+
+
+async def test_dl15_five_mixed_clients_have_nothing_refused(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=64, can_pause=True)
+    speaks(worker, 0.002)
+    service = await make_service(worker)
+    rng = random.Random(5)
+
+    async def client(number: int) -> list[int]:
+        statuses = []
+        for _ in range(8):
+            body = CHAT | {
+                "seed": rng.choice([3, 10, 100]),
+                "deadline_ms": rng.choice([1500, 20_000]),
+                "on_deadline": rng.choice(["error", "partial"]),
+            }
+            headers = {"X-Tenant": f"t{number}"}
+            async with service.http.post(
+                "/v1/chat/completions", json=body, headers=headers
+            ) as response:
+                statuses.append(response.status)
+                await response.read()
+        return statuses
+
+    answers = await asyncio.gather(*(client(number) for number in range(5)))
+    assert [status for each in answers for status in each] == [200] * 40
+    assert service.outcomes() == ["met"] * 40
+    await leaves_nothing(service, worker)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    chance: float,
+) -> None:
+    """Said to be hopeless, they are sent at once, and as soon as a slot falls free."""
+    worker = await make_worker(max_running=2)
+    speaks(worker, 0.01)
+    service = await make_service(worker)
+    log = float("-inf") if not chance else 0.0
+    found = Urgency(chance, log, 1e5)
+    monkeypatch.setattr(service.gateway.forecaster, "urgency", lambda task, now: found)
+    began = time.monotonic()
+    bodies = [CHAT | {"seed": 10, "deadline_ms": 20_000} for _ in range(6)]
+    answers = await asyncio.gather(*(ask(service, "/v1/chat/completions", b) for b in bodies))
+    assert [status for status, _ in answers] == [200] * 6
+    assert service.outcomes() == ["met"] * 6
+    # Three rounds; a plan that held anything back would show as a deadline, not as some more ms.
+    assert time.monotonic() - began < 10
+    await leaves_nothing(service, worker)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_dl10_pauses_cancels_deadlines_and_losses_in_any_order_leak_nothing(
+    make_worker: MakeWorker, make_service: MakeService, seed: int
+) -> None:
+    """The fixture sees to it that each has exactly one outcome."""
+    rng = random.Random(seed)
+    workers = [await make_worker(max_running=2, can_pause=True) for _ in range(2)]
+
+    def plan(submit: Submit) -> Plan:
+        return Plan(
+            tokens=rng.randint(1, 40), step_s=0.003, die_at=40 if rng.random() < 0.02 else None
+        )
+
+    for worker in workers:
+        worker.step_ms, worker.plan = 3.0, plan
+    service = await make_service(*workers, worker_backlog=0)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+
+    async def one() -> None:
+        await asyncio.sleep(rng.uniform(0, 0.6))
+        body = {
+            "prompt": "x" * rng.randint(1, 60),
+            "max_tokens": 50,
+            "deadline_ms": rng.choice([60, 150, 400, 30_000, 30_000]),
+            "on_deadline": rng.choice(["error", "partial", "fit"]),
+            "priority": rng.choice(["interactive", "batch"]),
+        }
+        async with service.http.post("/v2/tasks", json=body) as response:
+            answer = await response.json()
+        if response.status == 202 and rng.random() < 0.25:
+            await asyncio.sleep(rng.uniform(0, 0.2))
+            async with service.http.delete(f"/v2/tasks/{answer['task_id']}") as response:
+                assert response.status == 202
+
+    await asyncio.gather(*(one() for _ in range(60)))
+    await leaves_nothing(service, *workers)
+    assert len(service.outcomes()) == 60
+    assert "failed" not in service.outcomes() or any(len(w.opens) > 1 for w in workers)
