@@ -1,7 +1,7 @@
 """DL-7: only what is certain to miss is refused, and how often that was wrong is known."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -30,6 +30,10 @@ class Site:
         self.load = load
         self.snapshot_version = 1
         self.prefixes = PrefixIndex()
+        self.instances: dict[str, object] = {}
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.instances.values())
 
     def any_ready(self, model: str) -> bool:
         return True

@@ -38,7 +38,7 @@ class Rig:
     @staticmethod
     def instance() -> Any:
         stats = SimpleNamespace(kv_blocks_total=100)
-        return SimpleNamespace(can_pause=True, stats=stats, window=Window(0))
+        return SimpleNamespace(can_pause=True, has_free_slot=False, stats=stats, window=Window(0))
 
     def urgency(self, task: Task, now: float) -> Any:
         return SimpleNamespace(log_urgency=self.urgencies[task.id])

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.prediction import Costs, Due, Urgency, urgency
-from orchestrator.prediction.urgency import _LOST, _SURE
+from orchestrator.prediction.urgency import _LOST, SURE
 from worker.engine.prompt_order import prompt_urgency
 
 COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25)
@@ -53,7 +53,7 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
     least_ms = costs.start_ms + prompt * costs.prompt_ms + left[0] * costs.token_ms
     if whole < 0.99 * _LOST * least_ms:
         assert found.chance == 0
-    if whole > 1.01 * _SURE * (least_ms + left[-1] * costs.token_ms):
+    if whole > 1.01 * SURE * (least_ms + left[-1] * costs.token_ms):
         assert found.chance == pytest.approx(1)
 
 
