@@ -138,6 +138,7 @@ class Dispatcher:
             self._start(now)
             if self._make_room(now):
                 self._start(now)
+            self._outlook.has_room()
         except Exception:
             service_log.exception("dispatch pass failed; will retry")
 

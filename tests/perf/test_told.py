@@ -36,10 +36,12 @@ def light() -> Told:
 
 
 def test_dl16_a_deadline_that_was_named_is_kept(overload: Told, light: Told) -> None:
+    kept = overload.deadlines_kept + light.deadlines_kept
+    assert kept > 50
+    assert kept >= 0.9 * (kept + overload.deadlines_lost + light.deadlines_lost)
+    assert 1 <= median_ratio(overload.deadlines + light.deadlines) <= 1.5
     for told in (overload, light):
         assert told.deadlines_kept > 2
-        assert told.kept >= 0.9
-        assert 1 <= median_ratio(told.deadlines) <= 1.5
         assert median_factor(told.finishes) <= 1.5
 
 
@@ -58,6 +60,7 @@ def test_dl16_partial_is_at_its_client_in_time(overload: Told) -> None:
 def test_dl16_starts_are_foretold(overload: Told) -> None:
     assert len(overload.starts) > 100
     assert 1 / 1.5 <= median_ratio(overload.starts) <= 1.5
+    assert median_factor(overload.starts) < 2.2
 
 
 def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
@@ -73,7 +76,7 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
 
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
-    told = told_of(1.5, 20.0, queue=8)
+    told = told_of(1.5, 30.0, queue=8)
     assert len(told.retries) > 30
     assert 1 / 1.5 <= median_ratio(told.retries) <= 1.5
 
@@ -89,10 +92,10 @@ def trace(seed: int) -> list[Row]:
 
 def test_dl17_hardly_a_refusal_is_wrong() -> None:
     load = TraceLoad(trace(1), SPEED, is_poisson=True)
-    offers = list(trace_offers(load, 1.8 * CAPACITY, 8.0, SEED))
-    told = false_refusals(offers, ONE, {}, SEED, 8)
-    assert told.unserved > 30
-    assert (told.tried, told.met) == (8, 0)
+    offers = list(trace_offers(load, 1.8 * CAPACITY, 6.0, SEED))
+    told = false_refusals(offers, ONE, {}, SEED, 5)
+    assert told.unserved > 20
+    assert (told.tried, told.met) == (5, 0)
 
 
 def test_a_chance_that_was_given_is_kept_as_often() -> None:
