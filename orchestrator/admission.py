@@ -206,9 +206,9 @@ class Admission:
         """Why a task cannot make its deadline from here."""
         now = self._clock.now()
         waited_ms = 1000 * (now - task.marks.received)
-        wait_ms = self.outlook.promised_wait_ms()
+        wait_ms = 0.0
         if not self.could_start(task):
-            wait_ms = max(wait_ms, self.outlook.start_ms(task))
+            wait_ms = max(self.outlook.promised_wait_ms(), self.outlook.start_ms(task))
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)
         # With what it has waited it would have had enough: then waiting is what it lacked.

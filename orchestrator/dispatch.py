@@ -142,6 +142,7 @@ class Dispatcher:
                 finally:
                     self._queue_paused(paused, now)
                 self._start(now)
+            self._outlook.has_room()
         except Exception:
             service_log.exception("dispatch pass failed; will retry")
 

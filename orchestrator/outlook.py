@@ -56,6 +56,8 @@ class Outlook:
         self._clock = clock
         self._ratios = [Quantiles([0.0] * 5, _WINDOW) for _ in range(_PARTS)]
         """By place in the queue: few come to stand before its first, many before its last."""
+        self._room_ratios = Quantiles([0.0] * 5, _WINDOW)
+        self._room_foretold: tuple[float, float] | None = None
         self._seen = 0
         self._promises: OrderedDict[int, _Promise] = OrderedDict()
         self._kept: set[Task] = set()
@@ -75,9 +77,12 @@ class Outlook:
         running, free = self._running(model, now)
         first_ms = start_ms(running, (), free) if running else _LEAST_MS
         leaves_at = self._queue.next_expiry
-        if leaves_at is None:
-            return first_ms
-        return min(first_ms, max(0.0, 1000 * (leaves_at - now)))
+        if leaves_at is not None:
+            first_ms = min(first_ms, 1000 * (leaves_at - now))
+        first_ms = max(1.0, first_ms)
+        if self._room_foretold is None:
+            self._room_foretold = now, first_ms
+        return first_ms * math.exp(self._room_ratios.at(0.5))
 
     # ── promises ─────────────────────────────────────────────────────────────────────────────
 
@@ -115,6 +120,14 @@ class Outlook:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
+    def has_room(self) -> None:
+        """The queue has room; to be called whenever that may have changed."""
+        if self._room_foretold is None or self._queue.full:
+            return
+        at, foretold_ms = self._room_foretold
+        self._room_foretold = None
+        self._room_ratios.add(_log_ratio(1000 * (self._clock.now() - at), foretold_ms))
+
     def queued(self, task: Task) -> None:
         """``task`` has joined the queue; some are remembered, to learn by."""
         self._seen += 1
@@ -129,8 +142,7 @@ class Outlook:
         task.foretold = None
         took_ms = 1000 * (self._clock.now() - at)
         if min(took_ms, foretold_ms) >= _LEAST_MS:
-            ratio = math.log(took_ms / foretold_ms)
-            self._ratios[part].add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
+            self._ratios[part].add(_log_ratio(took_ms, foretold_ms))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
@@ -165,3 +177,8 @@ class Outlook:
             if flight.task.model == model and not flight.is_paused
         ]
         return running, free
+
+
+def _log_ratio(took_ms: float, foretold_ms: float) -> float:
+    ratio = math.log(max(1.0, took_ms) / max(1.0, foretold_ms))
+    return min(max(ratio, -_MOST_RATIO), _MOST_RATIO)

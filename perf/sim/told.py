@@ -198,7 +198,9 @@ async def _measure(
         if again is not None and counts and ending.outcome is not Outcome.FAILED:
             if ending.outcome is Outcome.MET:
                 told.deadlines_kept += 1
-                told.deadlines.append(Pair(offer.deadline_ms, took_ms))
+                # With less than a worker's floor left nothing starts, however short (DL-3).
+                floor_ms = 1000 * fleet.spec.min_start_s
+                told.deadlines.append(Pair(offer.deadline_ms, max(floor_ms, took_ms)))
                 finish_ms = again.details["predicted_finish_ms"]
                 assert isinstance(finish_ms, float)
                 told.finishes.append(Pair(finish_ms, took_ms))

@@ -1,0 +1,109 @@
+"""DL-16 and DL-17 on the simulator: what clients are told, beside what comes of it."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from perf.sim.__main__ import FLEET, SPEED
+from perf.sim.counterfactual import false_refusals
+from perf.sim.offers import Scenario, trace_offers
+from perf.sim.run import Fleet, simulate
+from perf.sim.table import calibration
+from perf.sim.told import FEW_LONG, LONG, Told, measure, median_factor, median_ratio, mixed
+from perf.trace import Row, TraceLoad
+
+SEED = 7
+ONE = replace(FLEET, count=1)
+CAPACITY = 14.3
+"""Requests per second of the mixed load that ``ONE`` can do."""
+KNOWN, OPEN = Scenario(SPEED), Scenario(SPEED, open_share=0.5)
+
+
+def told_of(load: float, seconds: float, fleet: Fleet = ONE, queue: int = -1) -> Told:
+    offers = mixed(OPEN.offers(load * CAPACITY, seconds, SEED), SEED)
+    return measure(offers, fleet, {"QUEUE_SIZE": str(queue)}, seed=SEED, warm_s=6.0, cool_s=6.0)
+
+
+@pytest.fixture(scope="module")
+def overload() -> Told:
+    return told_of(1.5, 24.0)
+
+
+@pytest.fixture(scope="module")
+def light() -> Told:
+    return told_of(0.25, 60.0)
+
+
+def test_dl16_a_deadline_that_was_named_is_kept(overload: Told, light: Told) -> None:
+    kept = overload.deadlines_kept + light.deadlines_kept
+    assert kept > 50
+    assert kept >= 0.9 * (kept + overload.deadlines_lost + light.deadlines_lost)
+    assert 1 <= median_ratio(overload.deadlines + light.deadlines) <= 1.5
+    for told in (overload, light):
+        assert told.deadlines_kept > 2
+        assert median_factor(told.finishes) <= 1.5
+
+
+def test_dl16_fit_fills_its_budget_and_is_not_late(overload: Told, light: Told) -> None:
+    for told in (overload, light):
+        assert len(told.fits) > 15
+        assert told.fit_use >= 0.8
+        assert told.fits_late < 0.01
+
+
+def test_dl16_partial_is_at_its_client_in_time(overload: Told) -> None:
+    assert len(overload.partial_left) > 20
+    assert overload.partials_in_time >= 0.99
+
+
+def test_dl16_starts_are_foretold(overload: Told) -> None:
+    assert len(overload.starts) > 100
+    assert 1 / 1.5 <= median_ratio(overload.starts) <= 1.5
+    assert median_factor(overload.starts) < 2.2
+
+
+def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
+    """Where lengths are stated each start is; where they are not, no one can tell, but the middle
+    is right."""
+    offers = list(LONG.offers(1.6, 60.0, SEED))
+    stated = [replace(offer, length=offer.max_tokens) for offer in offers]
+    told = measure(stated, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    assert len(told.starts) > 20
+    assert median_factor(told.starts) <= 1.5
+    told = measure(offers, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    assert 1 / 1.6 <= median_ratio(told.starts) <= 1.6
+
+
+def test_dl16_a_full_queue_says_when_to_come_again() -> None:
+    told = told_of(1.5, 30.0, queue=8)
+    assert len(told.retries) > 30
+    assert 1 / 1.5 <= median_ratio(told.retries) <= 1.5
+
+
+def trace(seed: int) -> list[Row]:
+    """Rows as of a chat service: answers of all lengths, which nothing tells of."""
+    rng = random.Random(seed)
+    return [
+        Row(at / 10, round(rng.lognormvariate(6.5, 1.0)), round(rng.lognormvariate(5.0, 0.8)))
+        for at in range(600)
+    ]
+
+
+def test_dl17_hardly_a_refusal_is_wrong() -> None:
+    load = TraceLoad(trace(1), SPEED, is_poisson=True)
+    offers = list(trace_offers(load, 1.8 * CAPACITY, 6.0, SEED))
+    told = false_refusals(offers, ONE, {}, SEED, 5)
+    assert told.unserved > 20
+    assert (told.tried, told.met) == (5, 0)
+
+
+def test_a_chance_that_was_given_is_kept_as_often() -> None:
+    load = TraceLoad(trace(2), SPEED, is_poisson=True)
+    run = simulate(trace_offers(load, CAPACITY, 20.0, SEED), ONE, {}, seed=SEED)
+    rows = calibration(run)
+    sent = sum(row.requests for row in rows.values())
+    assert sent > 100
+    given = sum(row.requests * row.chance for row in rows.values()) / sent
+    met = sum(row.requests * row.met for row in rows.values()) / sent
+    assert abs(given - met) < 0.15
