@@ -59,6 +59,7 @@ class StepLearner:
         self._epoch = 0
         self._fastest_ms = math.inf
         self._steps_seen = 0
+        self._last_running = 0
         # ± 40 % around 1, as log ratios.
         self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
         self._model: StepModel | None = None
@@ -111,7 +112,8 @@ class StepLearner:
         made = max(0, now.tokens - last.tokens)
         rows = min(made / steps, self._slots)
         # Some engines give a row several tokens a step: a row's share of them counts.
-        per_row = max(1.0, made / steps / max(1, stats.running))
+        per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
+        self._last_running = stats.running
         self._fastest_ms = min(self._fastest_ms, busy_ms / steps / per_row)
         self._steps_seen += steps
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
