@@ -160,7 +160,8 @@ class Settings(BaseSettings):
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
     """At most this share of recent work is refused so; beyond it all is let in."""
     refusal_sample: float = Field(default=0.01, ge=0, le=1)
-    """This share of such refusals is let in, to measure how many are wrong."""
+    """This share of such refusals, and of every other decision that ends a request unserved, is not
+    carried out, to measure how many are wrong (DL-17)."""
     drop_infeasible: bool = True
     """With ``admission = enforce``: drop waiting work once it is certain to miss, not only at its
     deadline."""

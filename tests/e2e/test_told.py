@@ -1,0 +1,41 @@
+"""DL-16 on the real Triton: an answer that ends cleanly is at its client before the deadline."""
+
+import time
+
+import aiohttp
+import pytest
+
+from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+RUNS, BUDGET_S = 30, 0.3
+
+
+@pytest.mark.parametrize("on_deadline", ["partial", "fit"])
+async def test_dl16_partial_and_fit_are_at_the_client_in_time(
+    demo: Stack, on_deadline: str
+) -> None:
+    """Each client states when it has to have the whole answer, and looks at its own clock."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Tell me a story about a cat and a boat."}],
+        "max_tokens": 800,
+        "ignore_eos": True,
+        "on_deadline": on_deadline,
+    }
+    left_ms, reasons = [], set()
+    async with aiohttp.ClientSession(demo.url) as http:
+        for run in range(RUNS + 2):
+            sent, deadline = time.perf_counter(), time.time() + BUDGET_S
+            headers = {"X-Deadline": f"{1000 * deadline:.3f}"}
+            async with http.post("/v1/chat/completions", json=body, headers=headers) as response:
+                answer = await response.json()
+            if run >= 2:  # the first ones find a cold engine
+                assert response.status == 200, answer
+                assert answer["usage"]["completion_tokens"] > 0
+                reasons.add(answer["choices"][0]["finish_reason"])
+                left_ms.append(1000 * (BUDGET_S - (time.perf_counter() - sent)))
+    print(on_deadline, reasons, sorted(round(left, 1) for left in left_ms))
+    in_time = sum(left >= 0 for left in left_ms)
+    assert in_time >= RUNS - 2, sorted(left_ms)
