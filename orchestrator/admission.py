@@ -207,7 +207,7 @@ class Admission:
         now = self._clock.now()
         waited_ms = 1000 * (now - task.marks.received)
         wait_ms = 0.0
-        if not self.could_start(task):
+        if self._queue or not self.could_start(task):
             wait_ms = max(self.outlook.promised_wait_ms(), self.outlook.start_ms(task))
         forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
         left_ms = task.deadline.left_ms(now)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from orchestrator.clock import Clock
 from orchestrator.flight import LaneFlight
 from orchestrator.prediction import Quantiles
-from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.forecaster import PROMISE_SLACK_MS, Forecaster
 from orchestrator.prediction.releases import start_ms
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
@@ -69,6 +69,8 @@ class Outlook:
         plain_ms, part = self._plain_start_ms(task)
         start_ms = plain_ms * math.exp(self._ratios[part].at(0.5))
         latest_ms = self._forecaster.latest_start_ms(task, self._clock.now())
+        if task.is_promised:  # kept, but no sooner than it has to be
+            return max(min(plain_ms, latest_ms), latest_ms - PROMISE_SLACK_MS)
         return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
 
     def room_ms(self, model: str) -> float:
@@ -131,7 +133,7 @@ class Outlook:
     def queued(self, task: Task) -> None:
         """``task`` has joined the queue; some are remembered, to learn by."""
         self._seen += 1
-        if self._seen % _EVERY == 0:
+        if self._seen % _EVERY == 0 and not task.is_promised:
             task.foretold = (self._clock.now(), *self._plain_start_ms(task))
 
     def began(self, task: Task) -> None:

@@ -44,6 +44,8 @@ simulator, at half the capacity, 1/2 was kept in 84 % at 1.5 times the real time
 """
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
+PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
+"""With so much slack left it is about as urgent as other work."""
 _COSTS_TTL_S = 0.25
 
 
