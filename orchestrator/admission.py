@@ -230,12 +230,16 @@ class Admission:
         )
 
     def _make_room(self, task: Task) -> None:
-        self._sweep()
+        expiry = self._queue.next_expiry
+        if expiry is not None and expiry <= self._clock.now():
+            self._sweep()
         if not self._queue.full:
             return
         retry_after_ms = self.outlook.room_ms(task.model)
         if self._rules.queue_policy is QueuePolicy.DROP_LRU:
-            oldest = self._queue.oldest_batch(lambda other: not other.refusal_sample)
+            oldest = self._queue.oldest_batch(
+                lambda other: not (other.refusal_sample or other.paused_on)
+            )
             if oldest is not None:
                 if self.refusals.keeps(oldest, Kind.DROPPED):
                     self.refusals.keep(oldest, Kind.DROPPED)

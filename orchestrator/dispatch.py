@@ -520,6 +520,7 @@ class Dispatcher:
             "what a worker told of a task could not be handled",
             extra=fields(task_id=flight.task.id, correlation_id=flight.task.correlation_id),
         )
+        self._queue.remove(flight.task)
         self._settler.settle(flight.task, failed(TidegateError("an internal error occurred")))
 
     def now(self) -> float:

@@ -150,7 +150,10 @@ class Gateway:
             self.registry,
             self.forecaster,
             self.placer,
-            enabled=settings.pause and settings.queue_order is QueueOrder.SLACK,
+            # Work that runs on past its deadline would never be worth its slot.
+            enabled=settings.pause
+            and settings.queue_order is QueueOrder.SLACK
+            and settings.deadline_scope == "request",
         )
         self._dispatcher = Dispatcher(
             self.registry,

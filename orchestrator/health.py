@@ -71,7 +71,7 @@ class HealthBoard:
         if not any(instance.ready for instance in self._registry):
             return "not_ready"
         bound = self._queue.bound
-        if bound > 0 and len(self._queue) > NEAR_EXHAUSTION * bound:
+        if bound > 0 and self._queue.new > NEAR_EXHAUSTION * bound:
             return "near_exhaustion"
         return "ready"
 

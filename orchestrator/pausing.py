@@ -21,6 +21,8 @@ MOST_PAUSES = 4
 """Of one job; workers hold to it too."""
 MOST_MEMORY = 0.5
 """Of an instance's KV memory, that paused jobs may hold before more are paused."""
+LOOK_S_PER_JOB = 0.0002
+"""Between two looks at what runs: they take at most a few percent of the time."""
 AT_ONCE = 8
 """Waiting tasks that are looked at for each time."""
 _MARGIN = math.log(3.0)
@@ -34,8 +36,6 @@ class PauseStats:
 
     paused: int = 0
     resumed: int = 0
-    given_up: int = 0
-    """Stopped for good, having no chance left, where they could not be paused."""
 
 
 class Pausing:
@@ -49,13 +49,17 @@ class Pausing:
         self._forecaster = forecaster
         self._placer = placer
         self._enabled = enabled
+        self._next_at = 0.0
 
     def victims(
         self, queue: TaskQueue[Task], flights: Iterable[LaneFlight], now: float
     ) -> list[LaneFlight]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
-        if not self._enabled or not queue:
+        if not self._enabled or not queue or now < self._next_at:
             return []
+        flights = list(flights)
+        # With many jobs the look at all of them is dear, and who is urgent can wait so long.
+        self._next_at = now + LOOK_S_PER_JOB * len(flights)
         running = self._by_instance(flights, now)
         chosen: list[LaneFlight] = []
         for task in islice(queue, AT_ONCE):

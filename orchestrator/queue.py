@@ -55,6 +55,10 @@ class Queueable(Protocol):
         """The smallest goes first."""
 
     @property
+    def paused_on(self) -> str:
+        """Where it has begun and stands still; empty while it waits for its start."""
+
+    @property
     def is_background(self) -> bool: ...
     @property
     def last_chance(self) -> float:
@@ -89,6 +93,7 @@ class _Entry(NamedTuple, Generic[T]):
     key: _Key
     chance: _Key
     work_ms: float
+    is_paused: bool
 
 
 class _Flow:
@@ -182,6 +187,7 @@ class TaskQueue(Generic[T]):
         self._ids: dict[int, str] = {}
         self._chances: list[_Key] = []
         self._arrivals = 0
+        self._paused = 0
         self._since_batch = 0
 
     def __len__(self) -> int:
@@ -192,7 +198,13 @@ class TaskQueue(Generic[T]):
 
     @property
     def full(self) -> bool:
-        return self.bound >= 0 and len(self._entries) >= self.bound
+        """Whether it holds as many as it may; paused jobs do not count, they were let in once."""
+        return self.bound >= 0 and self.new >= self.bound
+
+    @property
+    def new(self) -> int:
+        """How many tasks wait for their start."""
+        return len(self._entries) - self._paused
 
     @property
     def background(self) -> int:
@@ -212,9 +224,11 @@ class TaskQueue(Generic[T]):
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:
-        """Take a task out to run it: its tenant's share pays for it."""
+        """Take a task out to run it: its tenant's share pays for it, once."""
         entry = self._discard(task.id)
         assert entry is not None, f"task {task.id} is not queued"
+        if entry.is_paused:
+            return
         self._shares[task.priority].served(entry.tenant, entry.work_ms)
         if entry.tier in _BATCH_TIERS:
             self._since_batch = 0
@@ -333,7 +347,9 @@ class TaskQueue(Generic[T]):
             _Key(self._rank(task), arrival),
             _Key(task.last_chance, arrival),
             task.work_ms,
+            bool(task.paused_on),
         )
+        self._paused += entry.is_paused
         self._entries[task.id] = entry
         self._ids[arrival] = task.id
         self._flows[tier].add(tenant, entry.key)
@@ -349,6 +365,7 @@ class TaskQueue(Generic[T]):
         entry = self._entries.pop(task_id, None)
         if entry is None:
             return None
+        self._paused -= entry.is_paused
         del self._ids[entry.key.arrival]
         self._flows[entry.tier].discard(entry.tenant, entry.key)
         del self._chances[bisect_left(self._chances, entry.chance)]

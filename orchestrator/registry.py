@@ -389,8 +389,12 @@ class Registry:
             if instance.pace is not None:
                 instance.pace.observe(frame.stats)
             ours = sum(lane.load for lane in instance.lanes)
-            theirs = frame.stats.running + frame.stats.waiting + frame.stats.paused
-            instance.foreign_load = max(0, theirs - ours)
+            stats, mine = frame.stats, instance.window.paused
+            active = stats.running + stats.waiting
+            # Statistics older than a pause or a resume of ours must count nobody twice; others'
+            # paused jobs hold no slot.
+            theirs = min(active + stats.paused - ours, active - (ours - mine))
+            instance.foreign_load = max(0, theirs)
             if frame.draining != instance.draining:
                 instance.draining = frame.draining
                 self.snapshot_version += 1

@@ -53,7 +53,8 @@ class Candidate:
     @property
     def can_resume(self) -> bool:
         """Whether a job whose KV it holds would run at once."""
-        return self.is_up and self.load < self.most_rows
+        # It goes on before all that wait in the worker: it may be sent whenever they may.
+        return self.is_up and self.load < max(self.most_rows, self.slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,8 @@ class AnswerLengths:
         nodes = [self._nodes[link] for link in links]
         version = sum(node.answers for node in nodes)
         known = self._curves.get(links)
-        if known is not None and known[0] == version:
+        # Where much is known one answer more changes little, and every waiting task asks.
+        if known is not None and 0 <= version - known[0] <= version // 64:
             return known[1]
         hazards: Sequence[float] = _FIRST_HAZARDS
         for node in nodes:

@@ -31,7 +31,6 @@ _WAIT_PER_DRAIN = 2.0
 """Over the time in which what waits could be done, for more comes meanwhile. In the simulator 0.5,
 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
 _WAIT_OF_PAUSED = 4.0
-_COSTS_TTL_S = 0.02
 LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0

@@ -34,6 +34,7 @@ class Rig:
         forecaster = SimpleNamespace(urgency=self.urgency, urgency_of_running=self.urgency)
         placer = SimpleNamespace(able=lambda task: self.able)
         self.pausing = Pausing(registry, forecaster, placer, enabled=enabled)
+        self.now = 100.0
 
     @staticmethod
     def instance() -> Any:
@@ -57,7 +58,8 @@ class Rig:
         return made
 
     def victims(self, *waiting: Task) -> list[str]:
-        chosen = self.pausing.victims(list(waiting), self.running, 100.0)
+        self.now += 1.0
+        chosen = self.pausing.victims(list(waiting), self.running, self.now)
         return [flight.task.id for flight in chosen]
 
 
@@ -167,7 +169,8 @@ def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
     paused.paused_on = "a"
     assert goes() == "a"
     assert goes(load=7, slots=2) == "a"  # no memory for others, but its own is there
-    assert goes(load=8, slots=9) is None
+    assert goes(load=8, slots=9) == "a"  # before those that would wait in the worker
+    assert goes(load=9, slots=9) is None
     assert goes(ready=False) == "a"  # takes nothing new, and lets run what it has
     assert goes(ready=False, is_up=False) is None
     fresh = Candidate("a", "m", b"v", True, 2, 7, most_rows=8)

@@ -25,6 +25,7 @@ class Item:
     tenant: str = ""
     work_ms: float = 100.0
     is_background: bool = False
+    paused_on: str = ""
 
 
 def item(name: str, at: float, **changes: object) -> Item:
