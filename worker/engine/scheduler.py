@@ -299,7 +299,7 @@ class Scheduler:
             )
         if request.job.deadline - now <= self.config.min_start_budget_s:
             return STARVED
-        held = len(self.running) + len(self.waiting)  # KV memory bounds those that are paused
+        held = len(self.running) + len(self.waiting) + len(self.paused)
         if held >= self.config.max_running + self.config.max_waiting:
             return _refused(
                 Code.NO_CAPACITY,
