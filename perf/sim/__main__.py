@@ -15,7 +15,7 @@ from rich.table import Table
 
 from perf.goodput_policies import POLICIES, Policy
 from perf.sim import plot
-from perf.sim.campaign import KNOWN, LABELS, run_campaign
+from perf.sim.campaign import KNOWN, LABELS, PACE, SLOTS, run_campaign
 from perf.sim.campaign_report import show, write_bundle
 from perf.sim.offers import Scenario
 from perf.sim.run import Fleet, Run, simulate
@@ -24,11 +24,7 @@ from perf.sim.worker import WorkerSpec
 from perf.stats import percentile
 from perf.trace import Manner, TraceError
 from perf.workload import Speed
-from worker.engine.synthetic import StepPace
 
-# perf.fit_pace on the demo model, 2 cores, slowed five times as in perf.goodput.
-PACE = StepPace(6.4e-3, 0.635e-3, 0.44e-3)
-SLOTS = 8
 FLEET = Fleet(WorkerSpec(PACE, SLOTS, kv_tokens=SLOTS * 512))
 SPEED = Speed(1000 * PACE.prompt_token_s, 1000 * (PACE.step_s + PACE.row_s * SLOTS / 2))
 WARM_S = 20.0

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
 from orchestrator.task import Task
-from perf.sim.__main__ import FLEET, PACE, SPEED, capacity_per_s
+from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
+from perf.sim.campaign import PACE
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fleet, new_gateway, new_job

@@ -78,12 +78,6 @@ class _Job:
     abort: AbortCause | None = None
     aborted: float = 0.0
 
-    @property
-    def next_token_by(self) -> float:
-        """When the token that comes next is due, by the schedule of a stated gap."""
-        begin = self.first_by if self.first_by < math.inf else self.first
-        return begin + self.made * self.gap_s if self.made else self.first_by
-
 
 class _Segment(NamedTuple):
     """Steps of one kind, back to back."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from orchestrator.gateway import Gateway
 from orchestrator.task import Priority
 from perf.goodput_policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
-from perf.sim.__main__ import FLEET, PACE, SPEED, capacity_per_s, run_policy
+from perf.sim.__main__ import FLEET, SPEED, capacity_per_s, run_policy
+from perf.sim.campaign import PACE
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fate, Fleet, Run, simulate

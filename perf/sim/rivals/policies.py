@@ -80,6 +80,18 @@ class _Learning:
         return job.prompt_left * self._machine.prompt_token_s + tokens * self._machine.token_s
 
 
+class _Replanning(_Learning):
+    """Counts each instance's steps: what runs is looked at anew every 32 of them."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._steps: dict[int, int] = {}
+
+    def _is_due(self, instance: int) -> bool:
+        steps = self._steps[instance] = self._steps.get(instance, 0) + 1
+        return steps % REPLAN_STEPS == 0
+
+
 class Fifo(_Learning):
     """First come, first served; what runs goes on."""
 
@@ -98,21 +110,17 @@ class Edf(_Learning):
         return [*running, *sorted(waiting, key=self._due)]
 
 
-class JitServe(_Learning):
+class JitServe(_Replanning):
     """Most gain per remaining work first, over all that runs and waits, every 32 steps."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(machine)
-        self._steps: dict[int, int] = {}
 
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
     ) -> list[Job]:
-        steps = self._steps[instance] = self._steps.get(instance, 0) + 1
-        if steps % REPLAN_STEPS and len(running) >= self._machine.slots:
+        is_due = self._is_due(instance)
+        if not is_due and len(running) >= self._machine.slots:
             return list(running)
         ranked = sorted(waiting, key=lambda job: self._key(job, now))
-        if steps % REPLAN_STEPS:
+        if not is_due:
             return [*running, *ranked]
         return sorted([*running, *waiting], key=lambda job: self._key(job, now))
 
@@ -139,20 +147,15 @@ class QoServe(_Learning):
         return job.is_relegated, self._due(job) + _HYBRID * self._machine.slots * prefill_s
 
 
-class SlosServe(_Learning):
+class SlosServe(_Replanning):
     """As many deadlines as fit. With equal gains the program's optimum is Moore and Hodgson's
     rule (1968): take jobs by deadline, and drop the longest whenever one does not fit.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(machine)
-        self._steps: dict[int, int] = {}
-
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
     ) -> list[Job]:
-        steps = self._steps[instance] = self._steps.get(instance, 0) + 1
-        if steps % REPLAN_STEPS and len(running) >= self._machine.slots:
+        if not self._is_due(instance) and len(running) >= self._machine.slots:
             return list(running)
         kept = self._plan(now, [*running, *waiting])
         return sorted(
