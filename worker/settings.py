@@ -51,8 +51,9 @@ class WorkerSettings(BaseSettings):
     ``OMP_NUM_THREADS`` says otherwise."""
     deterministic: bool = False
     """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
-    attention: Literal["auto", "reference", "triton", "varlen"] = "auto"
-    """``auto``: the reference on the CPU, on CUDA the fastest that is right, measured at load."""
+    attention: Literal["auto", "reference", "numba", "triton", "varlen"] = "auto"
+    """``auto``: the fastest that is right, measured at load; ``numba`` is for the CPU, ``triton``
+    and ``varlen`` are for CUDA."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)

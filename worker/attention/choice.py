@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from worker.attention.fixed import FixedAttention
+from worker.attention.numba_backend import NumbaAttention
 from worker.attention.paged import AttentionBackend, KVPool
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
@@ -21,10 +22,11 @@ from worker.attention.triton_backend import TritonAttention
 from worker.attention.varlen import VarlenAttention
 from worker.log import model_log
 
-AttentionName = Literal["reference", "triton", "varlen", "fixed"]
-AttentionSetting = Literal["auto", "reference", "triton", "varlen"]
+AttentionName = Literal["reference", "numba", "triton", "varlen", "fixed"]
+AttentionSetting = Literal["auto", "reference", "numba", "triton", "varlen"]
 
 _ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "reference")
+_ON_CPU: Final[tuple[AttentionName, ...]] = ("numba", "reference")
 _REPEATS: Final = 20
 _TRIAL_DECODES: Final = 16
 _TRIAL_KEYS: Final = 1024
@@ -68,7 +70,7 @@ def choose_attention(
 ) -> Choice:
     """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
 
-    On the CPU ``auto`` is the reference. With ``deterministic`` nothing is measured: ``auto`` is
+    With ``deterministic`` nothing is measured: ``auto`` is
     ``fixed`` on the CPU and ``triton`` on CUDA, and every backend is built so that a row's result
     does not depend on its company, which the reference cannot promise. The pool must be unused:
     trials write to it and zero it. Raises ``ValueError`` when the backend that is asked for cannot
@@ -82,7 +84,8 @@ def choose_attention(
         except Exception as error:  # whatever a compiler or driver raises
             raise ValueError(_refusal(fixed, _sentence(error))) from error
 
-    names = _ON_CUDA if fixed is None else (fixed,)
+    on_cpu = pool.device.type == "cpu"
+    names = (fixed,) if fixed is not None else _ON_CPU if on_cpu else _ON_CUDA
     trial, expected = _trial(pool, num_heads, windows)
     tried = tuple(_try(name, build, trial, expected, timer or _time_us) for name in names)
     pool.data.zero_()
@@ -100,16 +103,16 @@ def _fixed(
     setting: AttentionSetting, device_type: str, deterministic: bool
 ) -> AttentionName | None:
     """The backend that needs no measurement, None where one has to decide."""
-    if setting == "reference" and deterministic:
+    if setting in ("reference", "numba") and deterministic:
         raise ValueError(
-            "deterministic mode cannot use the reference attention, whose results depend on the"
+            f"deterministic mode cannot use the {setting} attention, whose results depend on the"
             " batch; set TIDEGATE_WORKER_ATTENTION=auto"
         )
     if setting != "auto":
         return setting
-    if device_type == "cpu":
-        return "fixed" if deterministic else "reference"
-    return "triton" if deterministic else None
+    if not deterministic:
+        return None
+    return "fixed" if device_type == "cpu" else "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class _Builder:
         match name:
             case "reference":
                 return ReferenceAttention(self.pool, self.num_heads, windows=self.windows)
+            case "numba":
+                return NumbaAttention(self.pool, self.num_heads, windows=self.windows)
             case "fixed":
                 return FixedAttention(self.pool, self.num_heads, windows=self.windows)
             case "triton":

@@ -33,11 +33,12 @@ class ReferenceAttention:
         self._scratch = pool.data.new_empty(0)
         self._worth_a_cut = _WORTH_A_CUT_BYTES // pool.data[0, 0].nbytes
 
-    def prepare(self, batch: PackedBatch) -> "ReferenceStep":
-        """Masks and gather indices for all layers of a step."""
+    def prepare(self, batch: PackedBatch, *, chunks_only: bool = False) -> "ReferenceStep":
+        """Masks and gather indices for all layers of a step; there must be a row to attend."""
         groups: list[_Group] = []
-        for row, end in self._portions(self._blocks(batch.context_tokens[: batch.decodes])):
-            groups.append(self._group(batch, row, end, first_token=row))
+        if not chunks_only:
+            for row, end in self._portions(self._blocks(batch.context_tokens[: batch.decodes])):
+                groups.append(self._group(batch, row, end, first_token=row))
         first_token = batch.decodes
         for row in range(batch.decodes, len(batch.query_tokens)):
             groups.append(self._group(batch, row, row + 1, first_token))
@@ -146,12 +147,16 @@ class ReferenceStep:
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
-        cache = self._pool.data[layer]
-        cache.flatten(0, 1).index_copy_(0, self._slots, keys_values)
-        pages = cache.flatten(1)
+        self._pool.data[layer].flatten(0, 1).index_copy_(0, self._slots, keys_values)
+        return self.attend_stored(layer, queries)
+
+    def attend_stored(self, layer: int, queries: Tensor) -> Tensor:
+        """As ``attend``, once keys and values are in the pool; of the prepared rows only."""
+        pages = self._pool.data[layer].flatten(1)
         window = self._windows[layer] if self._windows else 0
         if len(self._groups) == 1:
-            return self._attend_group(self._groups[0], pages, queries, window)
+            group = self._groups[0]
+            return self._attend_group(group, pages, queries[group.tokens], window)
         return torch.cat(
             [self._attend_group(g, pages, queries[g.tokens], window) for g in self._groups]
         )

@@ -6,6 +6,7 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
+from worker.compiled import compiler_problem
 from worker.device import open_device
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
@@ -117,6 +118,8 @@ def build_torch_runner(
     arithmetic = ""
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        if compiler_problem() is None:
+            arithmetic += ", compiled loops"
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
     return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)

@@ -77,7 +77,7 @@ class Decoder:
             queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
-        rotation.apply_(heads[:, : c.num_heads + c.num_kv_heads])
+        rotation.apply_(heads, c.num_heads + c.num_kv_heads)
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
 
     def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""What stands between the matrix products of a decoder layer, on CUDA each in one launch.
+"""What stands between the matrix products of a decoder layer, each in one launch.
 
-A decode of a few rows spends as long on launching small kernels as on some of the products. Where
-``triton`` is not installed, and on the CPU, torch's own operators do the same in several.
+A decode of a few rows spends as long on launching small kernels as on some of the products. On CUDA
+they are ``triton`` kernels, on the CPU loops that numba compiles for float32; where there is
+neither, and for other types, torch's own operators do the same in several.
 """
 
 from functools import cache
@@ -11,6 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
+
+from worker.compiled import compiler_problem
+from worker.models import fused_loops
 
 _BLOCK: Final = 1024
 _HEADS: Final = 8
@@ -29,8 +33,17 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
     return _kernels() if x.is_cuda else None
 
 
+def _loops_for(x: Tensor) -> bool:
+    is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    return is_plain and compiler_problem() is None
+
+
 def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x += y``; → the RMS norm of ``x`` [rows, width]."""
+    if _loops_for(x) and y.is_contiguous():
+        out = torch.empty_like(x)
+        fused_loops.add_norm()(x.numpy(), y.numpy(), weight.numpy(), eps, out.numpy())
+        return out
     kernels = _kernels_for(x)
     if kernels is None or not (x.is_contiguous() and y.is_contiguous()):
         x += y
@@ -38,8 +51,13 @@ def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     return launch_add_norm(kernels, x, y, weight, eps)
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads [tokens, heads, dim] in place; see ``AngleTable`` for the tables."""
+def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the first ``count`` of ``heads`` [tokens, heads, dim] in place; see ``AngleTable`` for
+    the tables."""
+    if _loops_for(heads):
+        fused_loops.rotate()(heads.numpy(), count, cos.numpy(), sin.numpy())
+        return
+    x = heads[:, :count]
     kernels = _kernels_for(x)
     if kernels is None or x.stride(-1) != 1:
         swapped = x.roll(x.shape[-1] // 2, dims=-1)

@@ -60,6 +60,22 @@ class DenseFormat:
         return DenseGated(tuple(parts))
 
 
+class TurnedFormat:
+    """Weights as [in, out] in memory: BLAS then reads what a few rows need front to back.
+
+    Measured on two cores (Intel, AVX-512), float32 and one thread, 4 to 32 rows: 1.2 to 1.9 times
+    as fast as [out, in], and equal at one row and for long prompts.
+    """
+
+    least_rows = 1
+
+    def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        return DenseLinear((_turned(parts),), bias)
+
+    def gated(self, parts: Sequence[Tensor]) -> Linear:
+        return DenseGated((_turned(parts),))
+
+
 class PackedFormat:
     """Weights in oneDNN's own order, which is a copy of them."""
 
@@ -231,6 +247,10 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def _turned(parts: Sequence[Tensor]) -> Tensor:
+    return _stacked(parts).t().contiguous().t()
 
 
 def _pack(weight: Tensor) -> Packed:

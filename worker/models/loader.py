@@ -26,7 +26,15 @@ from worker.models.checkpoint import Checkpoint
 from worker.models.cuda_loader import load_on_cuda
 from worker.models.errors import UnsupportedModel
 from worker.models.heap import returning_large_blocks
-from worker.models.linear import DenseFormat, Format, Int8Format, Linear, PackedFormat, packs
+from worker.models.linear import (
+    DenseFormat,
+    Format,
+    Int8Format,
+    Linear,
+    PackedFormat,
+    TurnedFormat,
+    packs,
+)
 from worker.models.parameters import Kind, Parameter, Part, stacked_shape
 
 _READERS: Final = 2
@@ -94,7 +102,7 @@ def _format(layout: Layout, dtype: torch.dtype) -> Format:
         return Int8Format()
     if layout.small and dtype == torch.float32:
         # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
-        return DenseFormat()
+        return TurnedFormat()
     if packs(dtype):
         return PackedFormat()
     model_log.warning("oneDNN has no packed %s layers on this CPU; they stay as they are", dtype)

@@ -38,9 +38,9 @@ class AngleTable:
     cos: Tensor
     sin: Tensor
 
-    def apply_(self, x: Tensor) -> None:
-        """Rotate heads [tokens, heads, head_dim] in place."""
-        rotate_(x, self.cos, self.sin)
+    def apply_(self, heads: Tensor, count: int) -> None:
+        """Rotate the first ``count`` of ``heads`` [tokens, heads, head_dim] in place."""
+        rotate_(heads, count, self.cos, self.sin)
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

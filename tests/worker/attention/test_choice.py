@@ -52,6 +52,7 @@ def choose_among(
     heads = pool.kv_heads * 2
     monkeypatch.setattr(choice._Builder, "__call__", build)
     monkeypatch.setattr(choice, "_fixed", lambda *args: None)
+    monkeypatch.setattr(choice, "_ON_CPU", choice._ON_CUDA)
     return choose_attention("auto", pool, heads, timer=lambda call, device: times_us[order[-1]])
 
 
@@ -88,10 +89,19 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
         choose_among(monkeypatch, pool, kinds, {})  # type: ignore[arg-type]
 
 
-def test_auto_on_the_cpu_is_the_reference(pool: KVPool) -> None:
-    for deterministic, name in ((False, "reference"), (True, "fixed")):
-        chosen = choose_attention("auto", pool, pool.kv_heads, deterministic=deterministic)
-        assert chosen.name == name and not chosen.tried
+def test_auto_on_the_cpu_measures_what_can_be_compiled(
+    pool: KVPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> choice.Choice:
+        return choose_attention("auto", pool, pool.kv_heads, timer=lambda call, device: 5.0)
+
+    assert [one.problem for one in chosen().tried] == [None, None]
+    monkeypatch.setattr("worker.attention.numba_backend.compiler_problem", lambda: "no numba here")
+    without = chosen()
+    assert without.name == "reference"
+    assert "no numba here" in (without.tried[0].problem or "")
+    fixed = choose_attention("auto", pool, pool.kv_heads, deterministic=True)
+    assert fixed.name == "fixed" and not fixed.tried
 
 
 def test_deterministic_mode_measures_nothing(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,29 @@ def check_all(device: torch.device) -> int:
             cos, sin = normal(tokens, 1, dim).to(dtype), normal(tokens, 1, dim).to(dtype)
             mine = x.to(device, copy=True)
             launch_rotate(kernels, mine[:, :heads], cos.to(device), sin.to(device))
-            rotate_(x[:, :heads], cos, sin)
+            rotate_(x, heads, cos, sin)
             compare(mine, x)
     return done
+
+
+def test_compiled_loops_give_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 on the CPU; where nothing compiles, torch's operators take over."""
+    generator = torch.Generator().manual_seed(6)
+    x, y, heads = (torch.randn(*s, generator=generator) for s in ((5, 96), (5, 96), (5, 7, 64)))
+    weight = torch.randn(96, generator=generator)
+    cos, sin = (torch.randn(5, 1, 64, generator=generator) for _ in range(2))
+
+    def results() -> list[torch.Tensor]:
+        summed, rotated = x.clone(), heads.clone()
+        normed = add_normed_(summed, y, weight, 1e-5)
+        rotate_(rotated, 4, cos, sin)
+        return [summed, normed, rotated]
+
+    compiled_ones = results()
+    monkeypatch.setattr("worker.models.fused.compiler_problem", lambda: "none here")
+    for mine, torchs in zip(compiled_ones, results(), strict=True):
+        torch.testing.assert_close(mine, torchs)
+    torch.testing.assert_close(compiled_ones[2][:, 4:], heads[:, 4:])
 
 
 @pytest.mark.cuda

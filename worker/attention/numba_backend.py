@@ -1,0 +1,207 @@
+"""Decodes on the CPU straight from the pool's pages, compiled by numba.
+
+The reference copies every row's pages, padded to the longest row, before it attends: twice the
+memory traffic, and as much again for short rows beside a long one. Here each row reads its own
+pages once, front to back, with the softmax carried along (Milakov and Gimelshein 2018). Chunks of
+prompts, where arithmetic outweighs traffic, are left to the reference.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.attention.paged import KVPool, PackedBatch
+from worker.attention.reference import ReferenceAttention, ReferenceStep
+from worker.compiled import compiled, compiler_problem
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class NumbaAttention:
+    """See ``AttentionBackend``. For pools of float32 or bfloat16 on the CPU."""
+
+    def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
+        """``windows``: as of ``ReferenceAttention``. Raises ``ImportError`` without numba,
+        ``ValueError`` for another type or device."""
+        if (problem := compiler_problem()) is not None:
+            raise ImportError(problem)
+        if pool.device.type != "cpu" or pool.data.dtype not in _DTYPES:
+            raise ValueError(f"it is for float32 and bfloat16 on the CPU, not {pool.data.dtype}")
+        self._chunks = ReferenceAttention(pool, num_heads, windows=windows)
+        self._windows = tuple(windows) or (0,) * len(pool.data)
+        self._dtype = pool.data.dtype
+        self._pages = [_as_numbers(layer) for layer in pool.data]
+        dim = pool.data.shape[-1]
+        self._kernel = _kernel(
+            num_heads, pool.kv_heads, dim, pool.block_tokens, self._dtype == torch.bfloat16
+        )
+
+    def prepare(self, batch: PackedBatch) -> "NumbaStep":
+        """See ``AttentionBackend``."""
+        chunks = None
+        if batch.decodes < len(batch.query_tokens):
+            chunks = self._chunks.prepare(batch, chunks_only=True)
+        return NumbaStep(self, batch, chunks)
+
+    def decode(
+        self, layer: int, batch: PackedBatch, queries: Tensor, keys_values: Tensor
+    ) -> NDArray[np.float32]:
+        """Store all of the step's ``keys_values``; the decodes' results [decodes, heads, dim]."""
+        out = np.empty((batch.decodes, *queries.shape[1:]), np.float32)
+        self._kernel(
+            _as_numbers(queries),
+            _as_numbers(keys_values),
+            self._pages[layer],
+            batch.slots,
+            batch.block_table,
+            batch.context_tokens,
+            self._windows[layer],
+            out,
+        )
+        return out
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+
+class NumbaStep:
+    """Attention of one step."""
+
+    def __init__(
+        self, backend: NumbaAttention, batch: PackedBatch, chunks: ReferenceStep | None
+    ) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._chunks = chunks
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """See ``AttentionStep``."""
+        decoded = torch.from_numpy(self._backend.decode(layer, self._batch, queries, keys_values))
+        decoded = decoded.to(self._backend.dtype)
+        if self._chunks is None:
+            return decoded
+        return torch.cat((decoded, self._chunks.attend_stored(layer, queries)))
+
+
+def _as_numbers(tensor: Tensor) -> NDArray[np.generic]:
+    """numpy has no bfloat16: its bits, which are the upper half of a float32's."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    numbers: NDArray[np.generic] = tensor.numpy()
+    return numbers
+
+
+@cache
+def _kernel(
+    heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool
+) -> Callable[..., None]:
+    """Compiled for one shape: the innermost loops are then straight vector code.
+
+    Exponentials of x ≤ 0 are made a page at a time, which libm's cannot do: e^x = 2^n · 2^r with n
+    whole and r within ½ of 0; the bits of 2^n are n + 127 as a float's exponent, and Taylor's seven
+    terms give 2^r to the last bit but one.
+    """
+    shared = heads // kv_heads
+    scale = np.float32(1 / math.sqrt(dim))
+    log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+
+    @compiled
+    def attend(  # type: ignore[no-untyped-def]
+        queries, new, pages, slots, table, contexts, window, out
+    ):
+        for token in range(len(slots)):
+            page, offset = slots[token] // block_tokens, slots[token] % block_tokens
+            for head in range(2 * kv_heads):
+                for d in range(dim):
+                    pages[page, offset, head, d] = new[token, head, d]
+        scores = np.zeros((heads, block_tokens), np.float32)
+        flat = scores.ravel()
+        powers = np.empty(heads * block_tokens, np.float32)
+        power_bits = powers.view(np.int32)
+        query = np.empty((heads, dim), np.float32)
+        query_bits = query.view(np.uint32)
+        total = np.empty((heads, dim), np.float32)
+        highest = np.empty(heads, np.float32)
+        weight = np.empty(heads, np.float32)
+        wide = np.empty((2 * kv_heads, block_tokens, dim), np.float32)
+        wide_bits = wide.view(np.uint32)
+        for row in range(len(out)):
+            keys = contexts[row]
+            first_key = max(0, keys - window) if window else 0
+            for head in range(heads):
+                highest[head] = -np.inf
+                weight[head] = 0
+                for d in range(dim):
+                    total[head, d] = 0
+                    if is_bfloat16:
+                        query_bits[head, d] = np.uint32(queries[row, head, d]) << np.uint32(16)
+                    else:
+                        query[head, d] = queries[row, head, d]
+                for d in range(dim):
+                    query[head, d] *= scale
+            for block in range(
+                first_key // block_tokens, (keys + block_tokens - 1) // block_tokens
+            ):
+                page = pages[table[row, block]]
+                begin = max(0, first_key - block * block_tokens)
+                end = min(block_tokens, keys - block * block_tokens)
+                if is_bfloat16:
+                    for t in range(begin, end):
+                        for head in range(2 * kv_heads):
+                            for d in range(dim):
+                                bits = np.uint32(page[t, head, d]) << np.uint32(16)
+                                wide_bits[head, t, d] = bits
+                for t in range(begin, end):
+                    for head in range(heads):
+                        key = wide[head // shared, t] if is_bfloat16 else page[t, head // shared]
+                        score = np.float32(0)
+                        for d in range(dim):
+                            score += query[head, d] * key[d]
+                        scores[head, t] = score
+                for head in range(heads):
+                    top = highest[head]
+                    for t in range(begin, end):
+                        top = max(top, scores[head, t])
+                    if top > highest[head]:
+                        shrink = np.exp(highest[head] - top)
+                        highest[head] = top
+                        weight[head] *= shrink
+                        for d in range(dim):
+                            total[head, d] *= shrink
+                    for t in range(begin, end):
+                        scores[head, t] -= top
+                for i in range(len(flat)):
+                    z = max(flat[i] * log2_e, np.float32(-126))
+                    n = np.floor(z + np.float32(0.5))
+                    r = (z - n) * ln_2
+                    power_bits[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
+                    p = np.float32(1 / 720)
+                    p = p * r + np.float32(1 / 120)
+                    p = p * r + np.float32(1 / 24)
+                    p = p * r + np.float32(1 / 6)
+                    p = p * r + np.float32(0.5)
+                    p = p * r + np.float32(1)
+                    flat[i] = p * r + np.float32(1)
+                for i in range(len(flat)):
+                    flat[i] *= powers[i]
+                for head in range(heads):
+                    for t in range(begin, end):
+                        weight[head] += scores[head, t]
+                for head in range(heads):
+                    at = kv_heads + head // shared
+                    for t in range(begin, end):
+                        share = scores[head, t]
+                        value = wide[at, t] if is_bfloat16 else page[t, at]
+                        for d in range(dim):
+                            total[head, d] += share * value[d]
+            for head in range(heads):
+                for d in range(dim):
+                    out[row, head, d] = total[head, d] / weight[head]
+
+    return attend

@@ -1,0 +1,55 @@
+"""What ``fused`` launches on the CPU: loops over rows, compiled by numba for float32."""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.compiled import Function, compiled
+
+
+@cache
+def add_norm() -> Function:
+    """``x += y``, ``out`` = RMS norm of ``x``; all [rows, width], ``weight`` [width]."""
+
+    @compiled
+    def add_norm(
+        x: NDArray[np.float32],
+        y: NDArray[np.float32],
+        weight: NDArray[np.float32],
+        eps: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        rows, width = x.shape
+        for row in range(rows):
+            squares = np.float32(0)
+            for i in range(width):
+                value = x[row, i] + y[row, i]
+                x[row, i] = value
+                squares += value * value
+            scale = np.float32(1 / np.sqrt(squares / width + eps))
+            for i in range(width):
+                out[row, i] = x[row, i] * scale * weight[i]
+
+    return add_norm
+
+
+@cache
+def rotate() -> Function:
+    """Rotate the first ``heads`` heads of ``x`` [tokens, heads, dim]; see ``AngleTable``."""
+
+    @compiled
+    def rotate(
+        x: NDArray[np.float32], heads: int, cos: NDArray[np.float32], sin: NDArray[np.float32]
+    ) -> None:
+        half = x.shape[2] // 2
+        for token in range(len(x)):
+            for head in range(heads):
+                for i in range(half):
+                    low, high = x[token, head, i], x[token, head, half + i]
+                    x[token, head, i] = low * cos[token, 0, i] + high * sin[token, 0, i]
+                    x[token, head, half + i] = (
+                        high * cos[token, 0, half + i] + low * sin[token, 0, half + i]
+                    )
+
+    return rotate
