@@ -19,6 +19,7 @@ from orchestrator.prediction.releases import start_ms
 from orchestrator.queue import TaskQueue
 from orchestrator.registry import Registry
 from orchestrator.task import Task
+from worker.protocol import Outcome
 
 MOST_AHEAD = 48
 """Waiting tasks that are looked at one by one; beyond them the same pace is taken to go on."""
@@ -36,6 +37,7 @@ PROMISED_SHARE = 0.5
 CLAIM_S = 2.0
 """A promise that nobody came back for by then is void."""
 _MOST_RATIO = math.log(4.0)
+_LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
 
 
 class _Promise(NamedTuple):
@@ -94,7 +96,7 @@ class Outlook:
         Promises get a share of the capacity, so that they can be kept whoever else comes.
         """
         now = self._clock.now()
-        self._kept = {task for task in self._kept if task.ending is None}
+        self._learn_from_promises()
         while self._promises:
             unix_ms, promise = next(iter(self._promises.items()))
             if now < promise.made_at + CLAIM_S:
@@ -121,6 +123,14 @@ class Outlook:
                 return
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
+
+    def _learn_from_promises(self) -> None:
+        for task in [task for task in self._kept if task.ending is not None]:
+            self._kept.discard(task)
+            assert task.ending is not None
+            outcome = task.ending.outcome
+            if outcome is Outcome.MET or outcome in _LOST:
+                self._forecaster.promise_ended(kept=outcome is Outcome.MET)
 
     def has_room(self) -> None:
         """The queue has room; to be called whenever that may have changed."""

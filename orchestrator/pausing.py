@@ -91,6 +91,8 @@ class Pausing:
             task = flight.task
             if task.flight is not flight or flight.is_paused or task.rival is not None:
                 continue
+            if task.is_promised:  # we named its deadline ourselves: it is not traded away
+                continue
             if task.stage is not Stage.RUNNING or task.pauses >= MOST_PAUSES:
                 continue
             instance = self._registry.instances.get(flight.address)

@@ -251,6 +251,11 @@ class _Ear:
         self.is_over.set()
 
 
+def _off(pairs: list[Pair]) -> str:
+    """The middle of told over real, and how far single ones are off at the median."""
+    return f"{median_ratio(pairs):.2f} (each x{median_factor(pairs):.2f} of {len(pairs)})"
+
+
 FEW_LONG = Fleet(WorkerSpec(PACE, 2, kv_tokens=4096), count=1)
 LONG = Scenario(
     SPEED,
@@ -281,8 +286,7 @@ def main() -> int:
     for name, many, fleet, queue in cells:
         told = measure(many, fleet, {"QUEUE_SIZE": queue}, seed=args.seed)
         print(
-            f"{name:28} starts x{median_factor(told.starts):.2f} ({len(told.starts)}),"
-            f" retry x{median_factor(told.retries):.2f} ({len(told.retries)}),"
+            f"{name:28} starts {_off(told.starts)}, retry {_off(told.retries)},"
             f" deadlines kept {100 * told.kept:.1f} % at {median_ratio(told.deadlines):.2f}"
             f" ({len(told.deadlines)}), finish x{median_factor(told.finishes):.2f},"
             f" fit uses {100 * told.fit_use:.0f} %, late {100 * told.fits_late:.2f} %,"

@@ -108,7 +108,8 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["pauses", "paused", "rival", "is the rival", "not begun", "cannot", "gone", "off"]
+    "why",
+    ["pauses", "paused", "rival", "is the rival", "not begun", "promised", "cannot", "gone", "off"],
 )
 def test_who_is_never_paused(why: str) -> None:
     rig = Rig(enabled=why != "off")
@@ -124,6 +125,8 @@ def test_who_is_never_paused(why: str) -> None:
             run.flight = SimpleNamespace()
         case "not begun":
             run.stage = Stage.DISPATCHED
+        case "promised":
+            run.is_promised = True
         case "cannot":
             rig.instances["a"].can_pause = False
         case "gone":

@@ -1,6 +1,7 @@
 """DL-6, DL-16, DL-17: starts foretold, clean ends in time, decisions that are sampled."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.calibration import Calibration
+from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.releases import start_ms
 from orchestrator.refusals import Kind, Refusals
 from orchestrator.task import Priority
@@ -17,6 +19,8 @@ from tests.orchestrator.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, End, FinishReason, Outcome
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
+
+NOTHING = Capacity((), 0, 0, 0.0)
 
 times = st.lists(st.floats(0.0, 1e5), min_size=1, max_size=16).map(sorted)
 
@@ -39,6 +43,19 @@ def test_dl16_more_ahead_never_means_sooner(
     assert start_ms(running, ahead, free + 1) <= start
     if len(running) > len(ahead) - free + 1:  # else there is nobody left to wait for
         assert start_ms(running, [*ahead, one], free) >= start
+
+
+@pytest.mark.parametrize("needed", [0.2, 0.9])
+def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
+    """Where ``needed`` of the way to a slow pace is enough, nine in ten are kept, and no more of it
+    than that is put on all others."""
+    forecaster = Forecaster(lambda model: NOTHING, drops_infeasible=True)
+    rng, kept = random.Random(5), []
+    for _ in range(2000):
+        kept.append(forecaster._safety >= needed + rng.uniform(-0.2, 0.2))
+        forecaster.promise_ended(kept=kept[-1])
+    assert 0.9 <= sum(kept) / len(kept) < 0.97
+    assert abs(forecaster._safety - needed) < 0.4
 
 
 async def test_dl6_text_leaves_before_the_deadline_though_its_worker_says_nothing(

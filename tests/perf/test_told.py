@@ -59,9 +59,10 @@ def test_dl16_partial_is_at_its_client_in_time(overload: Told) -> None:
 
 def test_dl16_starts_are_foretold(overload: Told) -> None:
     assert len(overload.starts) > 100
-    # DL-16 asks for 1.5: under this overload, where ranks change all the time, it is 1.63.
-    assert 1 / 1.75 <= median_ratio(overload.starts) <= 1.75
-    assert median_factor(overload.starts) < 2.2
+    assert 1 / 1.5 <= median_ratio(overload.starts) <= 1.5
+    # Single starts behind few jobs of unknown length are a matter of luck: of a wait that is
+    # exponential, the best that can be told is off by 2.1 at the median.
+    assert median_factor(overload.starts) < 2.1
 
 
 def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
