@@ -1,0 +1,11 @@
+"""What tests of the simulator share."""
+
+import pytest
+
+from tests.perf.sim_load import plain_capacity
+
+
+@pytest.fixture
+def capacity() -> float:
+    """Requests per second of the plain load that the plain fleet can do."""
+    return plain_capacity()

@@ -1,0 +1,174 @@
+"""DL-15 on the simulator: no slot idles while somebody waits, fresh services, the light load."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.gateway import Gateway
+from orchestrator.task import Priority
+from perf.goodput_policies import OURS, UNPREDICTED
+from perf.sim.__main__ import FLEET, run_policy
+from perf.sim.offers import Offer
+from perf.sim.run import Fleet, Run, simulate
+from perf.sim.table import Summary
+from perf.sim.worker import WorkerSpec
+from tests.perf.sim_load import SCENARIO, SEED
+from worker.engine.synthetic import StepPace
+from worker.protocol import OnDeadline, Outcome
+
+# ── the issue's situations ───────────────────────────────────────────────────────────────────────
+
+QUICK = StepPace(4e-3, 0.01e-3, 0.02e-3)
+WIDE = Fleet(WorkerSpec(QUICK, 64, kv_tokens=64 * 2048, min_start_s=0.0), count=1)
+
+
+def chat(at_s: float, length: int, **changes: object) -> Offer:
+    """Ends by itself long before what it allows."""
+    values: dict[str, object] = {
+        "prompt_tokens": 20,
+        "max_tokens": 1000,
+        "deadline_ms": 2000.0,
+        "tenant": "",
+        "priority": Priority.INTERACTIVE,
+    }
+    return Offer(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_deadline", OnDeadline)
+@pytest.mark.parametrize("before", [0, 30])
+def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
+    on_deadline: OnDeadline, before: int
+) -> None:
+    """On a fresh service, and on one that has only seen answers too long for any such deadline."""
+    offers = [chat(1.0 + 4 * i, 900, prompt_tokens=10, deadline_ms=60_000.0) for i in range(before)]
+    begin = 6.0 + 4 * before
+    offers.append(chat(begin, 900, prompt_tokens=10, deadline_ms=60_000.0))
+    offers.append(chat(begin + 0.5, 11, on_deadline=on_deadline))
+    run = simulate(offers, WIDE, {}, seed=SEED)
+    last = run.fates[-1]
+    assert last.outcome is Outcome.MET
+    assert last.ended_s - last.offer.at_s < 0.1
+    assert {fate.outcome for fate in run.fates} == {Outcome.MET}
+
+
+@pytest.mark.parametrize("at_s", [0.5, 30.0])
+def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None:
+    """DL-7: nothing refused, and no first token later for a prediction."""
+    rng = random.Random(3)
+    offers = [
+        chat(
+            at_s + 0.21 * i + 0.03 * client,
+            min(400, round(20 * rng.paretovariate(1.1))),
+            prompt_tokens=rng.choice([10, 100, 400]),
+            deadline_ms=rng.choice([1500.0, 4000.0, 20_000.0]),
+            tenant=f"t{client}",
+            on_deadline=rng.choice([OnDeadline.ERROR, OnDeadline.PARTIAL]),
+            priority=Priority.BATCH if client == 4 else Priority.INTERACTIVE,
+        )
+        for i in range(80)
+        for client in range(5)
+    ]
+    offers.sort(key=lambda offer: offer.at_s)
+    run = simulate(offers, WIDE, {}, seed=SEED)
+    assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
+    assert {fate.pauses for fate in run.fates} == {0}
+    for fate in run.fates:
+        assert fate.dispatched_s - fate.offer.at_s < 0.001
+    plain = simulate(offers, WIDE, dict(UNPREDICTED.settings), seed=SEED)
+    assert sum(f.met for f in run.fates) >= sum(f.met for f in plain.fates)
+
+
+def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
+    scenario = replace(SCENARIO, open_share=1.0)
+    for load in (0.2, 0.4):
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 40.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 40.0, SEED)
+        assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
+        ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
+        assert ours.attainment >= theirs.attainment
+        assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
+
+
+@pytest.mark.parametrize(("load", "seeds"), [(0.5, 3), (1.0, 3), (2.0, 1)])
+def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
+    capacity: float, load: float, seeds: int
+) -> None:
+    """The first 20 s: nothing is known of pace and lengths."""
+    scenario = replace(SCENARIO, open_share=1.0)
+    ours, plain = (
+        sum(
+            fate.met
+            for seed in range(1, seeds + 1)
+            for fate in run_policy(p, scenario, FLEET, load * capacity, 20.0, seed).fates
+        )
+        for p in (OURS, UNPREDICTED)
+    )
+    assert ours >= plain
+
+
+# ── work conservation ────────────────────────────────────────────────────────────────────────────
+
+
+def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str, str]) -> Run:
+    """Runs them, and asserts that no slot stayed free for longer than 10 ms while one waited."""
+    since: dict[str, float] = {}
+
+    def look(gateway: Gateway, now: float) -> None:
+        free = any(i.ready and i.load < i.window.slots for i in gateway.registry)
+        waiting = [task for task in gateway.queue.tasks() if not task.paused_on]
+        startable = {
+            t.id for t in waiting if t.deadline.left_ms(now) > 1000 * fleet.spec.min_start_s
+        }
+        for name in [name for name in since if not free or name not in startable]:
+            del since[name]
+        for name in startable if free else ():
+            assert now - since.setdefault(name, now) <= 0.010
+
+    return simulate(run_offers, fleet, settings, seed=SEED, watch=look)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
+    seed=st.integers(0, 2**20),
+    open_share=st.sampled_from([0.0, 0.5, 1.0]),
+    patience=st.sampled_from([(0.3, 1.0), (1.5, 3.0, 6.0), (20.0,)]),
+    batch=st.sampled_from([0.0, 0.3]),
+    tenants=st.sampled_from([{"a": 1.0}, {"a": 5.0, "b": 1.0}]),
+)
+def test_dl15_no_slot_idles_while_somebody_waits(
+    load: float,
+    seed: int,
+    open_share: float,
+    patience: tuple[float, ...],
+    batch: float,
+    tenants: dict[str, float],
+) -> None:
+    """DL-10 too: everyone has one outcome, and nothing is left anywhere."""
+    scenario = replace(
+        SCENARIO, open_share=open_share, patience=patience, batch_share=batch, tenants=tenants
+    )
+    offers = list(scenario.offers(42.0 * load, 6.0, seed))
+    run = idle_while_waiting(offers, FLEET, {"QUEUE_SIZE": "-1"})
+    assert {fate.endings for fate in run.fates} <= {1}
+    gateway = run.gateway
+    gateway.queue.check_integrity()
+    assert not gateway.queue and not gateway.live_tasks
+    for instance in gateway.registry:
+        instance.window.check_integrity()
+        assert instance.window.paused == instance.load == 0
+    for worker in run.workers:
+        assert worker.stats().kv_blocks_used == 0
+
+
+def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
+    """A crowd, then none: those who waited in the background are met if their time is not over."""
+    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).offers(3 * capacity, 10.0, SEED))
+    run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
+    patient = [f for f in run.fates if f.offer.deadline_ms > 10_000]
+    assert len(patient) > 50
+    assert all(fate.met for fate in patient if fate.offer.deadline_ms > 40_000)
+    assert sum(fate.met for fate in patient) > 0.5 * len(patient)
