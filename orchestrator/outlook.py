@@ -62,7 +62,7 @@ class Outlook:
         self._room_foretold: tuple[float, float] | None = None
         self._seen = 0
         self._promises: OrderedDict[int, _Promise] = OrderedDict()
-        self._kept: set[Task] = set()
+        self._kept: dict[str, Task] = {}
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────
 
@@ -96,14 +96,13 @@ class Outlook:
         Promises get a share of the capacity, so that they can be kept whoever else comes.
         """
         now = self._clock.now()
-        self._learn_from_promises()
         while self._promises:
             unix_ms, promise = next(iter(self._promises.items()))
             if now < promise.made_at + CLAIM_S:
                 break
             del self._promises[unix_ms]
         work_ms = sum(promise.work_ms for promise in self._promises.values())
-        work_ms += sum(task.work_ms for task in self._kept)
+        work_ms += sum(task.work_ms for task in self._kept.values())
         ready = sum(instance.ready for instance in self._registry)
         return work_ms / (PROMISED_SHARE * max(1, ready))
 
@@ -119,18 +118,19 @@ class Outlook:
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._promises.pop(unix_ms, None) is not None:
                 task.is_promised = True
-                self._kept.add(task)
+                self._kept[task.id] = task
+                task.on_end.append(self._promise_ended)
                 return
 
-    # ── learning ─────────────────────────────────────────────────────────────────────────────
+    def _promise_ended(self, task: Task) -> None:
+        self._kept.pop(task.id, None)
+        assert task.ending is not None
+        outcome = task.ending.outcome
+        # What never got into the queue came too late, or found it full: no safety cures that.
+        if task.marks.queued and (outcome is Outcome.MET or outcome in _LOST):
+            self._forecaster.promise_ended(task.model, kept=outcome is Outcome.MET)
 
-    def _learn_from_promises(self) -> None:
-        for task in [task for task in self._kept if task.ending is not None]:
-            self._kept.discard(task)
-            assert task.ending is not None
-            outcome = task.ending.outcome
-            if outcome is Outcome.MET or outcome in _LOST:
-                self._forecaster.promise_ended(kept=outcome is Outcome.MET)
+    # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def has_room(self) -> None:
         """The queue has room; to be called whenever that may have changed."""

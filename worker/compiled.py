@@ -1,47 +1,85 @@
-"""Loops compiled for the CPU at hand by numba, where it is installed.
+"""Loops compiled for the CPU at hand by numba, where it is installed (``tidegate[cpu]``).
 
 torch's own operators cost some microseconds each, whatever they do; a decode of a few rows of a
-small model is little else. What is compiled is kept on disk (numba's cache: beside the module, or
-in the user's cache directory), so that only a first start pays for it.
+small model is little else. Everything is compiled while the worker loads. What is compiled is kept
+on disk (beside the module, or where NUMBA_CACHE_DIR says), so that only a first start pays for it.
 """
 
+import hashlib
+import inspect
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from worker.log import model_log
 
 Function = Callable[..., Any]
-"""A compiled one: it takes numpy arrays and numbers."""
+"""A compiled one: it takes numpy arrays and numbers, of the stated types only."""
+
+_FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
+"""Sums in any order; but masks and broken models have infinities and NaNs."""
 
 
-@cache
+class _State:
+    problem: str | None = None
+    is_known = False
+
+
 def compiler_problem() -> str | None:
-    """Why nothing can be compiled here, or None."""
-    try:
-        import numba  # noqa: F401
-    except ImportError as error:
-        return f"numba cannot be imported ({error}); pip install numba, or go on without it"
-    return None
+    """Why nothing is compiled here, or None."""
+    if not _State.is_known:
+        _State.is_known = True
+        try:
+            import numba  # noqa: F401
+        except Exception as error:  # its libraries may be missing or not fit
+            give_up(f"numba cannot be imported ({error}); pip install numba, or do without")
+    return _State.problem
 
 
-def compiled(function: Function) -> Function:
-    """``function`` as machine code that runs without the GIL. Raises ``ImportError`` without numba.
+def give_up(problem: str) -> None:
+    """Compile nothing any more, and use nothing compiled: torch's operators do it all."""
+    _State.problem, _State.is_known = problem, True
+    model_log.warning("no compiled loops, which are faster on the CPU: %s", problem)
 
-    Closure variables are constants to the compiler. Sums may be taken in any order (``fastmath``
-    without its promise that there are no infinities and NaNs: masks and broken models have them).
+
+def toolchain() -> str:
+    """What else than our code decides the machine code; empty where nothing is compiled."""
+    if compiler_problem() is not None:
+        return ""
+    import llvmlite
+    import numba
+    from llvmlite import binding
+
+    return (
+        f"numba {numba.__version__}, llvmlite {llvmlite.__version__}, {binding.get_host_cpu_name()}"
+    )
+
+
+def compiled(signature: str, *constants: object) -> Callable[[Function], Function]:
+    """Make machine code of a function that takes ``signature`` (numba's), without the GIL.
+
+    Closure variables are constants to the compiler; name their values as ``constants``. Raises
+    ``ImportError`` without numba, and what numba raises for code that it cannot compile.
     """
-    from numba import njit
 
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract", "reassoc", "arcp", "nsz"},
-    }
-    try:
-        kept: Function = njit(cache=True, **options)(function)
-        return kept
-    except RuntimeError as error:  # no directory to keep it in
-        model_log.warning("compiled kernels are not kept (%s): each start compiles them", error)
-        made: Function = njit(**options)(function)
-        return made
+    def compile_it(function: Function) -> Function:
+        from numba import njit
+
+        # numba keeps all versions of a name under one index that it writes without a lock: two
+        # processes with different constants would swap theirs. So each gets a name of its own.
+        parts = inspect.getsource(function), signature, _FASTMATH, constants, toolchain()
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        function.__qualname__ = f"{function.__name__}_{key}"
+        options: dict[str, Any] = {
+            "nogil": True,
+            "error_model": "numpy",
+            "fastmath": set(_FASTMATH),
+        }
+        try:
+            kept: Function = njit(signature, cache=True, **options)(function)
+            return kept
+        except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
+            model_log.warning("compiled loops are not kept (%s): each start compiles them", error)
+            made: Function = njit(signature, **options)(function)
+            return made
+
+    return compile_it

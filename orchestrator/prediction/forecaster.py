@@ -96,7 +96,7 @@ class Forecaster:
         self._capacity_of = capacity_of
         self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
-        self._safety = FIRST_SAFETY
+        self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
         self._costs: dict[str, tuple[Costs | None, float]] = {}
@@ -230,7 +230,9 @@ class Forecaster:
         # Others may come meanwhile: as many as run already, and one.
         more = None if rows is None else min(model.slots, 2 * rows + 1)
         prefill_ms = model.service_ms(Work(prompt, 0, 1), rows)
-        safe_ms = model.service_ms(long, more) * (model.high / model.mid) ** self._safety
+        safe_ms = (
+            model.service_ms(long, more) * (model.high / model.mid) ** self._safety[task.model]
+        )
         return Forecast(
             wait_ms=wait_ms,
             prefill_ms=prefill_ms,
@@ -294,13 +296,13 @@ class Forecaster:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
-    def promise_ended(self, *, kept: bool) -> None:
+    def promise_ended(self, model: str, *, kept: bool) -> None:
         """A deadline that we named was kept or lost; the next ones are as much safer or tighter as
         keeps the share of the lost at ``_PROMISES_LOST`` (Gibbs and Candès 2021, eq. 2): what is
         safe is another thing for an idle service, a busy one, and one with a queue.
         """
-        self._safety += _SAFETY_STEP * ((not kept) - _PROMISES_LOST)
-        self._safety = min(max(self._safety, 0.0), MOST_SAFETY)
+        safety = self._safety[model] + _SAFETY_STEP * ((not kept) - _PROMISES_LOST)
+        self._safety[model] = min(max(safety, 0.0), MOST_SAFETY)
 
     def ended(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction import StepModel
-from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.forecaster import FIRST_SAFETY, Capacity
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker
 from worker.protocol import OnDeadline
@@ -58,6 +58,24 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
     async with service.http.post(path, json=BODIES[path] | extra, headers=headers) as response:
         assert response.status in (200, 202)
         await response.read()
+
+
+async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) -> None:
+    """On an idle service too; what is settled is not kept."""
+    at_known_pace(service)
+    forecaster, outlook = service.gateway.forecaster, service.gateway._admission.outlook
+    before = dict(forecaster._safety)
+    body = TASK | {"deadline_ms": 1000}
+    async with service.http.post("/v1/completions", json=body) as response:
+        error = (await response.json())["error"]
+    headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
+    async with service.http.post("/v1/completions", json=TASK, headers=headers) as response:
+        assert response.status == 200
+        await response.read()
+    assert service.outcomes() == ["refused", "met"]
+    assert not outlook._kept and not outlook._promises
+    assert 0 < forecaster._safety["fake"] < FIRST_SAFETY
+    assert not before
 
 
 async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:

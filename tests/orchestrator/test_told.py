@@ -52,10 +52,10 @@ def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
     forecaster = Forecaster(lambda model: NOTHING, drops_infeasible=True)
     rng, kept = random.Random(5), []
     for _ in range(2000):
-        kept.append(forecaster._safety >= needed + rng.uniform(-0.2, 0.2))
-        forecaster.promise_ended(kept=kept[-1])
+        kept.append(forecaster._safety["m"] >= needed + rng.uniform(-0.2, 0.2))
+        forecaster.promise_ended("m", kept=kept[-1])
     assert 0.9 <= sum(kept) / len(kept) < 0.97
-    assert abs(forecaster._safety - needed) < 0.4
+    assert abs(forecaster._safety["m"] - needed) < 0.4
 
 
 async def test_dl6_text_leaves_before_the_deadline_though_its_worker_says_nothing(

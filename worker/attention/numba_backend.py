@@ -111,7 +111,13 @@ def _kernel(
     scale = np.float32(1 / math.sqrt(dim))
     log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
-    @compiled
+    kind = "u2" if is_bfloat16 else "f4"
+    given = f"{kind}[:, :, :], {kind}[:, :, :], {kind}[:, :, :, ::1]"
+
+    @compiled(
+        f"({given}, i8[:], i8[:, :], i8[:], i8, f4[:, :, ::1])",
+        *(heads, kv_heads, dim, block_tokens, is_bfloat16),
+    )
     def attend(  # type: ignore[no-untyped-def]
         queries, new, pages, slots, table, contexts, window, out
     ):

@@ -28,7 +28,7 @@ from worker.protocol import ModelCard
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
-_RESULT_PACKAGES = ("engine", "models", "attention")
+_RESULT_CODE = ("engine", "models", "attention", "compiled.py")
 """Parts of the worker whose code has a say in which tokens come out."""
 _CYCLE_WORDS = 64
 
@@ -244,8 +244,8 @@ def _engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
     """Hex SHA-256 over the code and settings that have a say in which tokens come out."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
-    for package in _RESULT_PACKAGES:
-        for file in sorted((root / package).rglob("*.py")):
+    for part in _RESULT_CODE:
+        for file in sorted((root / part).rglob("*.py")) or [root / part]:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     facts = {
         "torch": _version_of("torch"),

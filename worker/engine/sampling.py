@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.compiled import compiler_problem
+from worker.engine import sampling_loops
 from worker.engine.filters import candidates
 from worker.engine.penalties import Biases, Penalties
 from worker.engine.request import Request
@@ -69,6 +71,7 @@ class Sampler:
         self._table = SamplingTable.empty(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
+        self._compiles = device.type == "cpu" and compiler_problem() is None
 
     def begin(self, slot: int, request: Request) -> None:
         """``request`` has ``slot`` from now on."""
@@ -130,6 +133,36 @@ class Sampler:
         """Tokens [rows] drawn from ``logits`` [rows, vocabulary]."""
         table = self._table
         draws = uniforms(table.seed[slots], positions)
+        if not self._compiles:
+            return self._draw_filtered(logits, slots, draws)
+        # By a row's own parameters, never by its company: each way rounds a little differently.
+        top_k = table.top_k[slots]
+        whole = ((top_k <= 0) | (top_k >= logits.shape[-1])) & (table.top_p[slots] >= 1)
+        if whole.all():
+            return self._draw_whole(logits, slots, draws)
+        drawn = torch.empty(len(slots), dtype=torch.int64)
+        for rows, draw in (
+            (np.flatnonzero(whole), self._draw_whole),
+            (np.flatnonzero(~whole), self._draw_filtered),
+        ):
+            if len(rows):
+                mine = self._rows_of(logits, rows)
+                drawn[torch.from_numpy(rows)] = draw(mine, slots[rows], draws[rows])
+        return drawn
+
+    def _draw_whole(
+        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
+    ) -> Tensor:
+        """Of the whole vocabulary, in one compiled loop."""
+        table, drawn = self._table, np.empty(len(slots), np.int64)
+        heats, least = table.temperature[slots], table.min_p[slots]
+        sampling_loops.draw()(logits.numpy(), heats, least, draws, drawn)
+        return torch.from_numpy(drawn)
+
+    def _draw_filtered(
+        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
+    ) -> Tensor:
+        table = self._table
         uploaded = self._upload(np.stack((table.temperature[slots], draws)))
         scaled = logits / uploaded[0, :, None]
         filters = table.top_k[slots], table.top_p[slots], table.min_p[slots]

@@ -6,8 +6,9 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
-from worker.compiled import compiler_problem
+from worker.compiled import compiler_problem, give_up, toolchain
 from worker.device import open_device
+from worker.engine import sampling_loops
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
@@ -17,6 +18,7 @@ from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
 from worker.kv.torch_memory import memory_of
 from worker.log import model_log
+from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
 from worker.models.loader import Layout
@@ -47,6 +49,7 @@ def build_torch_runner(
         dtype = choose_dtype(settings, config, device)
         if device.type == "cpu":
             set_threads(settings, config)
+            _compile_loops()
     layout = Layout(
         mapped=settings.weights == "mapped",
         int8=settings.quantize == "int8",
@@ -118,11 +121,21 @@ def build_torch_runner(
     arithmetic = ""
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-        if compiler_problem() is None:
-            arithmetic += ", compiled loops"
+        arithmetic += f", {toolchain()}"
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
     return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)
+
+
+def _compile_loops() -> None:
+    """Now, so that no request waits for it; a compiler that fails costs speed only."""
+    if compiler_problem() is not None:
+        return
+    try:
+        fused.compile_loops()
+        sampling_loops.draw()
+    except Exception as error:  # whatever a compiler raises
+        give_up(f"{type(error).__name__}: {error}")
 
 
 def _compute(

@@ -33,6 +33,12 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
     return _kernels() if x.is_cuda else None
 
 
+def compile_loops() -> None:
+    """Those for the CPU, so that no request waits for it. Raises what the compiler raises."""
+    fused_loops.add_norm()
+    fused_loops.rotate()
+
+
 def _loops_for(x: Tensor) -> bool:
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
     return is_plain and compiler_problem() is None

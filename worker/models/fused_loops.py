@@ -1,4 +1,7 @@
-"""What ``fused`` launches on the CPU: loops over rows, compiled by numba for float32."""
+"""What ``fused`` launches on the CPU: loops over rows, compiled by numba for float32.
+
+Each function compiles its loop when it is called first, and gives it.
+"""
 
 from functools import cache
 
@@ -12,7 +15,7 @@ from worker.compiled import Function, compiled
 def add_norm() -> Function:
     """``x += y``, ``out`` = RMS norm of ``x``; all [rows, width], ``weight`` [width]."""
 
-    @compiled
+    @compiled("(f4[:, ::1], f4[:, ::1], f4[::1], f8, f4[:, ::1])")
     def add_norm(
         x: NDArray[np.float32],
         y: NDArray[np.float32],
@@ -38,7 +41,7 @@ def add_norm() -> Function:
 def rotate() -> Function:
     """Rotate the first ``heads`` heads of ``x`` [tokens, heads, dim]; see ``AngleTable``."""
 
-    @compiled
+    @compiled("(f4[:, :, ::1], i8, f4[:, :, ::1], f4[:, :, ::1])")
     def rotate(
         x: NDArray[np.float32], heads: int, cos: NDArray[np.float32], sin: NDArray[np.float32]
     ) -> None:

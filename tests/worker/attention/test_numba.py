@@ -1,25 +1,75 @@
-"""Attention compiled for the CPU, against float64."""
+"""Attention compiled for the CPU, against float64.
+
+A compilation takes seconds, so most shapes go through the same lines as plain Python: run as a
+program with ``NUMBA_DISABLE_JIT=1``, this file tries them all.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tests.worker.attention.cases import random_case
+from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
-from worker.attention.trial import TOLERANCE, error_of, exact
+from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
+from worker.compiled import compiler_problem
 
 CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+# Tokens of a page, heads, KV heads, window, contexts of decodes, chunks.
+SHAPES = [
+    (1, 2, 2, 0, [3, 9], []),
+    (3, 4, 2, 0, [1, 3, 7], [(2, 5)]),
+    (4, 6, 2, 5, [4, 13, 30], [(1, 9), (7, 7)]),
+    (4, 2, 1, 4, [16, 21], []),
+    (16, 4, 4, 1, [40], [(3, 20)]),
+    (32, 8, 1, 33, [90, 20], []),
+    (8, 4, 2, 0, [], [(5, 5), (2, 11)]),
+]
+Shape = tuple[int, int, int, int, Sequence[int], Sequence[tuple[int, int]]]
 
 
-# A compilation each: shapes with decodes and chunks, shared heads, pages of one token and of many.
-@pytest.mark.parametrize("seed", [0, 6])
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
-    case = random_case(seed, dtype, CPU)
-    backend = NumbaAttention(case.pool, case.heads, windows=case.windows)
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, case.trial, window)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+def check(shape: Shape, dtype: torch.dtype) -> None:
+    page, heads, kv_heads, window, contexts, chunks = shape
+    rng = np.random.default_rng(5)
+    pool = KVPool(
+        layers=1,
+        blocks=90,
+        block_tokens=page,
+        kv_heads=kv_heads,
+        head_dim=8,
+        dtype=dtype,
+        device=CPU,
+    )
+    pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
+    trial = make_trial(pool, heads, contexts, chunks, rng)
+    backend = NumbaAttention(pool, heads, windows=[window])
+    error = error_of(backend, 0, trial, exact(pool, 0, trial, window))
+    assert error < TOLERANCE[dtype], (shape, dtype, error)
+
+
+def test_all_shapes_as_plain_python() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.worker.attention.test_numba"],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout == f"{2 * len(SHAPES)} right\n"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_compiled(dtype: torch.dtype) -> None:
+    assert compiler_problem() is None
+    check(SHAPES[2], dtype)
 
 
 def test_it_says_what_it_is_not_for() -> None:
@@ -43,3 +93,10 @@ def test_what_lies_behind_a_text_does_not_count() -> None:
         case.pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
     after = step.attend(0, case.trial.queries, case.trial.keys_values)[: batch.decodes]
     np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+if __name__ == "__main__":
+    for each in SHAPES:
+        for one in DTYPES:
+            check(each, one)
+    print(f"{2 * len(SHAPES)} right")

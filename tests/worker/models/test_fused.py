@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.worker.compiling import Launch
+from worker.compiled import compiler_problem
 from worker.models.fused import (
     _kernels,
     add_normed_,
@@ -65,24 +66,30 @@ def check_all(device: torch.device) -> int:
     return done
 
 
-def test_compiled_loops_give_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32 on the CPU; where nothing compiles, torch's operators take over."""
+@pytest.mark.parametrize("compiles", [True, False])
+def test_on_the_cpu_they_do_as_their_formulas_say(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled loops in float32, and torch's operators where nothing compiles."""
+    if compiles:
+        assert compiler_problem() is None
+    else:
+        monkeypatch.setattr("worker.models.fused.compiler_problem", lambda: "none here")
     generator = torch.Generator().manual_seed(6)
     x, y, heads = (torch.randn(*s, generator=generator) for s in ((5, 96), (5, 96), (5, 7, 64)))
     weight = torch.randn(96, generator=generator)
     cos, sin = (torch.randn(5, 1, 64, generator=generator) for _ in range(2))
-
-    def results() -> list[torch.Tensor]:
-        summed, rotated = x.clone(), heads.clone()
-        normed = add_normed_(summed, y, weight, 1e-5)
-        rotate_(rotated, 4, cos, sin)
-        return [summed, normed, rotated]
-
-    compiled_ones = results()
-    monkeypatch.setattr("worker.models.fused.compiler_problem", lambda: "none here")
-    for mine, torchs in zip(compiled_ones, results(), strict=True):
-        torch.testing.assert_close(mine, torchs)
-    torch.testing.assert_close(compiled_ones[2][:, 4:], heads[:, 4:])
+    summed, rotated = x.clone(), heads.clone()
+    normed = add_normed_(summed, y, weight, 1e-5)
+    rotate_(rotated, 4, cos, sin)
+    total = x.double() + y.double()
+    mean_square = total.square().mean(-1, keepdim=True)
+    torch.testing.assert_close(summed.double(), total, rtol=1e-5, atol=1e-5)
+    expected = total / (mean_square + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(normed.double(), expected, rtol=1e-5, atol=1e-5)
+    turned = heads[:, :4] * cos + torch.cat((heads[:, :4, 32:], heads[:, :4, :32]), -1) * sin
+    torch.testing.assert_close(rotated[:, :4], turned)
+    torch.testing.assert_close(rotated[:, 4:], heads[:, 4:])
 
 
 @pytest.mark.cuda
