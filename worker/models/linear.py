@@ -1,4 +1,5 @@
-"""Linear layers as they lie in memory: dense, mapped from the file, packed for oneDNN, or int8.
+"""Linear layers as they lie in memory: dense, turned, mapped from the file, packed for oneDNN, or
+int8.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least

@@ -2,7 +2,7 @@
 
 ::
 
-    CPU    read (several threads) ─▶ staging, one parameter each ─▶ dense | packed | int8
+    CPU    read (several threads) ─▶ staging, one parameter each ─▶ dense | turned | packed | int8
            mapped: views of the files, nothing is copied
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
