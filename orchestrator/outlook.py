@@ -8,7 +8,6 @@ paused; how far that has moved starts of late is learnt, as a ratio.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
@@ -25,6 +24,8 @@ MOST_AHEAD = 48
 """Waiting tasks that are looked at one by one; beyond them the same pace is taken to go on."""
 _EVERY = 2
 """One in so many tasks that wait is foretold to learn by, told or not."""
+_PAUSE_S = 0.05
+"""And no sooner than this after the last one: it takes a millisecond."""
 _LEAST_MS = 10.0
 """Shorter waits are matters of luck, and teach nothing."""
 _WINDOW = 48
@@ -61,6 +62,7 @@ class Outlook:
         self._room_ratios = Quantiles([0.0] * 5, _WINDOW)
         self._room_foretold: tuple[float, float] | None = None
         self._seen = 0
+        self._next_at = 0.0
         self._promises: OrderedDict[int, _Promise] = OrderedDict()
         self._kept: dict[str, Task] = {}
 
@@ -143,8 +145,10 @@ class Outlook:
     def queued(self, task: Task) -> None:
         """``task`` has joined the queue; some are remembered, to learn by."""
         self._seen += 1
-        if self._seen % _EVERY == 0 and not task.is_promised:
-            task.foretold = (self._clock.now(), *self._plain_start_ms(task))
+        now = self._clock.now()
+        if self._seen % _EVERY == 0 and now >= self._next_at and not task.is_promised:
+            self._next_at = now + _PAUSE_S
+            task.foretold = (now, *self._plain_start_ms(task))
 
     def began(self, task: Task) -> None:
         """``task`` leaves the queue for the first time, to a worker."""
@@ -169,7 +173,7 @@ class Outlook:
             return 0.0, part
         ahead = [
             forecaster.residual_ms(other, now)
-            for other in islice(self._queue, min(position, MOST_AHEAD))
+            for other in self._queue.first(min(position, MOST_AHEAD))
             if other.model == task.model
         ]
         whole_ms = start_ms(running, ahead, free)

@@ -20,6 +20,8 @@ No clock and no tasks of its own: the dispatcher says what time it is.
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from heapq import merge
+from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.choices import QueueOrder
@@ -274,6 +276,16 @@ class TaskQueue(Generic[T]):
             if chosen.task.id in self._entries:
                 skipped = passed[chosen.tier]
                 skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
+
+    def first(self, most: int) -> list[T]:
+        """Up to so many that leave first by rank and class, as ``position`` counts."""
+        found: list[T] = []
+        for flow in self._flows:
+            keys = islice(merge(*flow.keys.values()), most - len(found))
+            found += [self._entries[self._ids[key.arrival]].task for key in keys]
+            if len(found) == most:
+                break
+        return found
 
     def position(self, task: T) -> int | None:
         """How many tasks leave before this one by slack and class; None when it is not here.

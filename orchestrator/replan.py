@@ -10,6 +10,8 @@ from orchestrator.task import Task
 
 PLAN_EVERY_S = 0.05
 AT_ONCE, PAUSE_S = 16, 0.002
+MANY = 128
+"""With more that wait the pauses are longer, so that planning takes no more of the time."""
 
 
 class Replanner:
@@ -28,6 +30,7 @@ class Replanner:
         self._clock = clock
         self._on_planned = on_planned
         self._left: list[Task] = []
+        self._pause_s = PAUSE_S
         self._is_scheduled = False
 
     def wake(self) -> None:
@@ -44,6 +47,7 @@ class Replanner:
         if not self._queue:
             return
         self._left = self._queue.tasks()
+        self._pause_s = PAUSE_S * max(1.0, len(self._left) / MANY)
         try:
             self._forecaster.begin_plans(self._left, self._clock.now())
         except Exception:
@@ -56,7 +60,7 @@ class Replanner:
         some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]
         # First of all: a fault with these must not end it for the others.
         if self._left:
-            self._later(PAUSE_S, self._some)
+            self._later(self._pause_s, self._some)
         else:
             self._later(PLAN_EVERY_S, self._begin)
         try:

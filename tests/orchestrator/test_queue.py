@@ -130,6 +130,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.model) <= 8
         assert self.queue.background == sum(i.is_background for i in self.model)
         assert [self.queue.position(i) for i in expected] == list(range(len(expected)))
+        assert self.queue.first(len(expected) + 1) == expected
+        assert self.queue.first(2) == expected[:2]
 
 
 QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
