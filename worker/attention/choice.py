@@ -70,11 +70,10 @@ def choose_attention(
 ) -> Choice:
     """The backend that ``setting`` names, or with ``auto`` the fastest sound one.
 
-    With ``deterministic`` nothing is measured: ``auto`` is
-    ``fixed`` on the CPU and ``triton`` on CUDA, and every backend is built so that a row's result
-    does not depend on its company, which the reference cannot promise. The pool must be unused:
-    trials write to it and zero it. Raises ``ValueError`` when the backend that is asked for cannot
-    run here, or none can.
+    With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
+    CUDA, and every backend is built so that a row's result does not depend on its company, which
+    the reference cannot promise. The pool must be unused: trials write to it and zero it. Raises
+    ``ValueError`` when the backend that is asked for cannot run here, or none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
     build = _Builder(pool, num_heads, tuple(windows), deterministic)

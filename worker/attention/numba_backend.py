@@ -7,7 +7,7 @@ prompts, where arithmetic outweighs traffic, are left to the reference.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention, ReferenceStep
-from worker.compiled import compiled, compiler_problem
+from worker.compiled import Function, compiled, compiler_problem
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -98,9 +98,7 @@ def _as_numbers(tensor: Tensor) -> NDArray[np.generic]:
 
 
 @cache
-def _kernel(
-    heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool
-) -> Callable[..., None]:
+def _kernel(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> Function:
     """Compiled for one shape: the innermost loops are then straight vector code.
 
     Exponentials of x ≤ 0 are made a page at a time, which libm's cannot do: e^x = 2^n · 2^r with n
