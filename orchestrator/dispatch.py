@@ -134,8 +134,12 @@ class Dispatcher:
         try:
             now = self._clock.now()
             self._sweep(now)
-            self._replanner.plan(list(islice(self._queue, FRESH)))
-            self._start(now)
+            self._placer.refresh()
+            has_room = self._placer.has_room
+            if has_room or self._pausing.is_due(now):
+                self._replanner.plan(list(islice(self._queue, FRESH)))
+            if has_room:
+                self._start(now)
             if paused := self._make_room(now):
                 try:  # those for whom there is room now, before those who made it
                     self._start(now)

@@ -51,11 +51,15 @@ class Pausing:
         self._enabled = enabled
         self._next_at = 0.0
 
+    def is_due(self, now: float) -> bool:
+        """Whether ``victims`` would look at what runs."""
+        return self._enabled and now >= self._next_at
+
     def victims(
         self, queue: TaskQueue[Task], flights: Iterable[LaneFlight], now: float
     ) -> list[LaneFlight]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
-        if not self._enabled or not queue or now < self._next_at:
+        if not queue or not self.is_due(now):
             return []
         flights = list(flights)
         # With many jobs the look at all of them is dear, and who is urgent can wait so long.
@@ -66,6 +70,8 @@ class Pausing:
             if not running or task.is_background:
                 break
             urgency = self._forecaster.urgency(task, now).log_urgency
+            if urgency < min(jobs[-1][0] for jobs in running.values()) + _MARGIN:
+                continue
             least: tuple[float, LaneFlight] | None = None
             for name in self._placer.able(task):
                 job = _least_urgent(running.get(name, ()), task)
@@ -86,23 +92,26 @@ class Pausing:
         self, flights: Iterable[LaneFlight], now: float
     ) -> dict[str, list[tuple[float, LaneFlight]]]:
         """What may be paused, by instance, the least urgent last."""
-        running: dict[str, list[tuple[float, LaneFlight]]] = {}
+        full = {
+            name: list[tuple[float, LaneFlight]]()
+            for name, instance in self._registry.instances.items()
+            if instance.can_pause and not instance.has_free_slot
+        }
         for flight in flights:
-            task = flight.task
+            task, jobs = flight.task, full.get(flight.address)
+            if jobs is None:
+                continue
             if task.flight is not flight or flight.is_paused or task.rival is not None:
                 continue
             if task.is_promised:  # we named its deadline ourselves: it is not traded away
                 continue
             if task.stage is not Stage.RUNNING or task.pauses >= MOST_PAUSES:
                 continue
-            instance = self._registry.instances.get(flight.address)
-            if instance is None or not instance.can_pause or instance.has_free_slot:
-                continue
             urgency = self._forecaster.urgency_of_running(task, now).log_urgency
-            running.setdefault(flight.address, []).append((urgency, flight))
-        for jobs in running.values():
+            jobs.append((urgency, flight))
+        for jobs in full.values():
             jobs.sort(key=lambda job: -job[0])
-        return running
+        return {name: jobs for name, jobs in full.items() if jobs}
 
     def _has_memory(self, name: str, task: Task) -> bool:
         """Whether the instance can hold ``task`` beside all that it holds already."""

@@ -84,6 +84,8 @@ class _Tier(IntEnum):
     BACKGROUND_BATCH = 3
 
 
+_TIERS = tuple(_Tier)
+_BATCHS_TURN = (_Tier.BATCH, _Tier.INTERACTIVE, _Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
 _BATCH_TIERS = (_Tier.BATCH, _Tier.BACKGROUND_BATCH)
 _BACKGROUND_TIERS = (_Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
 
@@ -183,7 +185,7 @@ class TaskQueue(Generic[T]):
         self.work_ms = 0.0
         """Predicted work of all waiting tasks together."""
         self._order = order
-        self._flows = [_Flow() for _ in _Tier]
+        self._flows = [_Flow() for _ in _TIERS]
         self._shares = {priority: _Shares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
@@ -270,7 +272,7 @@ class TaskQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
-        passed: dict[_Tier, dict[str, int]] = {tier: {} for tier in _Tier}
+        passed: list[dict[str, int]] = [{} for _ in _TIERS]
         while (chosen := self._choose(passed)) is not None:
             yield chosen.task
             if chosen.task.id in self._entries:
@@ -295,7 +297,7 @@ class TaskQueue(Generic[T]):
         entry = self._entries.get(task.id)
         if entry is None:
             return None
-        earlier = sum(self._flows[tier].size for tier in _Tier if tier < entry.tier)
+        earlier = sum(self._flows[tier].size for tier in _TIERS if tier < entry.tier)
         return earlier + self._flows[entry.tier].before(entry.key)
 
     def place_of(self, task: T) -> int:
@@ -304,7 +306,7 @@ class TaskQueue(Generic[T]):
         if position is not None:
             return position
         tier = self._tier(task)
-        earlier = sum(self._flows[other].size for other in _Tier if other < tier)
+        earlier = sum(self._flows[other].size for other in _TIERS if other < tier)
         return earlier + self._flows[tier].before(_Key(self._rank(task), self._arrivals))
 
     @property
@@ -312,17 +314,14 @@ class TaskQueue(Generic[T]):
         """When the first of all is out of chances; None while nothing waits."""
         return self._chances[0].rank if self._chances else None
 
-    def _choose(self, passed: dict[_Tier, dict[str, int]]) -> _Entry[T] | None:
-        tiers = list(_Tier)
-        if self._since_batch >= BATCH_EVERY:
-            tiers[0], tiers[1] = tiers[1], tiers[0]
-        for tier in tiers:
-            tenants = [tenant for _, tenant in self._heads(tier, passed[tier])]
-            if not tenants:
+    def _choose(self, passed: list[dict[str, int]]) -> _Entry[T] | None:
+        for tier in _BATCHS_TURN if self._since_batch >= BATCH_EVERY else _TIERS:
+            heads = self._heads(tier, passed[tier])
+            if not heads:
                 continue
             batch = tier in _BATCH_TIERS
             shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
-            tenant = shares.next_of(tenants)
+            tenant = shares.next_of([tenant for _, tenant in heads])
             key = self._flows[tier].keys[tenant][passed[tier].get(tenant, 0)]
             return self._entries[self._ids[key.arrival]]
         return None
@@ -332,11 +331,12 @@ class TaskQueue(Generic[T]):
         flow = self._flows[tier]
         if not skipped:
             return flow.heads
-        return sorted(
-            (keys[skipped.get(tenant, 0)], tenant)
-            for tenant, keys in flow.keys.items()
-            if len(keys) > skipped.get(tenant, 0)
-        )
+        heads = [head for head in flow.heads if head[1] not in skipped]
+        for tenant, count in skipped.items():
+            keys = flow.keys.get(tenant, ())
+            if len(keys) > count:
+                insort(heads, (keys[count], tenant))
+        return heads
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
@@ -390,7 +390,7 @@ class TaskQueue(Generic[T]):
         """Raise ``AssertionError`` unless every part tells the same."""
         keys = [
             (tier, tenant, key)
-            for tier in _Tier
+            for tier in _TIERS
             for tenant, keys in self._flows[tier].keys.items()
             for key in keys
         ]

@@ -17,12 +17,18 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 QUANTILES = 16
 """A length's distribution is told as so many equally likely lengths."""
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
+_LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
+_LOG_LASTING = [math.log(share) for share in _LASTING]
+"""The shares of answers that are longer than each of the quantiles."""
+_LEAST_LASTING = 1e-300
+"""Of a bin's answers: keeps logarithms finite."""
 _PRIOR = 6.0
 _FIRST_MEAN = 128.0
 """Tokens of an answer of which nothing is known."""
@@ -37,8 +43,7 @@ _KEPT_OF_OLD = 0.05
 _MOST_NODES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class LengthKey:
+class LengthKey(NamedTuple):
     """What tells something about an answer's length; no ``deadline_ms`` where none was stated."""
 
     model: str
@@ -62,10 +67,12 @@ class LengthKey:
 class LengthCurve:
     """One answer's distribution; frozen. ``hazards`` are by bin."""
 
-    __slots__ = ("_hazards", "_known")
+    __slots__ = ("_known", "_log_ended")
 
     def __init__(self, hazards: Sequence[float]) -> None:
-        self._hazards = tuple(hazards)
+        logs = (-math.log(max(1 - hazard, _LEAST_LASTING)) for hazard in hazards)
+        self._log_ended = list(accumulate(logs, initial=0.0))
+        """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def left(self, made: int, cap: int) -> tuple[float, ...]:
@@ -83,23 +90,29 @@ class LengthCurve:
         return known
 
     def _left(self, made: int, cap: int) -> tuple[float, ...]:
+        ended, last = self._log_ended, len(_EDGES)
+        at = bisect_left(_EDGES, made + 1)
+        if at == last or ended[at] == ended[last]:  # nothing ends before its cap
+            return (max(1.0, float(cap - made)),) * QUANTILES
+        first, begin = _EDGES[at - 1] if at else 0, float(made)
+        # Of a bin that has been passed in part, the rest of its hazard is left.
+        share_passed = (begin - first) / (_EDGES[at] - first)
+        here = ended[at] + share_passed * (ended[at + 1] - ended[at])
         lengths: list[float] = []
-        alive, begin = 1.0, float(made)
-        for at in range(bisect_left(_EDGES, made + 1), len(_EDGES)):
-            end = float(_EDGES[at])
-            first = _EDGES[at - 1] if at else 0
-            # Of a bin that has been passed in part, the rest of its hazard is left.
-            hazard = 1 - (1 - self._hazards[at]) ** ((end - begin) / (end - first))
-            after = alive * (1 - hazard)
-            while len(lengths) < QUANTILES and 1 - after >= (len(lengths) + 0.5) / QUANTILES:
-                wanted = 1 - (len(lengths) + 0.5) / QUANTILES
-                share = (alive - wanted) / (alive - after)
-                lengths.append(min(begin + share * (end - begin), cap) - made)
-            alive, begin = after, end
-            if len(lengths) == QUANTILES or end >= cap:
+        alive, after = 1.0, math.exp(here - ended[at + 1])
+        for lasting, log_lasting in zip(_LASTING, _LOG_LASTING, strict=True):
+            if after > lasting:
+                at = bisect_left(ended, here - log_lasting, at + 2) - 1
+                if at >= last:
+                    break
+                begin = float(_EDGES[at - 1])
+                alive, after = math.exp(here - ended[at]), math.exp(here - ended[at + 1])
+            length = begin + (alive - lasting) / (alive - after) * (_EDGES[at] - begin)
+            if length >= cap:
                 break
-        lengths += [float(cap - made)] * (QUANTILES - len(lengths))
-        return tuple(max(1.0, length) for length in lengths)
+            lengths.append(max(1.0, length - made))
+        most = max(1.0, float(cap - made))
+        return (*lengths, *[most] * (QUANTILES - len(lengths)))
 
     def quantile(self, share: float, made: int, cap: int) -> float:
         """Tokens still to come that the answer does not exceed with that probability."""
@@ -171,13 +184,17 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[tuple[object, ...], _Node] = OrderedDict()
+        self._answers = 0
         self._curves: dict[tuple[tuple[object, ...], ...], tuple[int, LengthCurve]] = {}
+        self._asked: dict[LengthKey, tuple[int, LengthCurve]] = {}
+        """Curves by key, as long as nobody has answered since: every plan asks."""
 
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
         """An answer came to its own end after ``tokens``, or was cut there and would have gone on.
 
         One that ended because it reached the stated cap was cut.
         """
+        self._answers += 1
         for link in key.chain():
             node = self._nodes.get(link)
             if node is None:
@@ -189,6 +206,16 @@ class AnswerLengths:
 
     def curve(self, key: LengthKey) -> LengthCurve:
         """What is known now of such an answer's length."""
+        asked = self._asked.get(key)
+        if asked is not None and asked[0] == self._answers:
+            return asked[1]
+        if len(self._asked) > _MOST_NODES:
+            self._asked.clear()
+        curve = self._curve(key)
+        self._asked[key] = self._answers, curve
+        return curve
+
+    def _curve(self, key: LengthKey) -> LengthCurve:
         links = tuple(link for link in key.chain() if link in self._nodes)
         nodes = [self._nodes[link] for link in links]
         version = sum(node.answers for node in nodes)

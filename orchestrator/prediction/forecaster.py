@@ -9,9 +9,11 @@ A plan says how urgent a task is among others (``urgency``), and so its place in
 """
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,7 +47,7 @@ PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """With so much slack left it is about as urgent as other work."""
-_COSTS_TTL_S = 0.25
+_PACE_TTL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,14 @@ class Forecast:
         return self.prefill_ms + self.decode_ms
 
 
+class _Pace(NamedTuple):
+    """What serves a model, and what work costs there; None while nothing has been measured."""
+
+    capacity: Capacity
+    costs: Costs | None
+    until: float
+
+
 class Forecaster:
     """Forecasts and plans. ``capacity_of`` tells what serves a model."""
 
@@ -99,7 +109,7 @@ class Forecaster:
         self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
-        self._costs: dict[str, tuple[Costs | None, float]] = {}
+        self._paces: dict[str, _Pace] = {}
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
@@ -127,7 +137,8 @@ class Forecaster:
         task.rank = self._rank(found, task, now)
         task.last_chance = task.deadline.at
         if self._drops_infeasible and not task.refusal_sample and not task.completion_tokens:
-            task.last_chance -= self._least_ms(task)[0] / 1000
+            capacity = self._pace_of(task.model, now).capacity
+            task.last_chance -= _least_ms(task, capacity)[0] / 1000
 
     def urgency(self, task: Task, now: float) -> Urgency:
         """How urgent it is at ``now`` that ``task`` runs."""
@@ -178,8 +189,12 @@ class Forecaster:
 
     def _costs_of(self, model: str, now: float) -> Costs | None:
         """With as many jobs as run now; None while no pace has been measured."""
-        known = self._costs.get(model)
-        if known is None or now >= known[1]:
+        return self._pace_of(model, now).costs
+
+    def _pace_of(self, model: str, now: float) -> _Pace:
+        """As of a moment ago: every plan asks, and to ask every instance is dear."""
+        known = self._paces.get(model)
+        if known is None or now >= known.until:
             capacity = self._capacity_of(model)
             rows = capacity.rows
             fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
@@ -188,8 +203,8 @@ class Forecaster:
                 token_ms = fastest.step_ms(rows) * fastest.mid
                 share_ms = token_ms / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
-            known = self._costs[model] = costs, now + _COSTS_TTL_S
-        return known[0]
+            known = self._paces[model] = _Pace(capacity, costs, now + _PACE_TTL_S)
+        return known
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
@@ -217,7 +232,7 @@ class Forecaster:
     def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
         """What ``task`` takes once it has waited for ``wait_ms``."""
         capacity = self._capacity_of(task.model)
-        least_ms, bottleneck = self._least_ms(task)
+        least_ms, bottleneck = _least_ms(task, capacity)
         if not capacity.models:
             return Forecast(wait_ms, 0.0, _FIRST_GUESS_MS, 0.0, 0.0, "route")
         prompt = task.prompt_tokens
@@ -251,9 +266,11 @@ class Forecaster:
         if costs is None:
             return (min(left_ms, _FIRST_GUESS_MS),)
         token_ms = costs.token_ms
-        made = task.completion_tokens
+        made, left = task.completion_tokens, self._left(task)
         first_ms = 0.0 if made else self._prompt_left(task, costs, now) * costs.prompt_ms
-        return tuple(min(left_ms, first_ms + tokens * token_ms) for tokens in self._left(task))
+        fits = bisect_left(left, (left_ms - first_ms) / token_ms)
+        times = [first_ms + tokens * token_ms for tokens in left[:fits]]
+        return (*times, *[left_ms] * (len(left) - fits))
 
     def fit(self, task: Task, budget_ms: float) -> None:
         """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
@@ -283,16 +300,6 @@ class Forecaster:
         usual_ms = task.prompt_tokens * costs.prompt_ms
         usual_ms += self._quantile(task, USUAL) * costs.token_ms
         return max(0.0, left_ms - usual_ms)
-
-    def _least_ms(self, task: Task) -> tuple[float, str]:
-        """What the task cannot do without, for certain, and what binds."""
-        capacity = self._capacity_of(task.model)
-        # What is cached, and where, is known only later: a prompt costs a step.
-        work = Work(task.prompt_tokens, task.prompt_tokens - 1, least_tokens(task))
-        least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-        if least_ms <= capacity.min_start_ms:
-            return capacity.min_start_ms, "route"
-        return least_ms, "decode"
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
@@ -330,6 +337,16 @@ def length_key(task: Task) -> LengthKey:
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
     return LengthKey(task.model, job.tenant, cap, stated_ms, job.session_id)
+
+
+def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:
+    """What the task cannot do without, for certain, and what binds."""
+    # What is cached, and where, is known only later: a prompt costs a step.
+    work = Work(task.prompt_tokens, task.prompt_tokens - 1, least_tokens(task))
+    least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
+    if least_ms <= capacity.min_start_ms:
+        return capacity.min_start_ms, "route"
+    return least_ms, "decode"
 
 
 def least_tokens(task: Task) -> int:

@@ -15,8 +15,10 @@ told as of one moment keep until a length falls out or W changes.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import NamedTuple
 
 SURE, _LOST = 1.3, 0.6
@@ -69,29 +71,42 @@ def urgency(
     """
     first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
     next_ms = first_ms + costs.token_ms
-    work_ms = new_prompt_tokens * costs.prompt_ms
-    share = 1 / len(left)
-    next_slack_ms = due.next_token_ms - next_ms
-    first_chance = _in_time(due.next_token_ms, next_ms)
-    token_ms, room_ms = costs.token_ms, due.whole_ms - first_ms
+    count, token_ms, room_ms = len(left), costs.token_ms, due.whole_ms - first_ms
     # What does not end by then is stopped: it costs no more than up to the deadline.
     most_tokens = max(1.0, room_ms / token_ms)
-    chance = gain = tokens = least_slack_ms = 0.0
-    for length in reversed(left):
-        tokens += length if length < most_tokens else most_tokens
+    whole = bisect_right(left, most_tokens)
+    tokens = sum(left[:whole])
+    if whole < count:
+        tokens += (count - whole) * most_tokens
+    work_ms = new_prompt_tokens * costs.prompt_ms + tokens * costs.token_work_ms / count
+    work_ms = max(_LEAST_WORK_MS, work_ms)
+    first_chance = _in_time(due.next_token_ms, next_ms)
+    # Lengths rise: up to ``sure`` all are in time, from ``lost`` on none is.
+    lost = bisect_left(left, room_ms / (_LOST * token_ms))
+    if not first_chance or not lost:
+        return Urgency(0.0, -math.inf, work_ms)
+    sure = bisect_right(left, room_ms / (SURE * token_ms))
+    next_slack_ms = max(0.0, due.next_token_ms - next_ms)
+    # All others have more slack than the longest that may be in time: no sum underflows.
+    least_slack_ms = max(0.0, min(room_ms - left[lost - 1] * token_ms, next_slack_ms))
+    # The shortest have as much as the next token has, the others what is left after their work.
+    level = min(sure, bisect_right(left, (room_ms - next_slack_ms) / token_ms))
+    chance = float(sure)
+    gain = level * exp((least_slack_ms - next_slack_ms) / wait_ms) if level else 0.0
+    rise, start = token_ms / wait_ms, (least_slack_ms - room_ms) / wait_ms
+    gain += sum([exp(start + length * rise) for length in left[level:sure]])
+    for length in left[sure:lost]:
         needed_ms = length * token_ms
-        own = share * first_chance * _in_time(room_ms, needed_ms)
-        if not own:
-            continue
-        slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
-        if not chance:
-            least_slack_ms = slack_ms  # all others have more: no sum of them underflows
+        own = (room_ms / needed_ms - _LOST) / (SURE - _LOST)
         chance += own
-        gain += own * math.exp((least_slack_ms - slack_ms) / wait_ms)
-    work_ms = max(_LEAST_WORK_MS, work_ms + share * tokens * costs.token_work_ms)
+        slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
+        gain += own * exp((least_slack_ms - slack_ms) / wait_ms)
+    share = first_chance / count
     if not gain:
         return Urgency(0.0, -math.inf, work_ms)
-    return Urgency(chance, math.log(gain / work_ms) - least_slack_ms / wait_ms, work_ms)
+    return Urgency(
+        share * chance, math.log(share * gain / work_ms) - least_slack_ms / wait_ms, work_ms
+    )
 
 
 def _in_time(left_ms: float, needed_ms: float) -> float:
