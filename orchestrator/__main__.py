@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from orchestrator import log
+from orchestrator.api.connection import (
+    ACCEPT_BACKLOG,
+    KEPT_FILES,
+    LEAST_CONNECTIONS,
+    QuietAccept,
+    raise_file_limit,
+)
 from orchestrator.app import build_runner
 from orchestrator.clock import LoopClock
 from orchestrator.gateway import Gateway
@@ -45,11 +52,19 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; a second signal ends the grace at once."""
     loop = asyncio.get_running_loop()
     orders = _orders_to_stop(loop, settings)
+    loop.set_exception_handler(QuietAccept())
+    most = max(LEAST_CONNECTIONS, raise_file_limit() - KEPT_FILES)
+    if most < settings.max_connections:
+        service_log.warning(
+            "fewer connections than set: the limit of open files (ulimit -n) allows no more",
+            extra=fields(max_connections=most, wanted=settings.max_connections),
+        )
+        settings = settings.model_copy(update={"max_connections": most})
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
     gateway = Gateway(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
     runner = build_runner(gateway, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
     await runner.setup()
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
     try:
         await site.start()
     except OSError as error:

@@ -8,18 +8,17 @@ from dataclasses import replace
 from aiohttp import web
 
 from orchestrator.api import health, instances, native, openai
+from orchestrator.api.connection import Runner
 from orchestrator.api.context import (
     CONTEXT,
     CORRELATION_HEADER,
     GATEWAY,
     Context,
-    dialect_of,
     error_response,
-    new_correlation_id,
+    new_context,
     read_correlation_id,
 )
-from orchestrator.auth import Authenticator, is_admin_call, keys_of
-from orchestrator.clock import instant
+from orchestrator.auth import Authenticator, is_admin_call, is_open_path, keys_of
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.gateway import Gateway
 from orchestrator.log import fields, service_log
@@ -28,19 +27,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 AUTH = web.AppKey("auth", Authenticator)
 
-_OPEN_PATHS = ("/health", "/metrics")
-"""Probes and scrapers carry no token, and learn nothing that one would protect."""
-
-
-def is_open(path: str) -> bool:
-    """Whether a path is exempt from keys and limits."""
-    return any(path == p or path.startswith(f"{p}/") for p in _OPEN_PATHS)
-
 
 def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
     """The application as it is to be served."""
-    return web.AppRunner(
+    return Runner(
         build_app(gateway),
+        keepalive_timeout=gateway.settings.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
         # Inflating would block the loop, even for a body that nobody reads.
@@ -64,10 +56,7 @@ def build_app(gateway: Gateway) -> web.Application:
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Time and name the request, let in who may, and spell errors in the path's dialect."""
-    context = Context(
-        instant(request.app[GATEWAY].clock), new_correlation_id(), dialect_of(request.path)
-    )
-    request[CONTEXT] = context
+    context = request[CONTEXT] = new_context(request, request.app[GATEWAY].clock)
     try:
         context = request[CONTEXT] = _identify(request, context)
         return await handler(request)
@@ -90,7 +79,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _identify(request: web.Request, context: Context) -> Context:
     """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
-    if is_open(request.path):
+    if is_open_path(request.path):
         with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
             correlation_id = read_correlation_id(request, context.correlation_id)
             return replace(context, correlation_id=correlation_id)
@@ -117,7 +106,9 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """What every response carries: the request's name, and what is left of its key's limits."""
-    context = request[CONTEXT]
+    context = request.get(CONTEXT)
+    if context is None:  # refused before any handler, and named by whoever did
+        return
     response.headers[CORRELATION_HEADER] = context.correlation_id
-    if request.method == "POST" and response.status != 401 and not is_open(request.path):
+    if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
         response.headers.update(request.app[GATEWAY].limits.headers(context.key.fingerprint))

@@ -94,6 +94,15 @@ class Authenticator:
         raise Forbidden("no admin key is configured; set TIDEGATE_ADMIN_TOKEN")
 
 
+_OPEN_PATHS = ("/health", "/metrics")
+"""Probes and scrapers carry no token, and learn nothing that one would protect."""
+
+
+def is_open_path(path: str) -> bool:
+    """Whether a path is exempt from keys and limits."""
+    return any(path == p or path.startswith(f"{p}/") for p in _OPEN_PATHS)
+
+
 def is_admin_call(method: str, path: str) -> bool:
     """Whether a call changes how the service runs, rather than using it."""
     if method in ("GET", "HEAD"):

@@ -56,6 +56,8 @@ class TidegateError(Exception):
         details: Mapping[str, Detail] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # Headers may hold bytes that are no text; an error must be one.
+        message = message.encode(errors="replace").decode()
         super().__init__(message)
         self.message = message
         self.field = field

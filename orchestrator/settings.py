@@ -97,6 +97,13 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
+    max_connections: int = Field(default=4096, ge=32)
+    """Open at a time; fewer where the process may not open so many files. Three quarters of them
+    may come from one address, and the last 16 are for health checks and operators."""
+    header_timeout_s: float = Field(default=20.0, gt=0)
+    """And this long to send a request's head, from its first byte on."""
+    idle_timeout_s: float = Field(default=90.0, gt=0)
+    """A connection without a request is closed after this."""
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)

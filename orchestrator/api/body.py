@@ -53,6 +53,8 @@ async def _read(request: web.Request) -> bytes:
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise too_large from None
+    except web.RequestPayloadError:
+        raise InvalidRequest("the body is not framed as the headers say") from None
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
 

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.auth import ANYBODY, Key
-from orchestrator.clock import Instant
+from orchestrator.clock import Clock, Instant, instant
 from orchestrator.deadline import Deadline
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.gateway import Gateway
@@ -49,6 +49,13 @@ CONTEXT = web.RequestKey("context", Context)
 def dialect_of(path: str) -> Dialect:
     """By path, so that an unknown path still gets the errors of its API."""
     return Dialect.OPENAI if path == "/v1" or path.startswith("/v1/") else Dialect.NATIVE
+
+
+def new_context(request: web.BaseRequest, clock: Clock) -> Context:
+    """A request's that has just come, under a name of ours."""
+    # CONNECT states no path but an authority; where somebody wrote one, that is what they meant.
+    path = request.raw_path if request.method == "CONNECT" else request.path
+    return Context(instant(clock), new_correlation_id(), dialect_of(path))
 
 
 def new_correlation_id() -> str:
