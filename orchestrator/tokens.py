@@ -7,6 +7,7 @@ holds it throughout.
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from datetime import datetime
@@ -28,6 +29,12 @@ INLINE_CHARS = 2000
 
 INLINE_NAME_TOKENS = 4096
 """Naming the blocks of so many tokens takes the event loop less than half a millisecond."""
+
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+"""Code points that stand for nothing, in any text (Unicode 15, 23.7)."""
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Templates put a role between halves of special tokens."""
 
 _MESSAGE_CHARS = 16
 """What a message costs the chat template beyond its text, as if in characters."""
@@ -57,6 +64,14 @@ class PromptEncoder:
             if to_bytes is None
             else TokenPieces(self._tokenizer, to_bytes, frozenset(card.eos_token_ids))
         )
+        specials = sorted(
+            token.content
+            for token in self._tokenizer.get_added_tokens_decoder().values()
+            if token.special and len(token.content) > 1
+        )
+        # Every place where one begins, also those that overlap; it is broken behind its first.
+        begins = "|".join(map(re.escape, specials))
+        self._special = re.compile(f"(?=(?:{begins}))(.)", re.DOTALL) if specials else None
         self._template: jinja2.Template | None = None
         if card.chat_template:
             try:
@@ -102,16 +117,41 @@ class PromptEncoder:
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
-            text, special = prompt, True
+            ids = self._ids_of(prompt, add_special_tokens=True)
         else:
-            text, special = self._render(prompt), False  # type: ignore[arg-type]  # Messages
-        if len(text) <= INLINE_CHARS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        else:
-            ids = self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+            ids = self._chat_ids(prompt)  # type: ignore[arg-type]  # Messages
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         return ids
+
+    def _ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The template's special tokens are tokens; a client's text that looks like one is text.
+
+        Else a message could end itself and go on as the system (prompt injection by special
+        token). Such text is encoded in two parts, broken behind its first character, which a
+        tokenizer with a prefix space shows as a space.
+        """
+        for at, message in enumerate(messages):
+            if not _ROLE.fullmatch(message.role):
+                raise InvalidRequest(
+                    "a role must be 1 to 64 letters, digits, _ or -, for instance user",
+                    field=f"messages[{at}].role",
+                )
+        special = self._special
+        if special is None or not any(special.search(m.content) for m in messages):
+            return self._ids_of(self._render(messages), add_special_tokens=False)
+        mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
+        if mark is None:
+            raise InvalidRequest("messages hold every noncharacter there is", field="messages")
+        broken = [Message(m.role, special.sub(rf"\1{mark}", m.content)) for m in messages]
+        parts = self._render(broken).split(mark)
+        return [i for part in parts for i in self._ids_of(part, add_special_tokens=False)]
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
