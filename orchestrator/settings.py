@@ -31,10 +31,14 @@ from orchestrator.choices import AdmissionMode, QueueOrder, QueuePolicy
 from orchestrator.instances.addresses import check_entry
 from orchestrator.log import LogFormat
 from orchestrator.policy import Policy
+from worker.environment import unknown_variables
 
 ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 CONFIG_FILE = "tidegate.toml"
+_OTHER_VARIABLES = (CONFIG_VARIABLE, "TIDEGATE_HOME", "TIDEGATE_TRITON", "TIDEGATE_WORKER_")
+"""Read by the launcher and by workers."""
+_NOTHINGS_DIGEST = hashlib.sha256(b"").hexdigest()
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -63,6 +67,13 @@ class KeySettings(BaseModel):
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
         return _sendable(value)
+
+    @field_validator("token_sha256")
+    @classmethod
+    def _check_digest(cls, value: str | None) -> str | None:
+        if value is not None and value.lower() == _NOTHINGS_DIGEST:
+            raise ValueError("the digest of an empty token, which everybody has")
+        return value
 
     @model_validator(mode="after")
     def _check_one(self) -> "KeySettings":
@@ -299,13 +310,19 @@ def _is_loopback(host: str) -> bool:
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides`` win. Raises ``InvalidSettings``."""
+    lines = unknown_variables(ENV_PREFIX, Settings.model_fields, others=_OTHER_VARIABLES)
+    file = os.environ.get(CONFIG_VARIABLE)
+    if file is not None and not Path(file).is_file():
+        lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
     try:
-        return Settings(**overrides)  # type: ignore[arg-type]  # checked by pydantic
+        settings = Settings(**overrides)  # type: ignore[arg-type]  # checked by pydantic
+        if not lines:
+            return settings
     except ValidationError as error:
-        lines = [_explain(detail["loc"], detail["msg"]) for detail in error.errors()]
-        raise InvalidSettings("\n".join(lines)) from None
+        lines += [_explain(detail["loc"], detail["msg"]) for detail in error.errors()]
     except ValueError as error:  # a tidegate.toml that is not TOML
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
+    raise InvalidSettings("\n".join(lines))
 
 
 def _explain(location: tuple[int | str, ...], message: str) -> str:

@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from worker.environment import unknown_variables
+
 EngineName = Literal["torch", "synthetic-free", "synthetic-paced"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -94,12 +96,15 @@ class WorkerSettings(BaseSettings):
 
 def read_settings() -> WorkerSettings:
     """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    prefix = WorkerSettings.model_config["env_prefix"]
+    lines = unknown_variables(prefix, WorkerSettings.model_fields)
     try:
-        return WorkerSettings()
+        settings = WorkerSettings()
     except ValidationError as error:
-        prefix = WorkerSettings.model_config["env_prefix"]
-        lines = [
+        lines += [
             f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
             for detail in error.errors()
         ]
-        raise ValueError("the worker's settings do not fit: " + "; ".join(lines)) from None
+    if lines:
+        raise ValueError("the worker's settings do not fit: " + "; ".join(lines))
+    return settings

@@ -1,10 +1,12 @@
 """Settings are read once, and a bad value says which one it is."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
+from worker.settings import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +77,48 @@ def test_a_file_with_an_unknown_setting_or_no_toml(elsewhere: Path) -> None:
     (elsewhere / "tidegate.toml").write_text("port = = 1\n")
     with pytest.raises(InvalidSettings, match=r"tidegate\.toml"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("TIDEGATE_TOKN", "TIDEGATE_TOKEN"), ("TIDEGATE_CONFG", "TIDEGATE_CONFIG")],
+)
+def test_a_variable_that_nobody_reads_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, near: str
+) -> None:
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(InvalidSettings, match=f"{name}: not a setting; did you mean {near}"):
+        load_settings()
+
+
+def test_what_others_read_and_kubernetes_adds_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        "TIDEGATE_HOME",
+        "TIDEGATE_WORKER_MODEL_NAME",
+        "TIDEGATE_SERVICE_HOST",
+        "TIDEGATE_SERVICE_PORT_HTTP",
+        "TIDEGATE_PORT_8080_TCP_ADDR",
+        "TIDEGATED",
+    ):
+        monkeypatch.setenv(name, "x")
+    load_settings()
+
+
+def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_CONFIG", "/nope")
+    with pytest.raises(InvalidSettings, match="TIDEGATE_CONFIG: there is no file /nope"):
+        load_settings()
+
+
+def test_the_digest_of_nothing_is_no_key() -> None:
+    digest = hashlib.sha256(b"").hexdigest().upper()
+    with pytest.raises(InvalidSettings, match="empty token"):
+        load_settings(keys={"web": {"token_sha256": digest}})
+
+
+def test_a_worker_refuses_a_variable_that_it_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNING", "4")
+    with pytest.raises(ValueError, match=r"MAX_RUNING: not a setting; did you mean .*_MAX_RUNNING"):
+        read_settings()

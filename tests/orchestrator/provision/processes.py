@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE_S = 30.0
-_MARK = "TIDEGATE_TEST_RUN"
+_MARK = "TEST_RUN_OF_TIDEGATE"
 _REGION = re.compile(r"/dev/shm/(tidegate_\S+)")
 
 

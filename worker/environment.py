@@ -1,0 +1,31 @@
+"""Environment variables that nobody reads are slips of the pen, and must not pass silently."""
+
+import os
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
+_SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
+"""What Kubernetes adds for a service of the same name, after its prefix."""
+
+
+def unknown_variables(
+    prefix: str, settings: Collection[str], *, others: Collection[str] = ()
+) -> list[str]:
+    """A line for each variable under ``prefix`` that is neither a setting nor one of ``others``.
+
+    ``settings`` are names as fields have them; ``others`` whole names, or beginnings that end in _.
+    """
+    known = {f"{prefix}{name}".upper() for name in settings}
+    exact = {name for name in others if not name.endswith("_")}
+    beginnings = tuple(name for name in others if name.endswith("_"))
+    lines = []
+    for name in sorted(os.environ):
+        upper = name.upper()
+        if not upper.startswith(prefix) or upper in known or upper in exact:
+            continue
+        if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(upper.removeprefix(prefix)):
+            continue
+        near = get_close_matches(upper, [*known, *exact], 1)
+        lines.append(f"{name}: not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return lines
