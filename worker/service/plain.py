@@ -40,6 +40,9 @@ NEUTRAL: Mapping[str, object] = {
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
+    "detokenize": True,
+    "stop_token_ids": [],
+    "bad_words": [],
 }
 """vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
 
@@ -64,6 +67,7 @@ class PlainRequest:
     prepend_prompt: bool
     sampling: Sampling
     states_max_tokens: bool
+    states_logprobs: bool
     budget_ms: float
     on_deadline: OnDeadline
     first_token_ms: float | None
@@ -71,6 +75,7 @@ class PlainRequest:
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
+    """Whether a client wants them told; null where the sampling parameters ask for none."""
     num_input_tokens: bool
     num_output_tokens: bool
 
@@ -136,7 +141,7 @@ def parse_plain(
     if stated.on_deadline is OnDeadline.FIT:
         raise InvalidCall("on_deadline fit needs the orchestrator's forecast; here: error, partial")
     logprobs = stated.logprobs
-    if logprobs is None and (want_logprobs or want_cumulative):
+    if logprobs is None and want_cumulative:
         logprobs = 0
     sampling = Sampling(
         max_tokens=DEFAULT_MAX_TOKENS if stated.max_tokens is None else stated.max_tokens,
@@ -161,6 +166,7 @@ def parse_plain(
         prepend_prompt=not (stream if exclude is None else exclude),
         sampling=sampling,
         states_max_tokens=stated.max_tokens is not None,
+        states_logprobs=stated.logprobs is not None,
         budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),
         on_deadline=stated.on_deadline,
         first_token_ms=_positive(names.PARAM_FIRST_TOKEN_MS, stated.first_token_ms),
@@ -245,7 +251,9 @@ class PlainReply:
         self._pieces = [request.prompt] if request.prepend_prompt else []
         self._new_tokens = 0
         self._cumulative = 0.0
-        self._logprobs: list[dict[str, dict[str, Any]]] = []
+        self._logprobs: list[dict[str, dict[str, Any]]] | None = (
+            [] if request.logprobs and request.states_logprobs else None
+        )
         self._ended = False
 
     @property
@@ -273,7 +281,7 @@ class PlainReply:
         if event.logprobs is not None:
             for token_id, logprob in zip(event.ids[:count], event.logprobs, strict=False):
                 self._cumulative += logprob.logprob
-                if self.request.logprobs:
+                if self._logprobs is not None:
                     self._logprobs.append(self._describe(token_id, logprob))
         return self._stopped
 
@@ -321,7 +329,9 @@ class PlainReply:
             tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
         if request.num_output_tokens:
             tensors[names.NUM_OUTPUT_TOKENS] = np.array([self._new_tokens], dtype=np.uint32)
-        self._pieces, self._new_tokens, self._logprobs = [], 0, []
+        self._pieces, self._new_tokens = [], 0
+        if self._logprobs is not None:
+            self._logprobs = []
         return tensors
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:

@@ -93,6 +93,16 @@ def test_the_optional_outputs(harness: Harness) -> None:
     ]
 
 
+def test_logprobs_that_the_sampling_parameters_do_not_ask_for_are_null(harness: Harness) -> None:
+    """As vLLM's backend has it, also where the sum is wanted and so known."""
+    for more in ({}, {"return_cumulative_logprob": True}):
+        job, responder = ask(harness, return_logprobs=True, **more)
+        harness.speak(job, "c")
+        harness.finish(job, FinishReason.STOP)
+        responder.wait_final()
+        assert json.loads(responder.sent[-1][names.LOGPROBS][0]) is None
+
+
 def test_a_stop_string_ends_the_text_before_it(harness: Harness) -> None:
     job, responder = ask(harness, stream=True, sampling_parameters='{"stop": "X"}')
     harness.speak(job, "cdXef")
@@ -158,6 +168,9 @@ def test_parameters_of_the_request_count_when_there_is_no_json() -> None:
 
 def test_neutral_vllm_parameters_are_accepted() -> None:
     parse(sampling_parameters='{"n": 1, "best_of": "1", "length_penalty": 1.0, "min_p": null}')
+    parse(sampling_parameters='{"detokenize": true, "stop_token_ids": [], "bad_words": []}')
+    with pytest.raises(InvalidCall, match="stop_token_ids"):
+        parse(sampling_parameters='{"stop_token_ids": [3]}')
     with pytest.raises(InvalidCall, match="length_penalty"):
         parse(sampling_parameters='{"length_penalty": 0.5}')
 
