@@ -6,8 +6,11 @@ sent as the prompt. A worker's random numbers come from seed and position in the
 text stage decodes what it generates as the continuation of a prompt, so nothing is lost, repeated
 or drawn differently.
 
-Both cost work a second time. So they draw on a budget, a share of what is offered, and are not
-attempted when the deadline could not be kept any more (DL-12).
+Both cost work a second time, and are not attempted when the deadline could not be kept any more
+(DL-12). Those that have not begun draw on a budget, a share of what is offered, lest a fault that
+follows the requests keeps the service busy. A text that has begun does not: there are no more of
+them than an instance has slots, its client has read half of it, and it waits for a slot by its
+urgency like everybody.
 """
 
 import random
@@ -48,7 +51,8 @@ class RetryRules:
     """What an operator allows."""
 
     share: float = 0.1
-    """Second tries over requests offered, in the long run."""
+    """Second tries of what had not begun over requests offered, in the long run; with 0 there are
+    none of what had begun either."""
     burst: float = 10.0
     attempts: int = 3
     """Sent so often in all."""
@@ -156,7 +160,8 @@ class Retrier:
         if denial is not None:
             self.denied[denial] += not elsewhere  # what is not lost yet is asked for again
             return None
-        self.budget.spend()
+        if not task.completion_tokens:
+            self.budget.spend()
         self.granted["continue" if task.completion_tokens else "retry"] += 1
         return Again(delay_s)
 
@@ -171,6 +176,8 @@ class Retrier:
             return Denial.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return Denial.DEADLINE
+        if task.completion_tokens and self._rules.share:
+            return None
         return Denial.BUDGET if self.budget.is_empty else None
 
     def _text_can_go_on(self, task: Task, failed: str, ready: Sequence[Instance]) -> bool:

@@ -143,7 +143,8 @@ class Settings(BaseSettings):
 
     # second tries (OR-10)
     retry_share: float = Field(default=0.1, ge=0, le=1)
-    """Jobs sent again, over requests offered; 0 sends none again."""
+    """Jobs sent again before they began, over requests offered; 0 sends none again, begun or not.
+    """
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Jobs given a rival when their first token is late, over requests offered; 0 gives none."""
     attempts: int = Field(default=3, ge=1, le=10)
