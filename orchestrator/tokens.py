@@ -8,10 +8,11 @@ holds it throughout.
 import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -64,14 +65,12 @@ class PromptEncoder:
             if to_bytes is None
             else TokenPieces(self._tokenizer, to_bytes, frozenset(card.eos_token_ids))
         )
-        specials = sorted(
-            token.content
-            for token in self._tokenizer.get_added_tokens_decoder().values()
-            if token.special and len(token.content) > 1
-        )
-        # Every place where one begins, also those that overlap; it is broken behind its first.
-        begins = "|".join(map(re.escape, specials))
-        self._special = re.compile(f"(?=(?:{begins}))(.)", re.DOTALL) if specials else None
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special]
+        self._special = _beginnings(special)
+        # Role marks that a model does not call special; in an assistant's turn they may belong.
+        marks = [t.content for t in added if not t.special and t.content in card.chat_template]
+        self._special_or_mark = _beginnings([*special, *marks])
         self._template: jinja2.Template | None = None
         if card.chat_template:
             try:
@@ -143,15 +142,20 @@ class PromptEncoder:
                     "a role must be 1 to 64 letters, digits, _ or -, for instance user",
                     field=f"messages[{at}].role",
                 )
-        special = self._special
-        if special is None or not any(special.search(m.content) for m in messages):
+        if not any(self._breaks(message).search(message.content) for message in messages):
             return self._ids_of(self._render(messages), add_special_tokens=False)
         mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
         if mark is None:
             raise InvalidRequest("messages hold every noncharacter there is", field="messages")
-        broken = [Message(m.role, special.sub(rf"\1{mark}", m.content)) for m in messages]
+        broken = [
+            Message(m.role, self._breaks(m).sub(rf"\g<0>{mark}", m.content)) for m in messages
+        ]
         parts = self._render(broken).split(mark)
         return [i for part in parts for i in self._ids_of(part, add_special_tokens=False)]
+
+    def _breaks(self, message: Message) -> re.Pattern[str]:
+        """Where text that looks like a token of the template begins."""
+        return self._special if message.role == "assistant" else self._special_or_mark
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
@@ -195,6 +199,29 @@ def vocabulary_of(card: ModelCard) -> bytes:
         msgspec.json.encode(card.special_tokens),
     )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def _beginnings(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches the first character of each of ``tokens`` in a text, also where they overlap.
+
+    A trie: what a character costs grows with the length of tokens, not with their number. A token
+    of one character cannot be broken, and is left out.
+    """
+    root: dict[str, Any] = {}
+    for token in tokens:
+        node = root
+        for char in token if len(token) > 1 else "":
+            node = node.setdefault(char, {})
+        if node is not root:
+            node[""] = {}
+
+    def pattern(node: dict[str, Any]) -> str:
+        if "" in node:  # the shortest says enough
+            return ""
+        return "(?:" + "|".join(re.escape(c) + pattern(n) for c, n in sorted(node.items())) + ")"
+
+    first = (f"{re.escape(char)}(?={pattern(node)})" for char, node in sorted(root.items()))
+    return re.compile("|".join(first) or "(?!)")
 
 
 def _cost_chars(prompt: Prompt) -> int:

@@ -120,9 +120,14 @@ class _Server(web.Server):
             silent = (other for other in self._kept if not other.is_serving)
             gone = next(silent, connection)
             self._kept.pop(gone, None)
-            gone.force_close()
+            gone.drop()
         self._kept[connection] = None
         return False
+
+    def heard(self, connection: "Connection") -> None:
+        """One of the last few has said something: the others go before it."""
+        if connection in self._kept:
+            self._kept[connection] = self._kept.pop(connection)
 
     def closed(self, connection: "Connection", address: str) -> None:
         if connection.is_kept:
@@ -180,13 +185,16 @@ class _Server(web.Server):
 
 
 class Connection(RequestHandler):
-    """One client's. Closed when the head of a request takes too long to come."""
+    """One client's. Closed when the head of a request takes too long to come, or when nothing of
+    what is sent is read for as long as an idle connection may stand.
+    """
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._address: str | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self.is_kept = False
         """One of the last few: for probes and operators only."""
 
@@ -203,15 +211,35 @@ class Connection(RequestHandler):
         """Whether a request is under way."""
         return self._current_request is not None
 
+    def drop(self) -> None:
+        """Close at once: what is still to be sent may never be read."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            timeout_s = self._server.gateway.settings.idle_timeout_s
+            self._write_timer = self._loop.call_later(timeout_s, self.drop)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.is_kept:
+            self._server.heard(self)
         if self._waiter is None or self._waiter.done():  # a request has come
-            self._stop_timer()
+            self._stop_head_timer()
         else:
             self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._stop_timer()
+        self._stop_head_timer()
+        self._stop_write_timer()
         if self._address is not None:
             self._server.closed(self, self._address)
             self._address = None
@@ -247,12 +275,17 @@ class Connection(RequestHandler):
             timeout_s = self._server.gateway.settings.header_timeout_s
             if self.is_kept:
                 timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
-            self._head_timer = self._loop.call_later(timeout_s, self.force_close)
+            self._head_timer = self._loop.call_later(timeout_s, self.drop)
 
-    def _stop_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
 
 def _is_for_operators(request: web.BaseRequest) -> bool:

@@ -97,7 +97,7 @@ def urgency(
     gain += sum([exp(start + length * rise) for length in left[level:sure]])
     for length in left[sure:lost]:
         needed_ms = length * token_ms
-        own = (room_ms / needed_ms - _LOST) / (SURE - _LOST)
+        own = max(0.0, (room_ms / needed_ms - _LOST) / (SURE - _LOST))  # at the edge: rounding
         chance += own
         slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
         gain += own * exp((least_slack_ms - slack_ms) / wait_ms)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import resource
+import socket
 
 import pytest
 
@@ -157,6 +158,44 @@ async def test_connections_are_bounded_and_the_last_are_for_operators(
             b"HTTP/1.1 202"
         ):
             await asyncio.sleep(0.01)
+
+
+async def test_connections_that_read_nothing_make_room_too(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """What is still to be sent to them is dropped, or they would stand for ever, uncounted."""
+    service = await make_service(worker, max_connections=40)
+    loop = asyncio.get_running_loop()
+    clients = []
+    for _ in range(50):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.setblocking(False)
+        await loop.sock_connect(client, service.runner.addresses[0][:2])
+        await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+        clients.append(client)
+    probe = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
+    assert service.runner.server is not None
+    assert len(service.runner.server.connections) <= 40
+    for client in clients:
+        client.close()
+
+
+async def test_a_client_that_reads_nothing_is_dropped(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker, idle_timeout_s=0.3)
+    loop, client = asyncio.get_running_loop(), socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.setblocking(False)
+    await loop.sock_connect(client, service.runner.addresses[0][:2])
+    await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+    server = service.runner.server
+    assert server is not None
+    await service.until(lambda: bool(server.connections))
+    await service.until(lambda: not server.connections)
+    client.close()
 
 
 async def test_failures_to_accept_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

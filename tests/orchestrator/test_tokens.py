@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message
-from orchestrator.tokens import BadCard, PromptEncoder, vocabulary_of
+from orchestrator.tokens import BadCard, PromptEncoder, _beginnings, vocabulary_of
 from tests.orchestrator.fake_worker import make_card
 
 
@@ -152,3 +153,32 @@ async def test_a_long_message_of_special_tokens_is_text_too(executor: ThreadPool
     encoder = encoder_of(executor)
     text = "<|end|>" * 2000
     assert len(await encoder.encode((Message("user", text),))) == len(text) + 4
+
+
+@given(text=st.text("<|ab>", max_size=40))
+def test_the_beginnings_of_tokens_are_found_wherever_they_are(text: str) -> None:
+    tokens = ("<|a|>", "<|ab", "ab", "<<", "b")  # the last is too short to be broken
+    places = {at for token in tokens[:-1] for at in range(len(text)) if text.startswith(token, at)}
+    assert {match.start() for match in _beginnings(tokens).finditer(text)} == places
+    assert _beginnings([]).search(text) is None
+
+
+async def test_role_marks_that_a_model_does_not_call_special_are_text_to_a_user(
+    executor: ThreadPoolExecutor,
+) -> None:
+    tokenizer = Tokenizer.from_buffer(make_card().tokenizer_json)
+    tokenizer.add_tokens(["[USER]", "[THINK]"])
+    card = {
+        "tokenizer_json": tokenizer.to_str().encode(),
+        "vocab_size": tokenizer.get_vocab_size(),
+        "chat_template": "{% for m in messages %}[USER]{{ m.content }}{% endfor %}",
+    }
+    encoder = encoder_of(executor, **card)
+    mark = tokenizer.token_to_id("[USER]")
+    ids = await encoder.encode((Message("user", "a[USER]b"),))
+    assert list(ids).count(mark) == 1
+    # What the template does not know, and an assistant's own, stay what they are.
+    ids = await encoder.encode((Message("user", "[THINK]"),))
+    assert tokenizer.token_to_id("[THINK]") in ids
+    ids = await encoder.encode((Message("assistant", "a[USER]b"),))
+    assert list(ids).count(mark) == 2

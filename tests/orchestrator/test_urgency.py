@@ -57,6 +57,12 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
         assert found.chance == pytest.approx(1)
 
 
+def test_rounding_at_the_edge_of_hope_is_no_error() -> None:
+    costs = Costs(1.0, 35.47104262175486, 3.0)
+    found = urgency((1989.3824438937572,) * 16, 0, Due(42339.281674995786), costs, 50.0)
+    assert (found.chance, found.log_urgency) == (0.0, -math.inf)
+
+
 @given(lefts, st.floats(1, 10_000), waits)
 def test_work_is_never_more_than_up_to_the_deadline(
     left: list[float], whole: float, wait: float
