@@ -142,9 +142,11 @@ class Dispatcher:
                 self._start(now)
             if paused := self._make_room(now):
                 try:  # those for whom there is room now, before those who made it
+                    self._placer.refresh()
                     self._start(now)
                 finally:
                     self._queue_paused(paused, now)
+                self._placer.refresh()
                 self._start(now)
             self._outlook.has_room()
         except Exception:
@@ -161,8 +163,8 @@ class Dispatcher:
                 self._queue.push(task)
 
     def _start(self, now: float) -> None:
+        """Whoever has somewhere to go, as of the placer's last ``refresh``."""
         placer = self._placer
-        placer.refresh()
         blocked: set[Spec] = set()
         passes = POLICY_PASSES
         has_room = placer.has_room

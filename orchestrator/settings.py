@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(default=20.0, gt=0)
     """And this long to send a request's head, from its first byte on."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
-    """A connection without a request is closed after this."""
+    """A connection without a request is closed after this, and one that reads nothing."""
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
