@@ -108,6 +108,11 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
+    max_encoding_bytes: int = Field(default=64 * 2**20, ge=2**20)
+    """Prompts that wait to become tokens, all together."""
+    special_tokens_in_prompts: bool = False
+    """What looks like a special token in a plain prompt (``/v1/completions``, ``prompt``) is one,
+    for clients that render chat templates themselves. In chats it never is."""
     max_connections: int = Field(default=4096, ge=32)
     """Open at a time; fewer where the process may not open so many files. Three quarters of them
     may come from one address, and the last 16 are for health checks and operators."""
