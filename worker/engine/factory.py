@@ -119,7 +119,11 @@ def _build(
     )
     path = settings.model_path
     with phases.timed("tokenizer"):
-        tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
+        tokenizer = Tokenizer.from_directory(
+            path,
+            config.eos_token_ids,
+            special_in_prompts=settings.special_tokens_in_prompts,
+        )
     eos = config.eos_token_ids or _optional(tokenizer.eos_token_id)
     if settings.engine == "torch":
         # Here, so that a synthetic engine starts without torch.
