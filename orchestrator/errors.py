@@ -145,7 +145,7 @@ class Unauthenticated(TidegateError):
 
 
 class Forbidden(TidegateError):
-    """The token is known, but it may not do this."""
+    """It is known who asks, or from where; they may not do this."""
 
     status = 403
     code = Code.FORBIDDEN

@@ -36,9 +36,11 @@ from worker.environment import unknown_variables
 ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 CONFIG_FILE = "tidegate.toml"
+ANY_ORIGIN = "*"
 _OTHER_VARIABLES = (CONFIG_VARIABLE, "TIDEGATE_HOME", "TIDEGATE_TRITON", "TIDEGATE_WORKER_")
 """Read by the launcher and by workers."""
 _NOTHINGS_DIGEST = hashlib.sha256(b"").hexdigest()
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -120,6 +122,15 @@ class Settings(BaseSettings):
     """And this long to send a request's head, from its first byte on."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection without a request is closed after this, and one that reads nothing."""
+
+    # web pages
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names other than loopback's that requests without a key may call us by in ``Host``,
+    comma-separated; ``*``: any. Looked at only while there is no key at all."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
+    cors_credentials: bool = False
+    """Their browsers may send cookies too, for a proxy in front that looks at them."""
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
@@ -241,9 +252,9 @@ class Settings(BaseSettings):
         file = Path(os.environ.get(CONFIG_VARIABLE, CONFIG_FILE))
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
 
-    @field_validator("instances", mode="before")
+    @field_validator("instances", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
-    def _split_instances(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
@@ -257,6 +268,24 @@ class Settings(BaseSettings):
             raise ValueError("an instance is named twice")
         for entry in value:
             check_entry(entry)
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if "/" in host or (host != "*" and "*" in host):
+                raise ValueError(f"expected a host such as llm.example, or *, got {host}")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"expected scheme://host[:port] without a path, or *, got {origin}"
+                )
         return value
 
     @field_validator("placement_policy")
@@ -290,6 +319,10 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
+            )
+        if self.cors_credentials and ANY_ORIGIN in self.cors_origins:
+            raise ValueError(
+                "cors_credentials: not together with cors_origins = *; name the origins"
             )
         if self.suspect_after_s > self.down_after_s:
             raise ValueError("suspect_after_s: must not be above down_after_s")

@@ -25,12 +25,13 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     """The request's body as ``decoder``'s type. Raises ``InvalidRequest`` or a kind of it."""
-    if request.content_type not in ("application/json", "application/octet-stream") and not (
-        request.content_type.endswith("+json")
-    ):
-        # aiohttp reports a missing header as application/octet-stream
+    if request.content_type != "application/json" and not request.content_type.endswith("+json"):
+        # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
+        # aiohttp reports a missing header as application/octet-stream.
+        got = request.content_type if "Content-Type" in request.headers else "none"
         raise UnsupportedMediaType(
-            f"expected Content-Type: application/json, got {request.content_type}",
+            f"expected Content-Type: application/json, got {got}; "
+            "with curl add -H 'Content-Type: application/json'",
             field="Content-Type",
         )
     for encoding in request.headers.getall("Content-Encoding", ()):

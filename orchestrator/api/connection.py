@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from orchestrator.api.browsers import Browsers
 from orchestrator.api.context import (
     CORRELATION_HEADER,
     GATEWAY,
@@ -96,6 +97,7 @@ class _Server(web.Server):
             **made._kwargs,
         )
         self.gateway = gateway
+        self._browsers = Browsers(gateway.settings)
         self._most = gateway.settings.max_connections
         self._by_address: Counter[str] = Counter()
         self._kept: dict[Connection, None] = {}
@@ -172,7 +174,9 @@ class _Server(web.Server):
             assert isinstance(connection, Connection)
             if connection.is_kept and not _is_for_operators(request):
                 error = NoCapacity("too many connections are open", retry_after_ms=1000.0)
-                return self.refused(error, new_context(request, self.gateway.clock))
+                response = self.refused(error, new_context(request, self.gateway.clock))
+                response.headers.update(self._browsers.headers(request.headers))
+                return response
             try:
                 return await handle(request)
             except web.HTTPException as error:
