@@ -8,6 +8,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from orchestrator.api import health, instances, native, openai
+from orchestrator.api.body import LARGE_BODIES, LargeBodies
 from orchestrator.api.browsers import Browsers
 from orchestrator.api.connection import Runner
 from orchestrator.api.context import (
@@ -51,8 +52,10 @@ def build_app(gateway: Gateway) -> web.Application:
     app[GATEWAY] = gateway
     app[AUTH] = Authenticator(keys_of(settings))
     app[BROWSERS] = Browsers(settings)
+    app[LARGE_BODIES] = LargeBodies()
     app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
     app.on_response_prepare.append(_name_response)
+    app.on_cleanup.append(_close)
     return app
 
 
@@ -112,6 +115,10 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
     if isinstance(error, web.HTTPNotFound):
         return NotFound(f"there is nothing at {request.path[:256]}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
+
+
+async def _close(app: web.Application) -> None:
+    app[LARGE_BODIES].close()
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.body import read_body
+from orchestrator.api.body import of_body, read_body
 from orchestrator.api.context import (
     CONTEXT,
     GATEWAY,
@@ -25,8 +25,8 @@ from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt,
 from worker.protocol import InvalidSampling, OnDeadline, Sampling, read_logit_bias
 
 
-class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a chat."""
+class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: str
     content: str
@@ -106,7 +106,8 @@ async def submit(request: web.Request) -> web.Response:
         session_id=wishes.session_id,
         placement=wishes.placement,
     )
-    task = await gateway.submit(job, _prompt(body))
+    prompt = await of_body(request, lambda: _prompt(body))
+    task = await gateway.submit(job, prompt)
     answer = {
         "task_id": task.id,
         "status": _status(task),

@@ -28,14 +28,14 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Unused = None
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
     """The only kind of content part that is served."""
 
     text: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a chat."""
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
