@@ -97,6 +97,11 @@ class EventStream:
         else:
             self.dropped += 1
 
+    def probe(self) -> None:
+        """Write a comment, unless the client is behind: then what it has not read is a probe."""
+        if self._direct:
+            self.send(_KEEP_ALIVE)
+
     def finish(self, data: bytes = b"") -> None:
         """Write the last events, then end the response."""
         self.send(data)
@@ -137,6 +142,7 @@ class EventStream:
             raise ConnectionResetError("the client is gone")
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._transport = transport
+        self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
             socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._limits.kernel_bytes)
@@ -187,3 +193,7 @@ class EventStream:
                 del self._backlog[:_PIECE]
                 await response.write(piece)
         raise TimeoutError
+
+
+STREAM = web.RequestKey("stream", EventStream)
+"""Of a request that is being answered with one."""
