@@ -286,6 +286,13 @@ class Gateway:
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self._end(task, aborted(AbortCause.DISCONNECT))
 
+    def reads(self, task: Task, does: bool) -> None:
+        """Whether the task's client keeps up with what is sent. One that does not keeps its slot
+        only while nobody else wants it (OR-11), unless its work is to go on without it anyway.
+        """
+        if task.job.on_disconnect is OnDisconnect.CANCEL:
+            self._dispatcher.reads(task, does)
+
     def queue_position(self, task: Task) -> int:
         """How many tasks start before this one; 0 once it has started."""
         return self.queue.position(task) or 0

@@ -218,10 +218,13 @@ class Settings(BaseSettings):
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
-    slow_client_kernel_bytes: int = Field(default=2**18, ge=4096)
+    slow_client_kernel_bytes: int = Field(default=2**15, ge=4096)
     """Beyond that, the kernel holds at most about this much for it."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
+    slow_client_pause_s: float = Field(default=0.5, gt=0)
+    """After being behind for this long its job may be paused for others that wait (``pause``), and
+    then goes on once it has read what there is."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
     """A stream that has begun carries a comment after so much silence; 0: never."""
     metrics_event_ms: float = Field(default=1000.0, ge=0)

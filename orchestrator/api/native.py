@@ -162,11 +162,19 @@ async def events(request: web.Request) -> web.StreamResponse:
     metrics_s = gateway.settings.metrics_event_ms / 1000
     follower = TaskEvents(stream, after, gateway.clock, metrics_every_s=metrics_s)
     past = follower.past(task, gateway.queue_position(task))
+
+    def tell() -> None:
+        gateway.reads(task, not all(other.is_behind for other in _followers(task)))
+
+    stream.on_behind = tell
+    gateway.reads(task, True)
     try:
         return await stream.run(past)
     finally:
         task.unlisten(follower)
-        if task.ending is None and not _followers(task):
+        if _followers(task):
+            tell()
+        elif task.ending is None:
             gateway.disconnected(task, too_slow=stream.too_slow)
 
 
@@ -214,6 +222,7 @@ def stream_limits(gateway: Gateway) -> StreamLimits:
         timeout_s=gateway.settings.slow_client_timeout_s,
         kernel_bytes=gateway.settings.slow_client_kernel_bytes,
         keepalive_s=gateway.settings.sse_keepalive_s or None,
+        behind_s=gateway.settings.slow_client_pause_s,
     )
 
 
@@ -253,5 +262,5 @@ def _status(task: Task) -> str:
     return "running" if task.stage is Stage.RUNNING else "queued"
 
 
-def _followers(task: Task) -> bool:
-    return any(isinstance(listener, TaskEvents) for listener in task.listeners)
+def _followers(task: Task) -> list[TaskEvents]:
+    return [listener for listener in task.listeners if isinstance(listener, TaskEvents)]

@@ -96,6 +96,7 @@ async def _stream(
         with_usage=with_usage,
     )
     task = await gateway.submit(job, prompt, [chunks])
+    stream.on_behind = lambda: gateway.reads(task, not stream.is_behind)
     try:
         return await stream.run()
     finally:

@@ -133,7 +133,9 @@ class Forecaster:
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
-        task.is_background = found.chance < BACKGROUND_CHANCE and not task.refusal_sample
+        task.is_background = task.is_unread or (
+            found.chance < BACKGROUND_CHANCE and not task.refusal_sample
+        )
         task.rank = self._rank(found, task, now)
         task.last_chance = self._last_chance(task, self._pace_of(task.model, now).capacity)
 
