@@ -385,6 +385,8 @@ class Connection(RequestHandler):
         context = new_context(request, self._server.gateway.clock)
         if status < 500:
             return self._server.malformed(exc, context)
+        if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
+            raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
             raise ConnectionError("the response broke off")

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import socket
+import struct
 
 import pytest
 
@@ -127,6 +129,36 @@ async def test_a_request_that_is_cut_off_gets_no_answer(service: Service) -> Non
         client.shutdown(socket.SHUT_WR)
         assert await read_all(client) == b""
     assert service.outcomes() == []
+
+
+async def test_wp1_a_hang_up_after_an_expected_continue_is_noticed(
+    service: Service, worker: FakeWorker
+) -> None:
+    """As curl sends a large body. The interim answer is not the beginning of the answer."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    request = ask(CHAT).replace(b"Host:", b"Expect: 100-continue\r\nHost:", 1)
+    client = await connect(service, request)
+    await worker.until(lambda: worker.running == 1)
+    client.close()
+    await worker.until(lambda: not worker.running)
+
+
+async def test_a_client_gone_before_its_expected_continue_is_no_error(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    head = ask(CHAT).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
+    for _ in range(5):
+        client = await connect(service, head)
+        linger = struct.pack("ii", 1, 0)  # reset instead of an orderly end
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        client.close()
+    server = service.runner.server
+    assert server is not None
+    async with service.http.get("/health/live") as response:
+        assert response.status == 200
+    await service.until(lambda: len(server.connections) <= 1)
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
 async def test_http_1_0_knows_no_interim_answer_so_its_end_is_a_hang_up(
