@@ -1,6 +1,6 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -22,7 +22,7 @@ from orchestrator.gateway import Gateway
 from orchestrator.store import no_such_task
 from orchestrator.stream import EventStream, StreamLimits
 from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
-from worker.protocol import InvalidSampling, OnDeadline, Sampling, read_logit_bias
+from worker.protocol import MAX_LOGIT_BIASES, InvalidSampling, OnDeadline, Sampling, read_logit_bias
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -52,7 +52,7 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = msgspec.Raw(b"null")
     deadline_ms: float | None = None
     first_token_ms: float | None = None
     token_gap_ms: float | None = None
@@ -209,9 +209,21 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def logit_biases(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+_bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
+_MOST_BIAS_BYTES = 64 * 1024
+"""As many as there may be take less; many more take long to decode."""
+
+
+def logit_biases(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
+    if len(memoryview(stated)) > _MOST_BIAS_BYTES:
+        raise InvalidRequest(
+            f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens", field="logit_bias"
+        )
     try:
-        return read_logit_bias(stated)
+        return read_logit_bias(_bias_decoder.decode(stated))
+    except msgspec.ValidationError as error:
+        wrong = str(error).partition(" - at ")[0]
+        raise InvalidRequest(f"logit_bias: {wrong}", field="logit_bias") from None
     except InvalidSampling as error:
         raise InvalidRequest(str(error), field=error.field) from None
 

@@ -17,15 +17,18 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.task import Message, OnDisconnect, Priority, Prompt
 from worker.protocol import OnDeadline, Sampling
 
-Unused = Any
-"""Accepted and ignored: it changes nothing about the answer."""
+NULL = msgspec.Raw(b"null")
+Unused = msgspec.Raw
+"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+_MOST_LOOKED_AT = 256
+"""Bytes of a field of which one value is served; that one is short."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
     include_usage: bool = False
-    include_obfuscation: Unused = None
+    include_obfuscation: Unused = NULL
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
@@ -58,7 +61,7 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = NULL
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -82,13 +85,13 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     n: int | None = None
 
     # harmless
-    user: Unused = None
-    metadata: Unused = None
-    store: Unused = None
-    service_tier: Unused = None
-    safety_identifier: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_retention: Unused = None
+    user: Unused = NULL
+    metadata: Unused = NULL
+    store: Unused = NULL
+    service_tier: Unused = NULL
+    safety_identifier: Unused = NULL
+    prompt_cache_key: Unused = NULL
+    prompt_cache_retention: Unused = NULL
 
     def token_limit(self) -> int | None:
         return self.max_tokens
@@ -103,6 +106,8 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
         for field, (fits, expected) in _ONLY.items():
             value = getattr(self, field, None)
+            if isinstance(value, msgspec.Raw):
+                value = _short(value)
             if value is not None and not fits(value):
                 raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
         if self.stream_options is not None and not self.stream:
@@ -135,18 +140,18 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tools: list[Unused] | None = None
-    tool_choice: Unused = None
-    parallel_tool_calls: Unused = None
-    functions: list[Unused] | None = None
-    function_call: Unused = None
-    response_format: Unused = None
+    tools: Unused = NULL
+    tool_choice: Unused = NULL
+    parallel_tool_calls: Unused = NULL
+    functions: Unused = NULL
+    function_call: Unused = NULL
+    response_format: Unused = NULL
     modalities: list[str] | None = None
-    audio: Unused = None
-    prediction: Unused = None
-    reasoning_effort: Unused = None
-    verbosity: Unused = None
-    web_search_options: Unused = None
+    audio: Unused = NULL
+    prediction: Unused = NULL
+    reasoning_effort: Unused = NULL
+    verbosity: Unused = NULL
+    web_search_options: Unused = NULL
 
     def token_limit(self) -> int | None:
         if self.max_completion_tokens is None:
@@ -196,6 +201,11 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
             "one prompt per request is served: a string, a list with one string, or token ids",
             field="prompt",
         )
+
+
+def _short(value: msgspec.Raw) -> object:
+    """What JSON stands for; just something, where it is long."""
+    return msgspec.json.decode(value) if len(memoryview(value)) <= _MOST_LOOKED_AT else ...
 
 
 def _message(message: ChatMessage) -> Message:

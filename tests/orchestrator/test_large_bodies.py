@@ -6,13 +6,21 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator.api import body as bodies
 from orchestrator.api import native
 from orchestrator.api.body import LargeBodies
-from orchestrator.api.native import TaskMessage
-from orchestrator.api.openai_types import ChatMessage, TextPart
+from orchestrator.api.native import TaskMessage, TaskRequest
+from orchestrator.api.openai_types import (
+    _ONLY,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    TextPart,
+)
+from orchestrator.errors import InvalidRequest
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.fake_worker import FakeWorker
 
@@ -90,3 +98,30 @@ def test_messages_are_not_the_collectors() -> None:
     """It would go through hundreds of thousands of them, for three quarters of the decoding."""
     for kind in (TaskMessage, ChatMessage, TextPart):
         assert kind.__struct_config__.gc is False
+
+
+def test_what_is_ignored_is_not_decoded() -> None:
+    """A million empty lists would take half a second, under the interpreter lock."""
+    many = msgspec.Raw(b"[" + b"[]," * 1000 + b"[]]")
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    ignored = [
+        field.name
+        for field in msgspec.structs.fields(ChatRequest)
+        if field.type is msgspec.Raw and field.name not in {*_ONLY, "logit_bias"}
+    ]
+    assert {"metadata", "user", "store", "reasoning_effort"} <= set(ignored)
+    request = msgspec.json.decode(
+        msgspec.json.encode(body | dict.fromkeys(ignored, many)), type=ChatRequest
+    )
+    request.refuse_unsupported()
+    assert isinstance(request.metadata, msgspec.Raw)
+    for field in ("tools", "response_format", "tool_choice"):
+        request = msgspec.json.decode(msgspec.json.encode(body | {field: many}), type=ChatRequest)
+        with pytest.raises(InvalidRequest, match=field):
+            request.refuse_unsupported()
+
+
+def test_no_field_may_be_anything() -> None:
+    for body in (ChatRequest, CompletionRequest, TaskRequest):
+        for field in msgspec.structs.fields(body):
+            assert "Any" not in str(field.type), field.name

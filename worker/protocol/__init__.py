@@ -33,9 +33,15 @@ from worker.protocol.messages import (
     encode,
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
-from worker.protocol.sampling import InvalidSampling, Sampling, read_logit_bias
+from worker.protocol.sampling import (
+    MAX_LOGIT_BIASES,
+    InvalidSampling,
+    Sampling,
+    read_logit_bias,
+)
 
 __all__ = [
+    "MAX_LOGIT_BIASES",
     "PROTOCOL_VERSION",
     "AbortCause",
     "CacheReport",
