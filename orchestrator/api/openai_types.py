@@ -195,12 +195,13 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
             prompt = prompt[0]
         if isinstance(prompt, str):
             return prompt
-        if all(isinstance(part, int) for part in prompt):
-            return tuple(prompt)
-        raise InvalidRequest(
-            "one prompt per request is served: a string, a list with one string, or token ids",
-            field="prompt",
-        )
+        try:  # a loop of ours over as many as fit a body would take far longer
+            return msgspec.convert(prompt, tuple[int, ...])
+        except msgspec.ValidationError:
+            raise InvalidRequest(
+                "one prompt per request is served: a string, a list with one string, or token ids",
+                field="prompt",
+            ) from None
 
 
 def _short(value: msgspec.Raw) -> object:
