@@ -1,11 +1,13 @@
 """JSON bodies: read within bounds, decoded to a type, with errors that name what was wrong."""
 
 import asyncio
+import heapq
 import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from itertools import count
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -30,7 +32,7 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 
 
 class LargeBodies:
-    """Turns large bodies into requests on a thread, one after the other.
+    """Turns large bodies into requests on a thread, one after the other, the smallest first.
 
     The decoder holds the interpreter lock throughout, for some 10 ms a megabyte, so the thread
     rests after each as long as it took: between two of them everybody else has a turn.
@@ -38,14 +40,43 @@ class LargeBodies:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tidegate-bodies")
+        self._waiting: list[tuple[int, int, asyncio.Event]] = []
+        self._numbers = count()
+        self._is_busy = False
         self._rests_until = 0.0
 
-    async def work(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._work, call)
+    async def work(self, call: Callable[[], T], size: int) -> T:
+        """What ``call`` returns or raises. ``size`` is the body's, in bytes."""
+        if self._is_busy:
+            turn = asyncio.Event()
+            heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+            try:
+                await turn.wait()
+            except asyncio.CancelledError:
+                if turn.is_set():
+                    self._next()
+                else:
+                    self._waiting = [entry for entry in self._waiting if entry[2] is not turn]
+                    heapq.heapify(self._waiting)
+                raise
+        self._is_busy = True
+        work = asyncio.get_running_loop().run_in_executor(self._executor, self._work, call)
+        work.add_done_callback(self._done)
+        return await asyncio.shield(work)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, work: "asyncio.Future[Any]") -> None:
+        if not work.cancelled():
+            work.exception()  # whoever asked may be gone, and it is no news then
+        self._next()
+
+    def _next(self) -> None:
+        """Give the thread to the next one."""
+        self._is_busy = bool(self._waiting)
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].set()
 
     def _work(self, call: Callable[[], T]) -> T:
         began = time.monotonic()
@@ -85,9 +116,10 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
 
 async def of_body(request: web.Request, call: Callable[[], T]) -> T:
     """What ``call`` makes of a body that has been read: at once, or aside for a large one."""
-    if len(await request.read()) <= INLINE_BYTES:
+    size = len(await request.read())
+    if size <= INLINE_BYTES:
         return call()
-    return await request.app[LARGE_BODIES].work(call)
+    return await request.app[LARGE_BODIES].work(call, size)
 
 
 async def _read(request: web.Request) -> bytes:

@@ -94,6 +94,27 @@ def test_the_thread_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) 
     large.close()
 
 
+async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() -> None:
+    large, release, log = LargeBodies(), threading.Event(), list[int]()
+    first = asyncio.create_task(large.work(lambda: release.wait(20), 1))
+    await asyncio.sleep(0)
+    waiting = {
+        size: asyncio.create_task(large.work(lambda size=size: log.append(size), size))  # type: ignore[misc]
+        for size in (30, 10, 40, 20)
+    }
+    await asyncio.sleep(0)
+    waiting[20].cancel()
+    await asyncio.sleep(0)
+    first.cancel()  # its thread goes on, and the others still wait for it
+    await asyncio.sleep(0)
+    assert not log
+    release.set()
+    await asyncio.gather(*(waiting[size] for size in (10, 30, 40)))
+    assert log == [10, 30, 40]
+    assert not large._is_busy
+    large.close()
+
+
 def test_messages_are_not_the_collectors() -> None:
     """It would go through hundreds of thousands of them, for three quarters of the decoding."""
     for kind in (TaskMessage, ChatMessage, TextPart):
