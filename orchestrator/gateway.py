@@ -74,6 +74,7 @@ class Gateway:
             max_tasks=settings.keep_tasks,
             max_age_s=settings.keep_tasks_s,
             max_tokens=settings.keep_tokens,
+            max_bytes=settings.keep_bytes,
         )
         self._rng = rng
         # One thread more than encode: a card's tokenizer is made ready there too.

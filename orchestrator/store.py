@@ -13,16 +13,23 @@ def no_such_task(task_id: str) -> NotFound:
 
 
 class TaskStore:
-    """Tasks by id. An ended one is forgotten by count, by age, or when too many tokens are kept."""
+    """Tasks by id. An ended one is forgotten by count, by age, or when what is kept of all comes to
+    too many tokens or bytes (``Task.kept_bytes``)."""
 
-    def __init__(self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int) -> None:
+    def __init__(
+        self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int, max_bytes: int
+    ) -> None:
         self._clock = clock
         self._max_tasks = max_tasks
         self._max_age_s = max_age_s
         self._max_tokens = max_tokens
+        self._max_bytes = max_bytes
         self._running: dict[str, Task] = {}
         self._ended: OrderedDict[str, Task] = OrderedDict()
+        self._bytes: dict[str, int] = {}
+        """Of each that has ended."""
         self._tokens = 0
+        self._total_bytes = 0
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
@@ -49,14 +56,18 @@ class TaskStore:
             if (
                 len(self._ended) <= self._max_tasks
                 and self._tokens <= self._max_tokens
+                and self._total_bytes <= self._max_bytes
                 and task.marks.ended >= oldest_kept
             ):
                 return
             del self._ended[task.id]
             self._tokens -= task.completion_tokens
+            self._total_bytes -= self._bytes.pop(task.id)
 
     def _task_ended(self, task: Task) -> None:
         del self._running[task.id]
         self._ended[task.id] = task
         self._tokens += task.completion_tokens
+        self._bytes[task.id] = task.kept_bytes
+        self._total_bytes += self._bytes[task.id]
         self.prune()

@@ -11,6 +11,8 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.task import PlacementMode, PlacementWish, Priority
 
 MAX_INSTANCES = 64
+MAX_INSTANCE_CHARS = 256
+"""A host's name has at most 253; what is stated is kept with the task."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
 
@@ -73,6 +75,11 @@ def _placement(body: PlacementBody) -> PlacementWish:
     if body.mode is not PlacementMode.AUTO and not 0 < len(body.instances) <= MAX_INSTANCES:
         raise InvalidRequest(
             f"placement.mode {body.mode} needs 1 to {MAX_INSTANCES} placement.instances",
+            field="placement.instances",
+        )
+    if any(not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.instances):
+        raise InvalidRequest(
+            f"each of placement.instances must have 1 to {MAX_INSTANCE_CHARS} characters",
             field="placement.instances",
         )
     return PlacementWish(body.mode, tuple(body.instances))

@@ -60,6 +60,12 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"tenant": ""}, 400, "1 to 128", "tenant"),
     ({"session_id": "a b"}, 400, "1 to 128", "session_id"),
     ({"placement": {"mode": "pin"}}, 400, "needs 1 to 64", "placement.instances"),
+    (
+        {"placement": {"mode": "avoid", "instances": ["x" * 257]}},
+        400,
+        "1 to 256 characters",
+        "placement.instances",
+    ),
     ({"placement": {"instances": ["a:1"]}}, 400, "pin, prefer or avoid", "placement.mode"),
     ({"placement": {"mode": "near"}}, 400, "auto, pin, prefer, avoid", "placement.mode"),
     ({"placement": {"zone": 1}}, 400, "not a known field", "placement.zone"),
