@@ -8,7 +8,8 @@ from dataclasses import replace
 from aiohttp import web
 
 from orchestrator.api import health, instances, native, openai
-from orchestrator.api.body import LARGE_BODIES, LargeBodies
+from orchestrator.api.body import BODIES, LARGE_BODIES, LargeBodies
+from orchestrator.api.body_budget import BodyBudget
 from orchestrator.api.browsers import Browsers
 from orchestrator.api.connection import Runner
 from orchestrator.api.context import (
@@ -50,6 +51,7 @@ def build_app(gateway: Gateway) -> web.Application:
     settings = gateway.settings
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
+    app[BODIES] = BodyBudget(settings.all_bodies_bytes)
     app[AUTH] = Authenticator(keys_of(settings))
     app[BROWSERS] = Browsers(settings)
     app[LARGE_BODIES] = LargeBodies()

@@ -108,6 +108,8 @@ class Settings(BaseSettings):
     keys: dict[str, KeySettings] = {}
     """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    all_bodies_bytes: int = Field(default=256 * 2**20, ge=1024)
+    """What the bodies that are still arriving may take together; a full budget refuses with 503."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
     max_encoding_bytes: int = Field(default=64 * 2**20, ge=2**20)
@@ -329,6 +331,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "cors_credentials: not together with cors_origins = *; name the origins"
             )
+        if self.all_bodies_bytes < self.max_body_bytes:
+            raise ValueError("all_bodies_bytes: must not be below max_body_bytes")
         if self.suspect_after_s > self.down_after_s:
             raise ValueError("suspect_after_s: must not be above down_after_s")
         return self

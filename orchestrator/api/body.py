@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.body_budget import BodyBudget, BodyShare
 from orchestrator.api.choices import choices_at
 from orchestrator.api.context import GATEWAY
 from orchestrator.errors import (
@@ -22,6 +24,9 @@ from orchestrator.errors import (
 )
 
 T = TypeVar("T")
+
+BODIES = web.AppKey("bodies", BodyBudget)
+BODY_BYTES = web.RequestKey("body_bytes", int)
 
 INLINE_BYTES = 64 * 1024
 """Up to this many bytes a body costs the event loop less than a millisecond."""
@@ -110,32 +115,47 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
                 f"expected a body without Content-Encoding, got {encoding[:64]}",
                 field="Content-Encoding",
             )
-    body = await _read(request)
-    return await of_body(request, lambda: decode(body, decoder))
+    patience = asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s)
+
+    def give_up() -> None:
+        """End the reading: another body gets the room."""
+        with suppress(RuntimeError):  # its own time has just run out
+            patience.reschedule(0.0)
+
+    with request.app[BODIES].share(give_up) as share:
+        body = await _read(request, share, patience)
+        request[BODY_BYTES] = len(body)
+        return await of_body(request, lambda: decode(body, decoder))
 
 
 async def of_body(request: web.Request, call: Callable[[], T]) -> T:
     """What ``call`` makes of a body that has been read: at once, or aside for a large one."""
-    size = len(await request.read())
-    if size <= INLINE_BYTES:
+    if request[BODY_BYTES] <= INLINE_BYTES:
         return call()
-    return await request.app[LARGE_BODIES].work(call, size)
+    return await request.app[LARGE_BODIES].work(call, request[BODY_BYTES])
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:
     settings = request.app[GATEWAY].settings
     limit = settings.max_body_bytes
     too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
     if (request.content_length or 0) > limit:
         raise too_large
+    body = bytearray()
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large from None
+        async with patience:
+            while chunk := await request.content.readany():
+                share.take(len(chunk))
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+            share.finish()
+            return bytes(body)
     except web.RequestPayloadError:
         raise InvalidRequest("the body is not framed as the headers say") from None
     except TimeoutError:
+        if share.is_given_up:
+            raise share.refusal() from None
         raise BodyTooSlow(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
 
 
