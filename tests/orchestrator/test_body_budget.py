@@ -5,12 +5,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from aiohttp import web
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orchestrator.api.body import BODIES
 from orchestrator.api.body_budget import BodyBudget, BodyShare
-from orchestrator.errors import NoCapacity
+from orchestrator.app import READ_BUFFER_BYTES
+from orchestrator.errors import InvalidRequest, NoCapacity
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service
 from tests.orchestrator.fake_worker import FakeWorker
@@ -184,6 +186,25 @@ async def test_the_room_is_given_back_however_it_ends(
         assert (await sender.answer()).startswith(b"HTTP/1.1 " + status)
     sender.writer.close()
     await service.until(lambda: budget.total_bytes == 0)
+
+
+async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of the socket brings up to 256 KiB; a connection then waits for its reader."""
+    service = await make_service(worker)
+    held = []
+
+    async def stand_still(request: web.Request, decoder: object) -> None:
+        await asyncio.sleep(0.3)
+        held.append(request.content._size)
+        raise InvalidRequest("not read")
+
+    monkeypatch.setattr("orchestrator.api.native.read_body", stand_still)
+    sender = await Sender.begin(service, 4_000_000, 3_000_000)
+    assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")
+    assert held[0] <= 2 * READ_BUFFER_BYTES + 2**18
+    sender.writer.close()
 
 
 def test_a_budget_below_one_body_is_refused() -> None:
