@@ -25,6 +25,7 @@ from orchestrator.auth import Authenticator, is_admin_call, is_open_path, keys_o
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.gateway import Gateway
 from orchestrator.log import fields, service_log
+from worker.protocol import excerpt
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -116,11 +117,12 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return MethodNotAllowed(
-            f"{request.method} is not served at {request.path}; there is: {allowed}",
+            f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}; "
+            f"there is: {allowed}",
             headers={"Allow": allowed},
         )
     if isinstance(error, web.HTTPNotFound):
-        return NotFound(f"there is nothing at {request.path[:256]}")
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
     return InvalidRequest(f"the request cannot be served: {error.reason}")
 
 

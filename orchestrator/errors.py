@@ -28,14 +28,15 @@
     └── EngineError                      502 engine_error
 
 A class knows its HTTP status, its code, whether a retry can help, and how each dialect spells it.
-Messages are safe to show: they name what was wrong, what was expected, what to do.
+Messages are safe to show: they name what was wrong, what was expected, what to do. Whoever quotes a
+client's words cuts them (``excerpt``); what a message may have in all is a bound besides.
 """
 
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from worker.protocol import Code
+from worker.protocol import MOST_MESSAGE_CHARS, Code, excerpt
 
 Detail = str | int | float | bool | None
 
@@ -57,10 +58,10 @@ class TidegateError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         # Headers may hold bytes that are no text; an error must be one.
-        message = message.encode(errors="replace").decode()
+        message = excerpt(message.encode(errors="replace").decode(), MOST_MESSAGE_CHARS)
         super().__init__(message)
         self.message = message
-        self.field = field
+        self.field = None if field is None else excerpt(field)
         self.details = dict(details or {})
         self.extra_headers = dict(headers or {})
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
 from orchestrator.task import Message, Prompt
-from worker.protocol import ModelCard, block_hashes, prefix_salt
+from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
 from worker.text.pieces import TokenBytes, TokenPieces, token_bytes_of
 
 # Steps have threads of their own: in the library's pool one long text would delay all others.
@@ -236,7 +236,8 @@ class PromptEncoder:
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", field="messages"
+                f"the model's chat template refuses these messages: {excerpt(error, 200)}",
+                field="messages",
             ) from None
 
     def _checked_ids(self, ids: Sequence[int], field: str) -> Sequence[int]:

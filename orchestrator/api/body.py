@@ -22,6 +22,7 @@ from orchestrator.errors import (
     InvalidRequest,
     UnsupportedMediaType,
 )
+from worker.protocol import excerpt
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
         # aiohttp reports a missing header as application/octet-stream.
-        got = request.content_type if "Content-Type" in request.headers else "none"
+        got = excerpt(request.content_type) if "Content-Type" in request.headers else "none"
         raise UnsupportedMediaType(
             f"expected Content-Type: application/json, got {got}; "
             "with curl add -H 'Content-Type: application/json'",
@@ -112,7 +113,7 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
     for encoding in request.headers.getall("Content-Encoding", ()):
         if encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(
-                f"expected a body without Content-Encoding, got {encoding[:64]}",
+                f"expected a body without Content-Encoding, got {excerpt(encoding)}",
                 field="Content-Encoding",
             )
     patience = asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s)
@@ -181,14 +182,16 @@ def _invalid(message: str, expected: type) -> InvalidRequest:
     where = _AT.search(message)
     path = where[1] if where else ""
     message = _AT.sub("", message)
+    path = excerpt(path)
     for pattern, wording in (
         (_UNKNOWN_FIELD, "is not a known field"),
         (_MISSING_FIELD, "is required"),
     ):
         match = pattern.search(message)
         if match:
-            field = f"{path}.{match[1]}" if path else match[1]
+            field = excerpt(f"{path}.{match[1]}" if path else match[1])
             return InvalidRequest(f"{field}: {wording}", field=field)
+    message = excerpt(message, 200)
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {message}")
     if message.startswith(("Invalid enum value", "Invalid value")):

@@ -6,10 +6,12 @@
 - ``card``      what a worker tells about its model when a lane opens
 - ``messages``  what travels on a lane, both ways
 - ``blocks``    the chained hashes that name KV blocks
+- ``excerpt``   how much of a client's words an error repeats
 """
 
 from worker.protocol.blocks import block_hashes, block_name, prefix_salt, root_name
 from worker.protocol.card import ModelCard
+from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     CacheReport,
@@ -42,6 +44,7 @@ from worker.protocol.sampling import (
 
 __all__ = [
     "MAX_LOGIT_BIASES",
+    "MOST_MESSAGE_CHARS",
     "PROTOCOL_VERSION",
     "AbortCause",
     "CacheReport",
@@ -72,6 +75,7 @@ __all__ = [
     "decode_frame",
     "decode_message",
     "encode",
+    "excerpt",
     "prefix_salt",
     "read_logit_bias",
     "root_name",

@@ -18,7 +18,15 @@ import msgspec
 import numpy as np
 
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
-from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names, read_logit_bias
+from worker.protocol import (
+    Code,
+    OnDeadline,
+    Sampling,
+    TokenLogprob,
+    excerpt,
+    names,
+    read_logit_bias,
+)
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
 from worker.text.stream import TextStream
 from worker.text.tokenizer import Tokenizer
@@ -196,14 +204,15 @@ def _read_stated(call: Call) -> _Stated:
         if name in NEUTRAL:
             if value is not None and str(value).lower() not in _spellings(NEUTRAL[name]):
                 raise InvalidCall(
-                    f"{name}={value!r} is not supported; leave it out or at {NEUTRAL[name]!r}"
+                    f"{name}={excerpt(repr(value))} is not supported; "
+                    f"leave it out or at {NEUTRAL[name]!r}"
                 )
         elif value is not None and name not in TRITONS_OWN and not name.startswith("triton_"):
             stated[name] = value
     try:
         return msgspec.convert(stated, _Stated, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {error}") from None
+        raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {excerpt(error, 200)}") from None
 
 
 def _positive(name: str, value: float | None) -> float | None:

@@ -15,6 +15,7 @@ from worker.engine.core import Clock, Job
 from worker.engine.factory import EngineBundle
 from worker.log import service_log
 from worker.protocol import (
+    MOST_MESSAGE_CHARS,
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,
@@ -31,6 +32,7 @@ from worker.protocol import (
     Submit,
     decode_message,
     encode,
+    excerpt,
 )
 from worker.protocol.names import FRAME, LANE_MESSAGE
 from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Tensors, strings
@@ -134,7 +136,9 @@ class WorkerService:
         for name in [name for name, lane in self._lanes.items() if lane.ended]:
             del self._lanes[name]
         if message.lane in self._lanes:
-            raise InvalidCall(f"lane {message.lane} is open already; every lane needs its own name")
+            raise InvalidCall(
+                f"lane {excerpt(message.lane)} is open already; every lane needs its own name"
+            )
         lane = Lane(message.lane, responder)
         lane.describe(self._card)
         self._lanes[message.lane] = lane
@@ -158,7 +162,7 @@ class WorkerService:
             sampling=message.sampling,
             deadline=now + message.budget_ms / 1000,
             on_deadline=message.on_deadline,
-            correlation_id=message.correlation_id,
+            correlation_id=excerpt(message.correlation_id, 128),
             cache_salt=message.cache_salt,
             session=message.session,
             first_token_by=now + _seconds(message.first_token_budget_ms),
@@ -185,7 +189,9 @@ class WorkerService:
     def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None or lane.ended:
-            raise InvalidCall(f"lane {name} is not open; send Open on the same stream first")
+            raise InvalidCall(
+                f"lane {excerpt(name)} is not open; send Open on the same stream first"
+            )
         return lane
 
     def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
@@ -225,7 +231,7 @@ class WorkerService:
             sampling=sampling,
             deadline=received + request.budget_ms / 1000,
             on_deadline=request.on_deadline,
-            correlation_id=call.request_id,
+            correlation_id=excerpt(call.request_id, 128),
             first_token_by=received + _seconds(request.first_token_ms),
             token_gap_s=_seconds(request.token_gap_ms),
         )
@@ -246,7 +252,7 @@ class WorkerService:
         )
 
     def _fail(self, call: Call, code: Code, reason: object) -> None:
-        message = str(reason)
+        message = excerpt(reason, MOST_MESSAGE_CHARS)
         self._emitter.post(lambda: call.responder.fail(code, message))
 
 

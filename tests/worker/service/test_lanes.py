@@ -231,3 +231,10 @@ def test_dl14_what_is_left_for_the_parts_counts_from_receipt(harness: Harness) -
     assert plain.token_gap_s == 0.03
     for one in (job, other, plain):
         harness.finish(one)
+
+
+def test_or16_a_lanes_name_is_not_echoed_at_length(harness: Harness) -> None:
+    responder = FakeResponder()
+    harness.service.accept(lane_call(Describe("planted" * 15_000), responder))
+    responder.wait_final()
+    assert responder.error is not None and len(responder.error[1]) < 1024

@@ -236,3 +236,32 @@ def test_dl14_parts_count_wherever_they_stand() -> None:
         for value in (0, -1, "nan"):
             with pytest.raises(InvalidCall, match=name):
                 parse({name: value})
+
+
+LONG = "planted" * 15_000
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        json.dumps({LONG: 1}),
+        json.dumps({"best_of": LONG}),
+        json.dumps({"on_deadline": LONG}),
+        json.dumps({"temperature": LONG}),
+        json.dumps({"max_tokens": LONG}),
+        json.dumps({"stop": {LONG: 1}}),
+        json.dumps({"logit_bias": {LONG: 1}}),
+        '{"max_tokens": ' + "7" * 100_000 + "}",
+        LONG,
+    ],
+)
+def test_or16_what_a_plain_client_states_is_not_echoed_at_length(
+    harness: Harness, caplog: pytest.LogCaptureFixture, stated: str
+) -> None:
+    responder = FakeResponder()
+    harness.service.accept(plain_call("ab", responder, sampling_parameters=stated))
+    responder.wait_final()
+    assert responder.error is not None
+    code, message = responder.error
+    assert code is Code.INVALID_REQUEST and len(message) < 1024
+    assert "planted" not in caplog.text
