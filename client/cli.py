@@ -1,7 +1,6 @@
 """The command ``tidegate``."""
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 INTERRUPTED = 130
+MOST_INSTANCES = 128
+"""On one machine."""
 
 DESCRIPTION = """\
 Deadline-keeping generation on NVIDIA Triton.
@@ -28,7 +29,7 @@ What happens:
   1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one that
      `make setup` took out of a wheel.
   2. Triton and the orchestrator start together, each in a process group of its own, with their
-     output in .tidegate/logs/PORT/.
+     output in .tidegate/logs/PORT/ (16 MiB each and three earlier ones, for their owner only).
   3. Whatever dies is started again on the same ports; what keeps dying ends the run.
   4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
      shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.
@@ -49,7 +50,7 @@ environment:
   TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
 
 exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,
-130 the end was cut short by a second Ctrl-C
+130 the end was cut short by a second Ctrl-C, or it came before anything was started
 """
 
 WORKER_DESCRIPTION = """\
@@ -115,11 +116,18 @@ def _serve(args: argparse.Namespace) -> int:
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]
-    os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *options])
+    # Ctrl-C waits until the orchestrator can handle it (orchestrator/__main__.py)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *options])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _chat(args: argparse.Namespace) -> int:
     with _importing():
+        import asyncio  # late, as all that takes long: Ctrl-C is handled from the first moment on
+
         from client import chat
 
     return asyncio.run(
@@ -207,7 +215,7 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
         help="synthetic: made-up tokens, for benchmarks (torch)",
     )
     group.add_argument(
-        "--instances", type=_positive, default=1, help="Tritons to run (%(default)s)"
+        "--instances", type=_instances, default=1, help="Tritons to run (%(default)s)"
     )
     group.add_argument(
         "--gpus",
@@ -283,6 +291,13 @@ def _positive(text: str) -> int:
     number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def _instances(text: str) -> int:
+    number = _positive(text)
+    if number > MOST_INSTANCES:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_INSTANCES}, got {number}")
     return number
 
 

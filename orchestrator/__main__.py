@@ -1,10 +1,19 @@
 """``python -m orchestrator``: serve until told to stop, then leave nothing behind (OR-14)."""
 
+import os
+import signal
+
+if __name__ == "__main__":
+    # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way.
+    # Whoever starts it may have blocked the signal until here (client/cli.py).
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
 import argparse
 import asyncio
 import gc
 import random
-import signal
 import sys
 from collections.abc import Sequence
 

@@ -70,7 +70,9 @@ class _LineView:
             case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:
-                    self._say(self._hint.replace("{url}", event.text))
+                    # the brackets of an IPv6 address are a pattern to some shells
+                    url = event.text.replace("[", r"\[").replace("]", r"\]")
+                    self._say(self._hint.replace("{url}", url))
             case EventKind.ENDING:
                 self._say("ending")
             case EventKind.ENDED:

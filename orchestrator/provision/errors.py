@@ -5,6 +5,7 @@ ProvisionError
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
+ ├─ LogUnusable        a log file cannot be written              (also OSError)
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
 
@@ -31,6 +32,10 @@ class PortInUse(ProvisionError, OSError):
 
 class StateFileUnusable(ProvisionError, OSError):
     """The state file that was asked for cannot be written."""
+
+
+class LogUnusable(ProvisionError, OSError):
+    """A log file cannot be written where it should be."""
 
 
 class StartFailed(ProvisionError):

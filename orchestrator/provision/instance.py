@@ -16,7 +16,8 @@ from pathlib import Path
 
 from orchestrator.provision.control import TritonControl
 from orchestrator.provision.errors import StartFailed
-from orchestrator.provision.logs import fresh_log, why_triton_ended
+from orchestrator.provision.logs import ignore, usable_log, why_triton_ended
+from orchestrator.provision.ports import connect_host, host_port
 from orchestrator.provision.process import GuardedProcess, children_of, is_running
 from orchestrator.provision.supervise import first_of, missed_heartbeats
 from orchestrator.provision.triton import (
@@ -47,24 +48,28 @@ class TritonInstance:
         ports: TritonPorts,
         *,
         log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
     ) -> None:
         self.name = name
         self.ports = ports
         self._install = install
         self._spec = spec
+        self._log_path = log
         self._log = log
+        """Where this start's output goes; None for stderr."""
+        self._warn = warn
         self._process: GuardedProcess | None = None
         self._stubs: list[int] = []
 
     @property
     def grpc_address(self) -> str:
         """``host:port`` for lanes."""
-        return f"{self._connect_host}:{self.ports.grpc}"
+        return host_port(connect_host(self._spec.host), self.ports.grpc)
 
     @property
     def http_address(self) -> str:
         """``host:port`` of Triton's own HTTP endpoint."""
-        return f"{self._connect_host}:{self.ports.http}"
+        return host_port(connect_host(self._spec.host), self.ports.http)
 
     @property
     def where(self) -> str:
@@ -86,8 +91,7 @@ class TritonInstance:
         """Start the server and wait for its models. Raises ``StartFailed`` with the reason."""
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"
-        if self._log:
-            fresh_log(self._log)
+        self._log = usable_log(self._log_path, self._warn)
         self._process = await GuardedProcess.start(
             self.name,
             triton_command(self._install, self._spec, self.ports, server_id),
@@ -140,10 +144,6 @@ class TritonInstance:
         """SIGKILL, now; ``stop`` waits for the end of it."""
         if self._process is not None:
             self._process.order(0.0)
-
-    @property
-    def _connect_host(self) -> str:
-        return "127.0.0.1" if self._spec.host in ("0.0.0.0", "") else self._spec.host
 
     async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
         return await control.is_server(server_id, _ASK_S) and await self._has_models(control)

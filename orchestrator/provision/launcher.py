@@ -22,6 +22,7 @@ from typing import Any
 
 from orchestrator.provision.errors import StartFailed, StateFileUnusable
 from orchestrator.provision.instance import TritonInstance
+from orchestrator.provision.logs import require_writable
 from orchestrator.provision.ports import free_ports, is_free, require_free
 from orchestrator.provision.service import OrchestratorProcess
 from orchestrator.provision.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
@@ -135,6 +136,8 @@ class Launcher:
         port = self._choose_port() if spec.serve else ports[0].grpc
         # named by a port that is nobody else's, so that two services never share one
         logs = None if spec.log_to_stderr else spec.home / "logs" / str(port)
+        if logs:
+            require_writable(logs)
         self.instances = [
             self._make_instance(install, index, ports[index], logs)
             for index in range(spec.instances)
@@ -148,6 +151,7 @@ class Launcher:
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
                 },
                 log=logs and logs / "orchestrator.log",
+                warn=self._warn,
             )
 
     def _make_instance(
@@ -163,7 +167,8 @@ class Launcher:
             load_timeout_s=spec.load_timeout_s,
             env={**spec.worker_env, **gpu},
         )
-        return TritonInstance(name, install, served, ports, log=logs and logs / f"{name}.log")
+        log = logs and logs / f"{name}.log"
+        return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
 
     def _choose_port(self) -> int:
         """The orchestrator's port: the one asked for, a free one where none was."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.provision import guardian
 from orchestrator.provision.errors import StartFailed
+from orchestrator.provision.logs import keep_bounded, open_log
 
 _GUARDIAN = Path(guardian.__file__)
 _MARGIN_S = 1.0
@@ -43,12 +44,20 @@ class GuardedProcess:
     ``end`` and ``kill`` return once no process and no shared memory of it is left.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, pid: int, shm: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        pid: int,
+        shm: str,
+        log: Path | None = None,
+    ) -> None:
         self.name = name
         self.pid = pid
         """The command's own process id, which is also its process group."""
         self._guardian = process
         self._shm_prefix = shm
+        self._log = log
         self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
 
     @classmethod
@@ -65,22 +74,25 @@ class GuardedProcess:
 
         Raises ``StartFailed`` when it cannot be executed at all.
         """
-        with contextlib.ExitStack() as stack:
-            stderr = stack.enter_context(log.open("ab")) if log else sys.stderr
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                str(_GUARDIAN),
-                f"--shm-prefix={shm_prefix}",
-                "--",
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env=dict(env),
-                start_new_session=True,
-            )
+        try:
+            with contextlib.ExitStack() as stack:
+                stderr = stack.enter_context(open_log(log)) if log else sys.stderr
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_GUARDIAN),
+                    f"--shm-prefix={shm_prefix}",
+                    "--",
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=stderr,
+                    env=dict(env),
+                    start_new_session=True,
+                )
+        except OSError as error:  # no more processes, files or memory; a log that has just gone
+            raise StartFailed(f"{name}: cannot start: {error}") from error
         assert process.stdin is not None and process.stdout is not None
         try:
             first_line = await process.stdout.readline()
@@ -91,7 +103,7 @@ class GuardedProcess:
             await process.wait()
             where = f" (see {log})" if log else ""
             raise StartFailed(f"{name}: cannot run {command[0]}{where}")
-        return cls(name, process, int(first_line), shm_prefix)
+        return cls(name, process, int(first_line), shm_prefix, log)
 
     @property
     def running(self) -> bool:
@@ -129,7 +141,12 @@ class GuardedProcess:
             stdin.write(f"{grace_s}\n".encode())
 
     async def _watch(self) -> int:
-        status = await self._guardian.wait()
+        bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
+        try:
+            status = await self._guardian.wait()
+        finally:
+            if bounding is not None:
+                bounding.cancel()
         if status < 0:  # it was killed, so it has cleaned up nothing
             guardian.kill_group(self.pid)
             if self._shm_prefix:

@@ -3,11 +3,12 @@
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator.provision.errors import StartFailed
-from orchestrator.provision.logs import fresh_log, tail
+from orchestrator.provision.logs import ignore, tail, usable_log
+from orchestrator.provision.ports import connect_host, host_port
 from orchestrator.provision.process import GuardedProcess, command_environment
 from orchestrator.provision.supervise import first_of, missed_heartbeats
 
@@ -32,24 +33,28 @@ class OrchestratorProcess:
         env: Mapping[str, str],
         *,
         log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
         command: tuple[str, ...] = (sys.executable, "-m", "orchestrator"),
     ) -> None:
         self.host = host
         self.port = port
         self._env = env
+        self._log_path = log
         self._log = log
+        """Where this start's output goes; None for stderr."""
+        self._warn = warn
         self._command = command
         self._process: GuardedProcess | None = None
 
     @property
     def url(self) -> str:
         """Base address for clients on this machine."""
-        return f"http://{self._connect_host}:{self.port}"
+        return f"http://{host_port(self._connect_host, self.port)}"
 
     @property
     def where(self) -> str:
         """``HTTP on 127.0.0.1:8080``, say."""
-        return f"HTTP on {self._connect_host}:{self.port}"
+        return f"HTTP on {host_port(self._connect_host, self.port)}"
 
     @property
     def pid(self) -> int | None:
@@ -58,8 +63,7 @@ class OrchestratorProcess:
 
     async def start(self) -> None:
         """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
-        if self._log:
-            fresh_log(self._log)
+        self._log = usable_log(self._log_path, self._warn)
         self._process = await GuardedProcess.start(
             self.name,
             self._command,
@@ -96,7 +100,7 @@ class OrchestratorProcess:
 
     @property
     def _connect_host(self) -> str:
-        return "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
+        return connect_host(self.host)
 
     async def _process_end(self) -> str:
         assert self._process is not None, "start it first"
@@ -128,7 +132,10 @@ async def http_status(host: str, port: int, path: str) -> int | None:
         async with asyncio.timeout(_ASK_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+                request = (
+                    f"GET {path} HTTP/1.1\r\nHost: {host_port(host, port)}\r\n"
+                    "Connection: close\r\n\r\n"
+                )
                 writer.write(request.encode())
                 status_line = await reader.readline()
             finally:

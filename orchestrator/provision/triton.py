@@ -92,15 +92,17 @@ def triton_command(
 
     Models must have a complete ``config.pbtxt``: completing one costs a second at every start.
     """
+    # gRPC takes a URL's brackets, the HTTP library (libevhtp) a prefix
+    evhtp_host = f"ipv6:{spec.host}" if ":" in spec.host else spec.host
     flags = {
         "model-repository": spec.model_repository,
         "backend-directory": install.backend_dir,
         "model-control-mode": "explicit",
-        "http-address": spec.host,
+        "http-address": evhtp_host,
         "http-port": ports.http,
-        "grpc-address": spec.host,
+        "grpc-address": f"[{spec.host}]" if ":" in spec.host else spec.host,
         "grpc-port": ports.grpc,
-        "metrics-address": spec.host,
+        "metrics-address": evhtp_host,
         "metrics-port": ports.metrics,
         "exit-timeout-secs": 2,
         "id": shm_prefix,

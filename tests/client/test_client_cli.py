@@ -1,6 +1,7 @@
 """The command ``tidegate``: what it teaches, what it passes on, what it refuses."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_no_model_there(launched: list[Any], capsys: Any) -> None:
     [
         (["up", "--port", "65536"], "a port is from 0 to 65535, got 65536"),
         (["up", "--instances", "0"], "must be at least 1, got 0"),
+        (["up", "--instances", "100000"], "must be at most 128, got 100000"),
         (["up", "--drain", "nan"], "must be seconds from 0 up, got 'nan'"),
         (["up", "--device", "gpu"], "invalid choice: 'gpu'"),
         (["chat", "--deadline-ms", "soon"], "--deadline-ms: expected a whole number, got 'soon'"),
@@ -144,10 +146,43 @@ def test_ctrl_c_while_the_launcher_is_imported() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, b"", b"")
 
 
+@pytest.mark.parametrize("module", ["asyncio", "aiohttp.web", "orchestrator.settings"])
+@pytest.mark.parametrize("early", [False, True])
+def test_ctrl_c_while_the_orchestrator_is_imported(module: str, early: bool) -> None:
+    """Also when it came before there was a Python to take it."""
+    program = f"""if True:
+        import os, runpy, signal, sys
+
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    for _ in range(1000): pass
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if {early}:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupted())
+        sys.modules.pop("orchestrator.__main__", None)
+        runpy.run_module("orchestrator", run_name="__main__")
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, b"", b"")
+
+
 def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda path, argv: executed.append(argv))
+    masks: list[set[int]] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        executed.append(argv)
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    monkeypatch.setattr(os, "execv", execv)
     cli.main(["serve", "--port", "9000", "--instances-at", "a:1,b:2"])
+    assert signal.SIGINT in masks[0]  # until the orchestrator can handle it
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert executed == [
         [sys.executable, "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
     ]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provision.paths import CHECKOUT
+from orchestrator.provision.ports import is_free
 from tests.orchestrator.provision.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -170,6 +171,19 @@ def test_two_instances_serve_beside_each_other(tmp_path: Path, marks: list[Marke
     up = Up(tmp_path, *PACED, "--instances", "2")
     marks.append(up.marked)
     assert [each["name"] for each in up.state["instances"]] == ["triton-0", "triton-1"]
+    assert up.generates()
+    assert len(up.regions) == 2  # in which prompts and answers travel
+    assert {Path("/dev/shm", name).stat().st_mode & 0o777 for name in up.regions} == {0o600}
+    up.process.terminate()
+    assert up.process.wait() == 0
+    up.marked.wait_gone(up.regions)
+
+
+@pytest.mark.skipif(not is_free("::1", 0), reason="this machine has no IPv6")
+def test_it_serves_on_ipv6(tmp_path: Path, marks: list[Marked]) -> None:
+    up = Up(tmp_path, *PACED, "--host", "::1", "--triton-host", "::1")
+    marks.append(up.marked)
+    assert up.state["url"].startswith("http://[::1]:")
     assert up.generates()
     up.process.terminate()
     assert up.process.wait() == 0

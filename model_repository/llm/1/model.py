@@ -16,6 +16,7 @@ from worker.protocol import Code
 from worker.service.call import Call, ResponderLost, Tensors
 from worker.service.service import WorkerService
 from worker.settings import read_settings
+from worker.shared_memory import restrict_shared_memory
 
 SWITCH_INTERVAL_S = 0.0005
 """Engine and emitter share this process: at Python's default of 5 ms each would wait that long for
@@ -29,6 +30,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         configure_logging()
+        restrict_shared_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings = read_settings()
         self._outgoing: Outgoing = lambda array: array

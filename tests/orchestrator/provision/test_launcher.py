@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from orchestrator.provision import launcher as launcher_module
-from orchestrator.provision.errors import GaveUp, PortInUse, StartFailed, StateFileUnusable
+from orchestrator.provision.errors import (
+    GaveUp,
+    LogUnusable,
+    PortInUse,
+    StartFailed,
+    StateFileUnusable,
+)
 from orchestrator.provision.launcher import Launcher
 from orchestrator.provision.paths import state_dir
 from orchestrator.provision.ports import free_ports
@@ -164,6 +170,32 @@ async def test_goes_on_when_the_state_file_cannot_be_rewritten(
     assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
     await launched.until(EventKind.READY)
     await launched.end()
+
+
+async def test_a_log_directory_that_cannot_be_is_refused_at_once(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    (tmp_path / "logs").touch()
+    launched = launch(log_to_stderr=False, home=tmp_path)
+    with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
+        await launched.task
+    assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
+
+
+async def test_a_restart_goes_on_without_a_log_directory(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    launched = launch(log_to_stderr=False, home=tmp_path)
+    await launched.until(EventKind.SERVING)
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").touch()
+    os.kill(launched.server_pid, signal.SIGKILL)
+    assert "cannot write the log" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
 
 
 async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> None:
