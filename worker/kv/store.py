@@ -64,9 +64,10 @@ class BlockStore:
         self._most_blocks = most_bytes // block_format.file_bytes
         self._usage = usage
         self._lock = threading.Lock()
-        for directory in (self._blocks_dir, self._sessions_dir):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_directories()
         self.failures_total = 0
+        self._says_failures = True
+        """False from a write that failed to one that does not: a bad disk is said once."""
         self._names = self._scan()
         self._sessions = self._scan_sessions()
 
@@ -94,6 +95,7 @@ class BlockStore:
 
     def write(self, name: bytes, content: Bytes) -> bool:
         """Put a block on disk, if there is room or can be made. Never raises."""
+        self._restore_directories()
         if not self._make_room():
             return False
         path = self._path(name)
@@ -103,6 +105,7 @@ class BlockStore:
         except OSError as error:
             self._failed("written", error)
             return False
+        self._says_failures = True
         with self._lock:
             self._names[name] = None
             self._names.move_to_end(name)
@@ -123,7 +126,10 @@ class BlockStore:
 
         There are never more such manifests than there may be blocks.
         """
-        if not names or self._missing_bytes(0) > 0:
+        if not names:
+            return
+        self._restore_directories()
+        if self._missing_bytes(0) > 0:
             return
         key = hashlib.sha256(session.encode()).hexdigest()
         manifest = {"format": 1, "blocks": [name.hex() for name in names]}
@@ -138,6 +144,27 @@ class BlockStore:
             oldest, _ = self._sessions.popitem(last=False)
             with suppress(OSError):
                 self._manifest(oldest).unlink()
+
+    def _make_directories(self) -> None:
+        for directory in (self._blocks_dir, self._sessions_dir):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _restore_directories(self) -> None:
+        """Somebody may take them away while this runs (a cleaner of /tmp, say): begin again."""
+        has_blocks, has_sessions = self._blocks_dir.is_dir(), self._sessions_dir.is_dir()
+        if has_blocks and has_sessions:
+            return
+        try:
+            self._make_directories()
+        except OSError as error:
+            self._failed("written", error)
+            return
+        engine_log.warning("the KV directory %s was taken away; made it again", self._root)
+        with self._lock:
+            if not has_blocks:
+                self._names.clear()
+            if not has_sessions:
+                self._sessions.clear()
 
     def _make_room(self) -> bool:
         """Evict until one more block fits; False when not even evicting everything would do."""
@@ -206,6 +233,10 @@ class BlockStore:
 
     def _failed(self, what: str, error: Exception) -> None:
         self.failures_total += 1
+        if what == "written":
+            if not self._says_failures:
+                return
+            self._says_failures = False
         engine_log.warning("a KV block could not be %s: %s", what, error)
 
 

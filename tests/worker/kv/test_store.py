@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,37 @@ def test_manifests_are_bounded_too(tmp_path: Path) -> None:
     again = make_store(tmp_path, blocks=3)
     again.remember("after a restart", [name(0)])
     assert len(list((tmp_path / "sessions").iterdir())) == 3
+
+
+@pytest.mark.parametrize("gone", ["", "blocks", "sessions"])
+def test_a_directory_that_was_taken_away_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    root = tmp_path / "kv" / "model"
+    store = make_store(root)
+    assert store.write(name(1), content(1))
+    store.remember("conversation", [name(1)])
+    shutil.rmtree(root / gone)
+    assert store.write(name(2), content(2)) and read(store, 2)
+    assert held(store) == ({1, 2} if gone == "sessions" else {2})
+    store.remember("conversation", [name(2)])
+    assert len(list((root / "sessions").iterdir())) == 1
+    assert [r.getMessage() for r in caplog.records] == [
+        f"the KV directory {root} was taken away; made it again"
+    ]
+    assert (root / "blocks").stat().st_mode & 0o777 == 0o700
+    assert store.failures_total == 0
+
+
+def test_a_directory_that_cannot_be_made_again_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    store = make_store(root)
+    shutil.rmtree(root)
+    root.touch()
+    assert not any(store.write(name(i), content(i)) for i in range(5))
+    assert store.failures_total >= 5
+    assert len(caplog.records) == 1
+    root.unlink()
+    assert store.write(name(1), content(1)) and read(store, 1)
