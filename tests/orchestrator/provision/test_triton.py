@@ -96,6 +96,16 @@ def test_command_line(home: Path, tmp_path: Path) -> None:
     } <= set(command)
 
 
+def test_an_ipv6_address_is_spelled_as_each_endpoint_takes_it(home: Path, tmp_path: Path) -> None:
+    spec = TritonSpec(Path("/models"), ("llm",), host="::1")
+    command = triton_command(find_triton(None, home, tmp_path), spec, TritonPorts(1, 2, 3), "x_")
+    assert {
+        "--http-address=ipv6:::1",
+        "--grpc-address=[::1]",
+        "--metrics-address=ipv6:::1",
+    } <= set(command)
+
+
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/theirs")
     install = TritonInstall(Path("/t"), Path("/b"), (Path("/l1"), Path("/l2")), "1", "wheel")
