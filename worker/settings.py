@@ -24,7 +24,8 @@ class WorkerSettings(BaseSettings):
     model_path: Path
     """Checkpoint directory in Hugging Face layout."""
     model_name: str = ""
-    """Name that clients use; the directory's name when empty."""
+    """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
+    cache's snapshot."""
     engine: EngineName = "torch"
     """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)

@@ -23,6 +23,8 @@ from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
+from worker.models.errors import BrokenCheckpoint
+from worker.models.folder import model_name, why_unservable
 from worker.models.phases import Phases
 from worker.protocol import ModelCard
 from worker.settings import WorkerSettings
@@ -71,6 +73,8 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     phases = Phases()
     path = settings.model_path
     config = read_config(path)
+    if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
+        raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
     # On a thread that ends with it: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
     with ThreadPoolExecutor(2, "tidegate-build") as aside:
@@ -144,7 +148,7 @@ def _build(
         memory=StepMemory(built.guard),
     )
     card = ModelCard(
-        model=settings.model_name or path.resolve().name,
+        model=settings.model_name or model_name(path),
         context_tokens=scheduler.capacity_tokens,
         vocab_size=config.vocab_size,
         tokenizer_json=tokenizer.json,
