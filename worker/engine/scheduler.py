@@ -198,6 +198,14 @@ class Scheduler:
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
+    def take_back_launch(self, row: Row) -> None:
+        """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
+        request = row.request
+        request.computed = row.start
+        request.leaving = False
+        request.redone += 1
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
+
     def release(self, request: Request) -> None:
         """Forget a request, wherever it is; its slot and blocks are free when this returns."""
         self._blocked = False
