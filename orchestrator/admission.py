@@ -93,12 +93,12 @@ class Admission:
         context, prompt = card.context_tokens, len(task.token_ids)
         left = context - prompt
         if left < 1:
-            raise ContextOverflow.of_prompt(prompt, context)
+            raise ContextOverflow.of_prompt(prompt, context, card.context_note)
         asked = task.job.max_tokens
         if asked is not None and asked > left:
             raise ContextOverflow(
                 f"max_tokens is {asked}, but the model's context of {context} tokens leaves "
-                f"{left} after a prompt of {prompt}: ask for at most {left}",
+                f"{left} after a prompt of {prompt}: ask for at most {left}{card.context_note}",
                 field="max_tokens",
             )
         sampling = task.sampling

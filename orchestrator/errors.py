@@ -104,11 +104,11 @@ class ContextOverflow(InvalidRequest):
     code = Code.CONTEXT_OVERFLOW
 
     @classmethod
-    def of_prompt(cls, prompt: int, context: int) -> Self:
-        """For a prompt that is too long on its own. Both in tokens."""
+    def of_prompt(cls, prompt: int, context: int, note: str = "") -> Self:
+        """For a prompt that is too long on its own. Both in tokens; ``note`` is the card's."""
         return cls(
             f"the prompt has {prompt} tokens; the model's context of {context} must hold it "
-            "and at least one more: shorten the prompt",
+            f"and at least one more: shorten the prompt{note}",
             field="prompt",
         )
 

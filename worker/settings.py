@@ -60,7 +60,11 @@ class WorkerSettings(BaseSettings):
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0 sizes it from memory."""
+    """KV blocks in the pool; 0 is what ``max_running`` whole contexts can use, as far as memory
+    goes: on CUDA 0.8 of what is free, on the CPU a quarter (for one context up to half)."""
+    instances: int = Field(default=1, ge=1)
+    """Workers that share this machine's memory, this one included: on the CPU each takes its part
+    of what is free. The launcher sets it."""
     memory_soft_gib: float = Field(default=0.0, ge=0)
     """More than this is warned about, once; 0: never."""
     memory_hard_gib: float = Field(default=0.0, ge=0)

@@ -29,6 +29,7 @@ from orchestrator.provision.supervise import Unit, supervise
 from orchestrator.provision.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
 
 _PORT_ATTEMPTS = 5
+_INSTANCES = "TIDEGATE_WORKER_INSTANCES"
 
 
 class Launcher:
@@ -161,7 +162,7 @@ class Launcher:
             spec.models,
             host=spec.triton_host,
             load_timeout_s=spec.load_timeout_s,
-            env={**spec.worker_env, **gpu},
+            env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
         )
         return TritonInstance(name, install, served, ports, log=logs and logs / f"{name}.log")
 

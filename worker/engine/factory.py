@@ -170,6 +170,7 @@ def _build(
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
         can_pause=settings.pause,
+        full_context_tokens=config.context_tokens,
     )
     total_ms = phases.total_ms()
     model_log.info(

@@ -23,7 +23,7 @@ from worker.engine.prefix import Prefixes
 from worker.engine.prompt_order import prompt_urgency
 from worker.engine.request import PENDING, STARVED, Ending, Request
 from worker.engine.runner import Plan, Row
-from worker.protocol import Code, FinishReason
+from worker.protocol import Code, FinishReason, context_note
 
 _PATIENCE_S = 300.0
 """A request without a deadline is ordered as if it had one this far off: it must not starve."""
@@ -297,7 +297,8 @@ class Scheduler:
             return _refused(
                 Code.CONTEXT_OVERFLOW,
                 f"the prompt has {request.prompt_tokens} tokens; at most"
-                f" {self.capacity_tokens - 1} leave room for a token of the answer",
+                f" {self.capacity_tokens - 1} leave room for a token of the answer"
+                + context_note(self.capacity_tokens, self.config.context_tokens),
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
             return _refused(

@@ -9,7 +9,7 @@
 """
 
 from worker.protocol.blocks import block_hashes, block_name, prefix_salt, root_name
-from worker.protocol.card import ModelCard
+from worker.protocol.card import ModelCard, context_note
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     CacheReport,
@@ -63,6 +63,7 @@ __all__ = [
     "WorkerStats",
     "block_hashes",
     "block_name",
+    "context_note",
     "decode_frame",
     "decode_message",
     "encode",

@@ -18,7 +18,15 @@ import msgspec
 import numpy as np
 
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
-from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names, read_logit_bias
+from worker.protocol import (
+    Code,
+    ModelCard,
+    OnDeadline,
+    Sampling,
+    TokenLogprob,
+    names,
+    read_logit_bias,
+)
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
 from worker.text.stream import TextStream
 from worker.text.tokenizer import Tokenizer
@@ -79,13 +87,14 @@ class PlainRequest:
     num_input_tokens: bool
     num_output_tokens: bool
 
-    def sampling_for(self, prompt_tokens: int, context_tokens: int) -> Sampling:
+    def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
         """What to ask of the engine after a prompt of that many tokens. Raises ``CannotFit``."""
+        context_tokens = card.context_tokens
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
             raise CannotFit(
                 f"the prompt has {prompt_tokens} tokens; at most {context_tokens - 1} leave room"
-                " for a token of the answer"
+                f" for a token of the answer{card.context_note}"
             )
         if asked.max_tokens <= room:
             return asked
@@ -93,6 +102,7 @@ class PlainRequest:
             raise CannotFit(
                 f"max_tokens is {asked.max_tokens}, but the context of {context_tokens} tokens"
                 f" leaves {room} after a prompt of {prompt_tokens}: ask for at most {room}"
+                f"{card.context_note}"
             )
         return msgspec.structs.replace(asked, max_tokens=room)
 

@@ -209,7 +209,7 @@ class WorkerService:
                 self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))
                 return
             token_ids = self._tokenizer.encode(request.prompt)
-            sampling = request.sampling_for(len(token_ids), self._card.context_tokens)
+            sampling = request.sampling_for(len(token_ids), self._card)
         except CannotFit as error:
             self._fail(call, Code.CONTEXT_OVERFLOW, error)
             return
@@ -242,7 +242,7 @@ class WorkerService:
     def _too_long(self, prompt: str) -> str:
         return (
             f"the prompt has {len(prompt)} characters, more than this model's context of "
-            f"{self._card.context_tokens} tokens can stand for"
+            f"{self._card.context_tokens} tokens can stand for{self._card.context_note}"
         )
 
     def _fail(self, call: Call, code: Code, reason: object) -> None:
