@@ -101,10 +101,14 @@ class Admission:
                 f"{left} after a prompt of {prompt}: ask for at most {left}{card.context_note}",
                 field="max_tokens",
             )
-        sampling = task.sampling
+        defaults = card.sampling_defaults
+        sampling = defaults.fill(task.sampling, task.job.unstated)
         wanted = asked
         if wanted is None:
-            wanted = min(left, max(self._rules.default_max_tokens, sampling.min_tokens))
+            most = self._rules.default_max_tokens
+            if defaults.max_tokens is not None:
+                most = min(most, defaults.max_tokens)
+            wanted = min(left, max(most, sampling.min_tokens))
         # Wider than the vocabulary is the same as all of it, and need not fit in 64 bits.
         top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
         sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)

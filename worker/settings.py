@@ -26,6 +26,11 @@ class WorkerSettings(BaseSettings):
     model_name: str = ""
     """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
     cache's snapshot."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """``auto``: where a request does not say, ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+    ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
+    ``generation_config.json``, as in vLLM. ``none``: neutral ones (vLLM's ``--generation-config
+    vllm``). End tokens come from it in any case."""
     engine: EngineName = "torch"
     """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
@@ -25,8 +27,9 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
 from worker.models.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
+from worker.models.generation import read_sampling_defaults
 from worker.models.phases import Phases
-from worker.protocol import ModelCard
+from worker.protocol import ModelCard, SamplingDefaults
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -124,7 +127,10 @@ def _build(
     path = settings.model_path
     with phases.timed("tokenizer"):
         tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
-    eos = config.eos_token_ids or _optional(tokenizer.eos_token_id)
+    eos = _end_tokens(path, config, tokenizer)
+    defaults = SamplingDefaults()
+    if settings.generation_config == "auto":
+        defaults = read_sampling_defaults(path)
     if settings.engine == "torch":
         # Here, so that a synthetic engine starts without torch.
         from worker.engine.torch_build import build_torch_runner
@@ -171,7 +177,14 @@ def _build(
         max_step_tokens=settings.max_step_tokens,
         can_pause=settings.pause,
         full_context_tokens=config.context_tokens,
+        sampling_defaults=defaults,
     )
+    if defaults != SamplingDefaults():
+        model_log.info(
+            "where requests do not say, sampling is that of generation_config.json (%s);"
+            " TIDEGATE_WORKER_GENERATION_CONFIG=none turns that off",
+            ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
+        )
     total_ms = phases.total_ms()
     model_log.info(
         "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d;"
@@ -282,5 +295,22 @@ def _version_of(package: str) -> str:
         return "unknown"
 
 
-def _optional(token_id: int | None) -> tuple[int, ...]:
-    return () if token_id is None else (token_id,)
+def _end_tokens(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All that end an answer: the model's, and the tokenizer's own (a chat model's end of turn)."""
+    own = tokenizer.eos_token_id
+    if own is None or own in config.eos_token_ids:
+        found = config.eos_token_ids
+    elif own < config.vocab_size:
+        found = (*config.eos_token_ids, own)
+    else:
+        model_log.warning(
+            "%s: the tokenizer's eos_token has id %d, outside the model's vocabulary of %d tokens,"
+            " and can never come",
+            path,
+            own,
+            config.vocab_size,
+        )
+        found = config.eos_token_ids
+    if not found:
+        model_log.warning("%s names no end token: answers end at their limit only", path)
+    return found

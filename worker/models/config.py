@@ -92,8 +92,7 @@ class ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """The configuration of the checkpoint directory ``path``. Raises ``CheckpointError``."""
     fields = _Fields(path / "config.json", _read_json(path / "config.json"))
-    generation_file = path / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else {}
+    generation = read_generation_config(path)
 
     architecture = fields.architecture()
     family = FAMILIES.get(architecture)
@@ -152,6 +151,15 @@ def read_config(path: Path) -> ModelConfig:
         bos_token_id=next(iter(_ids(path, "bos_token_id", generation, fields.values)), None),
         eos_token_ids=eos,
     )
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """``generation_config.json`` of a checkpoint directory; empty where there is none.
+
+    Raises ``BrokenCheckpoint``.
+    """
+    file = path / "generation_config.json"
+    return _read_json(file) if file.exists() else {}
 
 
 class _Fields:

@@ -33,7 +33,14 @@ from worker.protocol.messages import (
     encode,
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
-from worker.protocol.sampling import InvalidSampling, Sampling, read_logit_bias
+from worker.protocol.sampling import (
+    InvalidSampling,
+    Sampling,
+    SamplingDefaults,
+    read_logit_bias,
+    stated_of,
+    unstated_of,
+)
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -57,6 +64,7 @@ __all__ = [
     "Pause",
     "Resume",
     "Sampling",
+    "SamplingDefaults",
     "Started",
     "Submit",
     "TokenLogprob",
@@ -70,4 +78,6 @@ __all__ = [
     "prefix_salt",
     "read_logit_bias",
     "root_name",
+    "stated_of",
+    "unstated_of",
 ]

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from worker.protocol.sampling import SamplingDefaults
+
 
 class ModelCard(msgspec.Struct, frozen=True):
     """Sent in the first frame of a lane, and again on ``Describe``.
@@ -39,6 +41,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """It understands ``Pause`` and ``Resume``."""
     full_context_tokens: int = 0
     """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    """For requests that do not say; the worker has them from ``generation_config.json``."""
 
     @property
     def context_note(self) -> str:

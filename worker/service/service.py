@@ -204,6 +204,7 @@ class WorkerService:
                 default_deadline_ms=self._settings.default_deadline_ms,
                 unix_ms=time.time() * 1000,
                 vocab_size=self._card.vocab_size,
+                defaults=self._card.sampling_defaults,
             )
             if self._cannot_fit(request.prompt):
                 self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))

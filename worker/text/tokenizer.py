@@ -28,8 +28,8 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
 
-    ``silent_ids`` (end-of-sequence tokens) print nothing even where the vocabulary does not mark
-    them as special.
+    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` print nothing even where the
+    vocabulary does not mark them as special.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Tokenizer:
         self._hf = HfTokenizer.from_buffer(tokenizer_json)
         self._hf.no_truncation()
         self._hf.no_padding()
-        self._silent = frozenset(silent_ids)
+        own = self.eos_token_id
+        self._silent = frozenset(silent_ids if own is None else [*silent_ids, own])
         to_bytes = token_bytes_of(self._hf)
         self._texts = (
             None if to_bytes is None else TokenTexts(TokenPieces(self._hf, to_bytes, self._silent))
