@@ -43,6 +43,9 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         """Raises ``BrokenCheckpoint`` for a file that is missing, corrupt or cut short."""
+        files = _weight_files(path)
+        if not any(file.exists() for file in files) and (problem := why_unservable(path)):
+            raise BrokenCheckpoint(problem)
         self.path = path
         self._stack = ExitStack()
         self._mapped: dict[Path, Any] = {}
@@ -50,7 +53,7 @@ class Checkpoint:
         self._tensors: dict[str, Stored] = {}
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            for file in _weight_files(path):
+            for file in files:
                 self._open(file)
             undo.pop_all()
 
@@ -198,8 +201,6 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data_start: int) ->
 def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if not index.exists():
-        if not (path / _SINGLE).exists() and (problem := why_unservable(path)) is not None:
-            raise BrokenCheckpoint(problem)
         return [path / _SINGLE]
     try:
         shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
