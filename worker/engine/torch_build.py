@@ -207,7 +207,7 @@ def _allocate_pool(
             dtype=dtype,
             device=device,
         )
-    except RuntimeError as error:  # torch's out-of-memory errors are of this type
+    except (RuntimeError, OSError, OverflowError) as error:  # of torch, and of the system
         raise MemoryError(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
