@@ -198,6 +198,10 @@ class Admission:
 
     def refuses_late(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
+        # A faster instance may have come up since it was planned.
+        task.last_chance = self._forecaster.last_chance(task)
+        if task.last_chance > self._clock.now():
+            return False
         self.refusals.judged += 1
         if not self._is_capped and not self.refusals.keeps(task, Kind.QUEUE):
             self.refusals.refused_late()

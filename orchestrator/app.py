@@ -8,6 +8,8 @@ from dataclasses import replace
 from aiohttp import web
 
 from orchestrator.api import health, instances, native, openai
+from orchestrator.api.body import LARGE_BODIES, LargeBodies
+from orchestrator.api.browsers import Browsers
 from orchestrator.api.connection import Runner
 from orchestrator.api.context import (
     CONTEXT,
@@ -26,6 +28,7 @@ from orchestrator.log import fields, service_log
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 AUTH = web.AppKey("auth", Authenticator)
+BROWSERS = web.AppKey("browsers", Browsers)
 
 
 def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
@@ -48,8 +51,11 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
     app[AUTH] = Authenticator(keys_of(settings))
+    app[BROWSERS] = Browsers(settings)
+    app[LARGE_BODIES] = LargeBodies()
     app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
     app.on_response_prepare.append(_name_response)
+    app.on_cleanup.append(_close)
     return app
 
 
@@ -58,6 +64,9 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Time and name the request, let in who may, and spell errors in the path's dialect."""
     context = request[CONTEXT] = new_context(request, request.app[GATEWAY].clock)
     try:
+        preflight = request.app[BROWSERS].preflight(request.method, request.headers)
+        if preflight is not None:
+            return preflight
         context = request[CONTEXT] = _identify(request, context)
         return await handler(request)
     except TidegateError as error:
@@ -85,10 +94,14 @@ def _identify(request: web.Request, context: Context) -> Context:
             return replace(context, correlation_id=correlation_id)
         return context
     correlation_id = read_correlation_id(request, context.correlation_id)
-    auth = request.app[AUTH]
+    auth, browsers = request.app[AUTH], request.app[BROWSERS]
     key = auth.check(request.headers)
+    if not auth.has_keys:
+        browsers.check(request.method, request.headers)
     if is_admin_call(request.method, request.path):
         auth.require_admin(key)
+        if not auth.has_keys:
+            browsers.check_admin(request.headers)
     return Context(context.arrival, correlation_id, context.dialect, key)
 
 
@@ -104,8 +117,13 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
     return InvalidRequest(f"the request cannot be served: {error.reason}")
 
 
+async def _close(app: web.Application) -> None:
+    app[LARGE_BODIES].close()
+
+
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """What every response carries: the request's name, and what is left of its key's limits."""
+    response.headers.update(request.app[BROWSERS].headers(request.headers))
     context = request.get(CONTEXT)
     if context is None:  # refused before any handler, and named by whoever did
         return

@@ -70,6 +70,11 @@ class Authenticator:
         """Without keys it lets everybody in."""
         self._keys = tuple(keys)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody is asked for a token."""
+        return bool(self._keys)
+
     def check(self, headers: Mapping[str, str]) -> Key:
         """Whose token came. Raises ``Unauthenticated``."""
         if not self._keys:

@@ -119,6 +119,14 @@ class Dispatcher:
         if task in self._queue:
             self._outlook.queued(task)
 
+    def reads(self, task: Task, does: bool) -> None:
+        """The client of a task is behind, or reads again."""
+        if task.is_unread is not does or task.ending is not None:
+            return
+        task.is_unread = not does
+        self._replanner.plan([task])  # a paused one goes on
+        self.pump()
+
     def withdraw(self, task: Task) -> None:
         """Forget a task that ended while it waited."""
         if self._queue.remove(task):
@@ -171,6 +179,8 @@ class Dispatcher:
         for task in self._queue:
             if not has_room or not passes:
                 return
+            if task.is_unread and task.paused_on:  # for whom?
+                continue
             spec = placer.spec(task)
             if spec in blocked:
                 continue

@@ -104,10 +104,16 @@ class ContextOverflow(InvalidRequest):
     code = Code.CONTEXT_OVERFLOW
 
     @classmethod
-    def of_prompt(cls, prompt: int, context: int, note: str = "") -> Self:
-        """For a prompt that is too long on its own. Both in tokens; ``note`` is the card's."""
+    def of_prompt(
+        cls, prompt: int, context: int, note: str = "", *, is_least: bool = False
+    ) -> Self:
+        """For a prompt that is too long on its own; ``note`` is the card's.
+
+        Both in tokens, or the least it can have.
+        """
+        least = "at least " if is_least else ""
         return cls(
-            f"the prompt has {prompt} tokens; the model's context of {context} must hold it "
+            f"the prompt has {least}{prompt} tokens; the model's context of {context} must hold it "
             f"and at least one more: shorten the prompt{note}",
             field="prompt",
         )
@@ -144,7 +150,7 @@ class Unauthenticated(TidegateError):
 
 
 class Forbidden(TidegateError):
-    """The token is known, but it may not do this."""
+    """It is known who asks, or from where; they may not do this."""
 
     status = 403
     code = Code.FORBIDDEN

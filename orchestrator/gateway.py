@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 
 from orchestrator.admission import Admission, AdmissionRules
 from orchestrator.choices import AdmissionMode, QueueOrder
 from orchestrator.clock import Clock
-from orchestrator.deadline import DeadlinePolicy
+from orchestrator.deadline import DeadlinePolicy, Part
 from orchestrator.dispatch import Dispatcher
-from orchestrator.errors import Draining, QueueFull, TidegateError
+from orchestrator.errors import DeadlineExceeded, Draining, QueueFull, TidegateError
 from orchestrator.fleet_metrics import FleetCollector
 from orchestrator.health import HealthBoard
 from orchestrator.hedge import Hedger
@@ -27,6 +28,7 @@ from orchestrator.pausing import Pausing
 from orchestrator.placement import Placer
 from orchestrator.policy import Policy
 from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.queue import TaskQueue
 from orchestrator.refusals import Refusals
 from orchestrator.registry import LaneMaker, Registry
@@ -35,9 +37,12 @@ from orchestrator.settings import Settings
 from orchestrator.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.store import TaskStore
 from orchestrator.task import Job, Listener, OnDisconnect, Prompt, Task
-from orchestrator.tokens import PromptEncoder
+from orchestrator.tokens import INLINE_NAME_TOKENS, PromptEncoder, bytes_of, is_short
 from worker.protocol import AbortCause
 
+T = TypeVar("T")
+
+ENCODING_THREADS = 2
 LOOK_EVERY_S = 0.25
 LAST_WORDS_S = 0.5
 """How long the end waits for workers to confirm that cancelled jobs are gone."""
@@ -71,7 +76,13 @@ class Gateway:
             max_tokens=settings.keep_tokens,
         )
         self._rng = rng
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="tidegate-tokens")
+        # One thread more than encode: a card's tokenizer is made ready there too.
+        self._executor = ThreadPoolExecutor(
+            ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens"
+        )
+        self._encoding = EncodingStage(
+            self._executor, ENCODING_THREADS, settings.max_encoding_bytes, clock
+        )
         listed = tuple(entry for entry in settings.instances if not is_source(entry))
         self.registry = Registry(
             listed,
@@ -88,6 +99,7 @@ class Gateway:
             clock=clock,
             rng=rng,
             executor=self._executor,
+            special_in_prompts=settings.special_tokens_in_prompts,
             on_change=self._instances_changed,
             on_emission=self.metrics.emission_sampled,
             make_lane=make_lane,
@@ -203,11 +215,11 @@ class Gateway:
             encoder = self.registry.resolve(job.model)
             task.model = encoder.card.model
             task.vocabulary = encoder.vocabulary
-            task.token_ids = await encoder.encode(prompt, ids_field=job.api.ids_field)
+            task.token_ids = await self._encode(task, encoder, prompt)
             task.prompt_tokens = len(task.token_ids)
             task.block_tokens = encoder.card.block_tokens
             if self.registry.prefixes:
-                task.prefix_names = await encoder.prefix_names(task.token_ids, task.cache_salt)
+                task.prefix_names = await self._prefix_names(task, encoder)
             self._admission.fit(task, encoder.card)
             self.limits.charge(task)
             self._admission.finish(task)
@@ -234,6 +246,31 @@ class Gateway:
         self._dispatcher.enqueue(task)
         return task
 
+    async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
+        if is_short(prompt):
+            return encoder.encode(prompt, ids_field=task.job.api.ids_field)
+        return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
+
+    async def _prefix_names(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
+        ids, salt = task.token_ids, task.cache_salt
+        if len(ids) <= INLINE_NAME_TOKENS:
+            return encoder.prefix_names(ids, salt)
+        return await self._in_steps(task, encoder.names_in_steps(ids, salt), 8 * len(ids))
+
+    async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
+        """On a thread, for as long as it is of use."""
+        due_at = min(task.deadline.at, task.parts.cut_at)
+        try:
+            return await self._encoding.run(steps, size, due_at)
+        except DeadlineExceeded:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the deadline passed before the prompt was encoded; send less, or token ids",
+                exceeded_by_ms=1000 * (self.clock.now() - due_at),
+                part=Part.FIRST_TOKEN if task.parts.cut_at < task.deadline.at else "",
+            ) from None
+
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""
         self._end(task, aborted(AbortCause.CANCEL))
@@ -248,6 +285,13 @@ class Gateway:
         )
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self._end(task, aborted(AbortCause.DISCONNECT))
+
+    def reads(self, task: Task, does: bool) -> None:
+        """Whether the task's client keeps up with what is sent. One that does not keeps its slot
+        only while nobody else wants it (OR-11), unless its work is to go on without it anyway.
+        """
+        if task.job.on_disconnect is OnDisconnect.CANCEL:
+            self._dispatcher.reads(task, does)
 
     def queue_position(self, task: Task) -> int:
         """How many tasks start before this one; 0 once it has started."""

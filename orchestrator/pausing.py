@@ -2,7 +2,7 @@
 
 A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
 without computing anything again. It is paused only for work that is clearly more urgent, and only a
-few times.
+few times. What a client is not reading is less urgent than anything, and goes on once it reads.
 """
 
 import math
@@ -103,11 +103,15 @@ class Pausing:
                 continue
             if task.flight is not flight or flight.is_paused or task.rival is not None:
                 continue
-            if task.is_promised:  # we named its deadline ourselves: it is not traded away
-                continue
+            if task.is_promised and not task.is_unread:
+                continue  # we named its deadline ourselves: it is not traded away
             if task.stage is not Stage.RUNNING or task.pauses >= MOST_PAUSES:
                 continue
-            urgency = self._forecaster.urgency_of_running(task, now).log_urgency
+            urgency = (
+                -math.inf
+                if task.is_unread
+                else self._forecaster.urgency_of_running(task, now).log_urgency
+            )
             jobs.append((urgency, flight))
         for jobs in full.values():
             jobs.sort(key=lambda job: -job[0])
@@ -129,7 +133,12 @@ class Pausing:
 def _least_urgent(
     jobs: Sequence[tuple[float, LaneFlight]], task: Task
 ) -> tuple[float, LaneFlight] | None:
-    """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only."""
+    """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only, and
+    what is not read.
+    """
     if task.priority is Priority.INTERACTIVE:
         return jobs[-1] if jobs else None
-    return next((job for job in reversed(jobs) if job[1].task.priority is Priority.BATCH), None)
+    for job in reversed(jobs):
+        if job[1].task.is_unread or job[1].task.priority is Priority.BATCH:
+            return job
+    return None

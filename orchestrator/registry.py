@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from enum import StrEnum
+from functools import partial
 
 from orchestrator.breaker import Breakers
 from orchestrator.clock import Clock
@@ -190,6 +191,7 @@ class Registry:
         clock: Clock,
         rng: random.Random,
         executor: Executor,
+        special_in_prompts: bool = False,
         on_change: Callable[[], None],
         on_emission: Callable[[float, int], None],
         make_lane: LaneMaker = Lane,
@@ -203,6 +205,7 @@ class Registry:
         self._backlog = worker_backlog
         self._clock = clock
         self._executor = executor
+        self._make_encoder = partial(PromptEncoder, special_in_prompts=special_in_prompts)
         self._on_change = on_change
         self.emission_sampled = on_emission
         self._loading: set[asyncio.Task[None]] = set()
@@ -478,9 +481,7 @@ class Registry:
     async def _load(self, instance: Instance, card: ModelCard) -> None:
         loop = asyncio.get_running_loop()
         try:
-            encoder = await loop.run_in_executor(
-                self._executor, PromptEncoder, card, self._executor
-            )
+            encoder = await loop.run_in_executor(self._executor, self._make_encoder, card)
         except BadCard as error:
             self._set_state(instance, InstanceState.CONNECTING, str(error))
             lane_log.error("%s", error, extra=fields(instance=instance.address))

@@ -36,9 +36,11 @@ from worker.environment import unknown_variables
 ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 CONFIG_FILE = "tidegate.toml"
+ANY_ORIGIN = "*"
 _OTHER_VARIABLES = (CONFIG_VARIABLE, "TIDEGATE_HOME", "TIDEGATE_TRITON", "TIDEGATE_WORKER_")
 """Read by the launcher and by workers."""
 _NOTHINGS_DIGEST = hashlib.sha256(b"").hexdigest()
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -108,6 +110,11 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
+    max_encoding_bytes: int = Field(default=64 * 2**20, ge=2**20)
+    """Prompts that wait to become tokens, all together."""
+    special_tokens_in_prompts: bool = False
+    """What looks like a special token in a plain prompt (``/v1/completions``, ``prompt``) is one,
+    for clients that render chat templates themselves. In chats it never is."""
     max_connections: int = Field(default=4096, ge=32)
     """Open at a time; fewer where the process may not open so many files. Three quarters of them
     may come from one address, and the last 16 are for health checks and operators."""
@@ -115,6 +122,15 @@ class Settings(BaseSettings):
     """And this long to send a request's head, from its first byte on."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection without a request is closed after this, and one that reads nothing."""
+
+    # web pages
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names other than loopback's that requests without a key may call us by in ``Host``,
+    comma-separated; ``*``: any. Looked at only while there is no key at all."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
+    cors_credentials: bool = False
+    """Their browsers may send cookies too, for a proxy in front that looks at them."""
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
@@ -202,10 +218,13 @@ class Settings(BaseSettings):
     # clients that read
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """A client that falls behind by more than this is disconnected (OR-11)."""
-    slow_client_kernel_bytes: int = Field(default=2**18, ge=4096)
+    slow_client_kernel_bytes: int = Field(default=2**15, ge=4096)
     """Beyond that, the kernel holds at most about this much for it."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """So is one that takes nothing for this long while something waits for it."""
+    slow_client_pause_s: float = Field(default=0.5, gt=0)
+    """After being behind for this long its job may be paused for others that wait (``pause``), and
+    then goes on once it has read what there is."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
     """A stream that has begun carries a comment after so much silence; 0: never."""
     metrics_event_ms: float = Field(default=1000.0, ge=0)
@@ -236,9 +255,9 @@ class Settings(BaseSettings):
         file = Path(os.environ.get(CONFIG_VARIABLE, CONFIG_FILE))
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
 
-    @field_validator("instances", mode="before")
+    @field_validator("instances", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
-    def _split_instances(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
@@ -252,6 +271,24 @@ class Settings(BaseSettings):
             raise ValueError("an instance is named twice")
         for entry in value:
             check_entry(entry)
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if "/" in host or (host != "*" and "*" in host):
+                raise ValueError(f"expected a host such as llm.example, or *, got {host}")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"expected scheme://host[:port] without a path, or *, got {origin}"
+                )
         return value
 
     @field_validator("placement_policy")
@@ -285,6 +322,10 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
+            )
+        if self.cors_credentials and ANY_ORIGIN in self.cors_origins:
+            raise ValueError(
+                "cors_credentials: not together with cors_origins = *; name the origins"
             )
         if self.suspect_after_s > self.down_after_s:
             raise ValueError("suspect_after_s: must not be above down_after_s")

@@ -15,7 +15,7 @@ something waits for it, is disconnected.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from socket import SO_SNDBUF, SOL_SOCKET
 
@@ -40,10 +40,12 @@ class StreamLimits:
 
     backlog_bytes: int
     timeout_s: float
-    kernel_bytes: int = 2**18
+    kernel_bytes: int = 2**15
     """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
     keepalive_s: float | None = None
     """After this long without an event, a comment is sent; None: never."""
+    behind_s: float = 0.5
+    """A client is behind once something has waited for it for so long."""
 
 
 class EventStream:
@@ -67,6 +69,10 @@ class EventStream:
         """Events that were offered while the client was behind."""
         self.too_slow = False
         """The client was disconnected for not reading."""
+        self.is_behind = False
+        """The client has not kept up for a while, and something waits for it."""
+        self.on_behind: Callable[[], None] = _nothing
+        """Called when ``is_behind`` changes while the stream is served."""
 
     # ── synchronous side: called while a frame is being handed out ───────────────────────────
 
@@ -96,6 +102,11 @@ class EventStream:
             self.send(data)
         else:
             self.dropped += 1
+
+    def probe(self) -> None:
+        """Write a comment, unless the client is behind: then what it has not read is a probe."""
+        if self._direct:
+            self.send(_KEEP_ALIVE)
 
     def finish(self, data: bytes = b"") -> None:
         """Write the last events, then end the response."""
@@ -137,6 +148,7 @@ class EventStream:
             raise ConnectionResetError("the client is gone")
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._transport = transport
+        self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
             socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._limits.kernel_bytes)
@@ -176,8 +188,22 @@ class EventStream:
                 if self._quiet:
                     self.send(_KEEP_ALIVE)
 
+    def _tell_behind(self, is_behind: bool) -> None:
+        if self.is_behind is not is_behind:
+            self.is_behind = is_behind
+            self.on_behind()
+
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.behind_s, self._tell_behind, True)
+        try:
+            await self._write_backlog(response)
+        finally:
+            timer.cancel()
+        self._tell_behind(False)
+
+    async def _write_backlog(self, response: web.StreamResponse) -> None:
         while not self.too_slow:
             async with asyncio.timeout(self._limits.timeout_s):
                 await self._request.writer.drain()
@@ -187,3 +213,11 @@ class EventStream:
                 del self._backlog[:_PIECE]
                 await response.write(piece)
         raise TimeoutError
+
+
+def _nothing() -> None:
+    pass
+
+
+STREAM = web.RequestKey("stream", EventStream)
+"""Of a request that is being answered with one."""

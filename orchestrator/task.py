@@ -274,6 +274,7 @@ class Task:
         "instance",
         "is_background",
         "is_promised",
+        "is_unread",
         "job",
         "last_chance",
         "late_part",
@@ -334,6 +335,8 @@ class Task:
         """Plan: it only gets what nobody else wants."""
         self.is_promised = False
         """Its deadline is one that we named as feasible: it is kept before others are."""
+        self.is_unread = False
+        """Its client is behind with reading: others may have its slot until it reads again."""
         self.last_chance = job.deadline.at
         """Plan: after this it leaves the queue."""
         self.paused_on = ""

@@ -100,6 +100,9 @@ class WorkerSettings(BaseSettings):
     """For plain clients that state none."""
     legacy_stub: bool = False
     """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+    special_tokens_in_prompts: bool = True
+    """What looks like a special token in a prompt of Triton's plain contract is one, as Triton's
+    vLLM backend has it: its clients render chat templates themselves. False: it is text."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane without news gets a frame this often."""
 

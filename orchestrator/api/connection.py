@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from orchestrator.api.browsers import Browsers
 from orchestrator.api.context import (
     CORRELATION_HEADER,
     GATEWAY,
@@ -23,10 +25,12 @@ from orchestrator.api.context import (
     error_response,
     new_context,
 )
+from orchestrator.api.hang_ups import CAN_WATCH, HangUps, Prober
 from orchestrator.auth import is_admin_call, is_open_path
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.gateway import Gateway
 from orchestrator.log import fields, service_log
+from orchestrator.stream import STREAM
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -43,6 +47,8 @@ _MOST_PER_ADDRESS = 0.75
 _LOG_EVERY_S = 1.0
 """A flood of malformed requests is one line a second."""
 _ACCEPT_LOG_EVERY_S = 60.0
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""The one interim response that every client of HTTP/1.1 takes, asked for or not."""
 
 
 def raise_file_limit() -> int:
@@ -96,6 +102,8 @@ class _Server(web.Server):
             **made._kwargs,
         )
         self.gateway = gateway
+        self._browsers = Browsers(gateway.settings)
+        self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
         self._most = gateway.settings.max_connections
         self._by_address: Counter[str] = Counter()
         self._kept: dict[Connection, None] = {}
@@ -105,6 +113,11 @@ class _Server(web.Server):
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's
+        await super().shutdown(timeout)
+        if self.hang_ups is not None:
+            self.hang_ups.close()
 
     def opened(self, connection: "Connection", address: str) -> bool:
         """Count a connection; False when it is not for everything.
@@ -172,7 +185,9 @@ class _Server(web.Server):
             assert isinstance(connection, Connection)
             if connection.is_kept and not _is_for_operators(request):
                 error = NoCapacity("too many connections are open", retry_after_ms=1000.0)
-                return self.refused(error, new_context(request, self.gateway.clock))
+                response = self.refused(error, new_context(request, self.gateway.clock))
+                response.headers.update(self._browsers.headers(request.headers))
+                return response
             try:
                 return await handle(request)
             except web.HTTPException as error:
@@ -187,14 +202,24 @@ class _Server(web.Server):
 class Connection(RequestHandler):
     """One client's. Closed when the head of a request takes too long to come, or when nothing of
     what is sent is read for as long as an idle connection may stand.
+
+    A client that ends its side of the connection behind a whole request still gets its answer, as
+    long as it is there to read it; see ``hang_ups``.
     """
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._address: str | None = None
+        self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._payload: StreamReader = EMPTY_PAYLOAD
+        """Of the last request of which the head has come."""
+        self._in_head = False
+        """The last bytes belong to a request of which the head has not come yet."""
+        self._prober: Prober | None = None
+        """The client's input has ended."""
         self.is_kept = False
         """One of the last few: for probes and operators only."""
 
@@ -202,6 +227,7 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
+        self._fd = transport.get_extra_info("socket").fileno()
         self.is_kept = not self._server.opened(self, self._address)
         if self.is_kept:
             self._expect_head()
@@ -210,6 +236,11 @@ class Connection(RequestHandler):
     def is_serving(self) -> bool:
         """Whether a request is under way."""
         return self._current_request is not None
+
+    @property
+    def _is_idle(self) -> bool:
+        """Every request that has come is answered."""
+        return self._waiter is not None and not self._waiter.done()
 
     def drop(self) -> None:
         """Close at once: what is still to be sent may never be read."""
@@ -229,17 +260,115 @@ class Connection(RequestHandler):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        # The last byte that is no line end, and all behind it, are looked at apart: a request that
+        # ends with them is whole, and nothing of another has come.
+        last = max(0, len(data.rstrip(b"\r\n")) - 1)
+        if last:
+            self._feed(data[:last])
+        if self._feed(data[last:]) or not self._payload.is_eof():
+            self._in_head = False
+        elif data.strip(b"\r\n"):
+            self._in_head = True
         if self.is_kept:
             self._server.heard(self)
-        if self._waiter is None or self._waiter.done():  # a request has come
+        if not self._is_idle:  # a request has come
             self._stop_head_timer()
-        else:
+        elif self._in_head:
             self._expect_head()
+
+    def _feed(self, data: bytes) -> bool:
+        """Hand ``data`` to the parser; whether a request became whole."""
+        count, payload, was_whole = self._request_count, self._payload, self._payload.is_eof()
+        super().data_received(data)
+        if self._request_count == count:
+            return payload.is_eof() and not was_whole
+        if isinstance(self._messages[-1][0], _ErrInfo):
+            whole = self._messages[-2][1] if len(self._messages) > 1 else payload
+            if not whole.is_eof():
+                self._break_off(whole)
+            return False
+        self._payload = self._messages[-1][1]
+        return self._payload.is_eof()
+
+    def _break_off(self, payload: StreamReader) -> None:
+        """A body that has begun cannot be read on: its request is told, and is the last."""
+        self._messages.pop()
+        payload.set_exception(web.RequestPayloadError("malformed"))
+        payload.feed_eof()  # or aiohttp would wait for the rest of it
+        self.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for one
+        """Whether to stay, so that an answer can be sent."""
+        return not self._is_idle and self._payload.is_eof() and self._ask_on()
+
+    def _ask_on(self) -> bool:
+        """Ask the client from now on whether it is still there; False when there is no way to."""
+        if self._server.hang_ups is None or self.transport is None:
+            return False
+        if self._prober is None:
+            self._prober = Prober(self, self.transport, self._fd)
+        self._server.hang_ups.watch(self._fd, self.gone, end_of_input=False)
+        return True
+
+    def probe(self) -> bool:
+        request, transport = self._current_request, self.transport
+        if self._is_idle or transport is None:
+            self.gone()  # it has all its answers
+            return False
+        if request is None:  # about to begin, or to end
+            return False
+        if request.writer.output_size:
+            stream = request.get(STREAM)
+            if stream is not None:
+                stream.probe()
+            return False
+        if request.version < HttpVersion11:  # knows of no interim responses
+            self.gone()
+            return False
+        transport.write(_CONTINUE)
+        return True
+
+    def gone(self) -> None:
+        self.drop()
+
+    @property
+    def is_answering(self) -> bool:
+        return self._current_request is None or self._current_request.writer.output_size > 0
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if self._close and isinstance(resp, web.StreamResponse):
+            resp.force_close()
+        finished = await super().finish_response(request, resp, start_time)
+        if self._in_head and not self._messages:
+            self._expect_head()
+        if self._prober is not None and not self._messages:
+            self.close()
+        return finished
+
+    def _pause_transport_reading(self) -> None:
+        super()._pause_transport_reading()
+        if self._server.hang_ups is not None and self.transport is not None:
+            self._server.hang_ups.watch(self._fd, self._ended_unread, end_of_input=True)
+
+    def _resume_transport_reading(self) -> None:
+        if self._server.hang_ups is not None and self._prober is None:
+            self._server.hang_ups.unwatch(self._fd)
+        super()._resume_transport_reading()
+
+    def _ended_unread(self) -> None:
+        """The client's input has ended, behind bytes that are not read yet."""
+        if not self._ask_on():
+            self.drop()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self._stop_write_timer()
+        if self._prober is not None:
+            self._prober.stop()
+        if self._server.hang_ups is not None:
+            self._server.hang_ups.unwatch(self._fd)
         if self._address is not None:
             self._server.closed(self, self._address)
             self._address = None
@@ -256,6 +385,8 @@ class Connection(RequestHandler):
         context = new_context(request, self._server.gateway.clock)
         if status < 500:
             return self._server.malformed(exc, context)
+        if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
+            raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
             raise ConnectionError("the response broke off")
@@ -264,6 +395,8 @@ class Connection(RequestHandler):
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Say what failed, without messages and tracebacks, in which content may stand."""
         error = options.get("exc_info")
+        if isinstance(error, web.RequestPayloadError):  # the client's; it has been told
+            return
         reason = type(error).__name__ if isinstance(error, BaseException) else None
         service_log.error(str(args[0]).partition(":")[0], extra=fields(reason=reason))
 
@@ -275,7 +408,12 @@ class Connection(RequestHandler):
             timeout_s = self._server.gateway.settings.header_timeout_s
             if self.is_kept:
                 timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
-            self._head_timer = self._loop.call_later(timeout_s, self.drop)
+            self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_idle:  # else it is looked at once what runs is answered
+            self.drop()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

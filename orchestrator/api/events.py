@@ -61,6 +61,11 @@ class TaskEvents:
         self._metrics_every_s = metrics_every_s
         self._metrics_at = clock.now() + metrics_every_s if metrics_every_s else math.inf
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether its client does not keep up."""
+        return self._stream.is_behind
+
     def past(self, task: Task, queue_position: int) -> Iterator[bytes]:
         """What has happened so far, in pieces; once that is all, the task is listened to.
 

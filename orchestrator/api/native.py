@@ -1,11 +1,11 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.body import read_body
+from orchestrator.api.body import of_body, read_body
 from orchestrator.api.context import (
     CONTEXT,
     GATEWAY,
@@ -23,6 +23,7 @@ from orchestrator.store import no_such_task
 from orchestrator.stream import EventStream, StreamLimits
 from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
 from worker.protocol import (
+    MAX_LOGIT_BIASES,
     InvalidSampling,
     OnDeadline,
     Sampling,
@@ -32,8 +33,8 @@ from worker.protocol import (
 )
 
 
-class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a chat."""
+class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: str
     content: str
@@ -59,7 +60,7 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = msgspec.Raw(b"null")
     deadline_ms: float | None = None
     first_token_ms: float | None = None
     token_gap_ms: float | None = None
@@ -110,7 +111,8 @@ async def submit(request: web.Request) -> web.Response:
         session_id=wishes.session_id,
         placement=wishes.placement,
     )
-    task = await gateway.submit(job, _prompt(body))
+    prompt = await of_body(request, lambda: _prompt(body))
+    task = await gateway.submit(job, prompt)
     answer = {
         "task_id": task.id,
         "status": _status(task),
@@ -165,11 +167,19 @@ async def events(request: web.Request) -> web.StreamResponse:
     metrics_s = gateway.settings.metrics_event_ms / 1000
     follower = TaskEvents(stream, after, gateway.clock, metrics_every_s=metrics_s)
     past = follower.past(task, gateway.queue_position(task))
+
+    def tell() -> None:
+        gateway.reads(task, not all(other.is_behind for other in _followers(task)))
+
+    stream.on_behind = tell
+    gateway.reads(task, True)
     try:
         return await stream.run(past)
     finally:
         task.unlisten(follower)
-        if task.ending is None and not _followers(task):
+        if _followers(task):
+            tell()
+        elif task.ending is None:
             gateway.disconnected(task, too_slow=stream.too_slow)
 
 
@@ -204,9 +214,21 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def logit_biases(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+_bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
+_MOST_BIAS_BYTES = 64 * 1024
+"""As many as there may be take less; many more take long to decode."""
+
+
+def logit_biases(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
+    if len(memoryview(stated)) > _MOST_BIAS_BYTES:
+        raise InvalidRequest(
+            f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens", field="logit_bias"
+        )
     try:
-        return read_logit_bias(stated)
+        return read_logit_bias(_bias_decoder.decode(stated))
+    except msgspec.ValidationError as error:
+        wrong = str(error).partition(" - at ")[0]
+        raise InvalidRequest(f"logit_bias: {wrong}", field="logit_bias") from None
     except InvalidSampling as error:
         raise InvalidRequest(str(error), field=error.field) from None
 
@@ -217,6 +239,7 @@ def stream_limits(gateway: Gateway) -> StreamLimits:
         timeout_s=gateway.settings.slow_client_timeout_s,
         kernel_bytes=gateway.settings.slow_client_kernel_bytes,
         keepalive_s=gateway.settings.sse_keepalive_s or None,
+        behind_s=gateway.settings.slow_client_pause_s,
     )
 
 
@@ -256,5 +279,5 @@ def _status(task: Task) -> str:
     return "running" if task.stage is Stage.RUNNING else "queued"
 
 
-def _followers(task: Task) -> bool:
-    return any(isinstance(listener, TaskEvents) for listener in task.listeners)
+def _followers(task: Task) -> list[TaskEvents]:
+    return [listener for listener in task.listeners if isinstance(listener, TaskEvents)]

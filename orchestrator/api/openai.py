@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.body import read_body
+from orchestrator.api.body import of_body, read_body
 from orchestrator.api.context import (
     CONTEXT,
     GATEWAY,
@@ -71,7 +71,7 @@ async def _complete(
     body.refuse_unsupported()
     gateway = request.app[GATEWAY]
     job = _job(request, body, api)
-    prompt = body.prompt_of()
+    prompt = await of_body(request, body.prompt_of)
     created = int(request[CONTEXT].arrival.unix)
     if body.stream:
         with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -97,6 +97,7 @@ async def _stream(
         with_usage=with_usage,
     )
     task = await gateway.submit(job, prompt, [chunks])
+    stream.on_behind = lambda: gateway.reads(task, not stream.is_behind)
     try:
         return await stream.run()
     finally:

@@ -17,25 +17,28 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.task import Message, OnDisconnect, Priority, Prompt
 from worker.protocol import OnDeadline, Sampling, stated_of
 
-Unused = Any
-"""Accepted and ignored: it changes nothing about the answer."""
+NULL = msgspec.Raw(b"null")
+Unused = msgspec.Raw
+"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+_MOST_LOOKED_AT = 256
+"""Bytes of a field of which one value is served; that one is short."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
     include_usage: bool = False
-    include_obfuscation: Unused = None
+    include_obfuscation: Unused = NULL
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
     """The only kind of content part that is served."""
 
     text: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a chat."""
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -58,7 +61,7 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = NULL
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -82,13 +85,13 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     n: int | None = None
 
     # harmless
-    user: Unused = None
-    metadata: Unused = None
-    store: Unused = None
-    service_tier: Unused = None
-    safety_identifier: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_retention: Unused = None
+    user: Unused = NULL
+    metadata: Unused = NULL
+    store: Unused = NULL
+    service_tier: Unused = NULL
+    safety_identifier: Unused = NULL
+    prompt_cache_key: Unused = NULL
+    prompt_cache_retention: Unused = NULL
 
     def token_limit(self) -> int | None:
         return self.max_tokens
@@ -103,6 +106,8 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
         for field, (fits, expected) in _ONLY.items():
             value = getattr(self, field, None)
+            if isinstance(value, msgspec.Raw):
+                value = _short(value)
             if value is not None and not fits(value):
                 raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
         if self.stream_options is not None and not self.stream:
@@ -131,18 +136,18 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tools: list[Unused] | None = None
-    tool_choice: Unused = None
-    parallel_tool_calls: Unused = None
-    functions: list[Unused] | None = None
-    function_call: Unused = None
-    response_format: Unused = None
+    tools: Unused = NULL
+    tool_choice: Unused = NULL
+    parallel_tool_calls: Unused = NULL
+    functions: Unused = NULL
+    function_call: Unused = NULL
+    response_format: Unused = NULL
     modalities: list[str] | None = None
-    audio: Unused = None
-    prediction: Unused = None
-    reasoning_effort: Unused = None
-    verbosity: Unused = None
-    web_search_options: Unused = None
+    audio: Unused = NULL
+    prediction: Unused = NULL
+    reasoning_effort: Unused = NULL
+    verbosity: Unused = NULL
+    web_search_options: Unused = NULL
 
     def token_limit(self) -> int | None:
         if self.max_completion_tokens is None:
@@ -186,12 +191,18 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
             prompt = prompt[0]
         if isinstance(prompt, str):
             return prompt
-        if all(isinstance(part, int) for part in prompt):
-            return tuple(prompt)
-        raise InvalidRequest(
-            "one prompt per request is served: a string, a list with one string, or token ids",
-            field="prompt",
-        )
+        try:  # a loop of ours over as many as fit a body would take far longer
+            return msgspec.convert(prompt, tuple[int, ...])
+        except msgspec.ValidationError:
+            raise InvalidRequest(
+                "one prompt per request is served: a string, a list with one string, or token ids",
+                field="prompt",
+            ) from None
+
+
+def _short(value: msgspec.Raw) -> object:
+    """What JSON stands for; just something, where it is long."""
+    return msgspec.json.decode(value) if len(memoryview(value)) <= _MOST_LOOKED_AT else ...
 
 
 def _message(message: ChatMessage) -> Message:

@@ -133,12 +133,20 @@ class Forecaster:
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
-        task.is_background = found.chance < BACKGROUND_CHANCE and not task.refusal_sample
+        task.is_background = task.is_unread or (
+            found.chance < BACKGROUND_CHANCE and not task.refusal_sample
+        )
         task.rank = self._rank(found, task, now)
-        task.last_chance = task.deadline.at
-        if self._drops_infeasible and not task.refusal_sample and not task.completion_tokens:
-            capacity = self._pace_of(task.model, now).capacity
-            task.last_chance -= _least_ms(task, capacity)[0] / 1000
+        task.last_chance = self._last_chance(task, self._pace_of(task.model, now).capacity)
+
+    def last_chance(self, task: Task) -> float:
+        """When a waiting task is certain to miss, with what serves its model at this moment."""
+        return self._last_chance(task, self._capacity_of(task.model))
+
+    def _last_chance(self, task: Task, capacity: Capacity) -> float:
+        if not self._drops_infeasible or task.refusal_sample or task.completion_tokens:
+            return task.deadline.at
+        return task.deadline.at - _least_ms(task, capacity)[0] / 1000
 
     def urgency(self, task: Task, now: float) -> Urgency:
         """How urgent it is at ``now`` that ``task`` runs."""

@@ -174,7 +174,7 @@ def new_gateway(
     values = {"instances": ",".join(addresses), "log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
     gateway = Gateway(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
-    encoder = PromptEncoder(card, gateway._executor)
+    encoder = PromptEncoder(card)
     for instance in gateway.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
     for name in ("tidegate.access", "tidegate.service"):

@@ -61,7 +61,7 @@ def test_wp1_a_closed_socket_stops_the_generation(paced: Stack, path: str, strea
     ).encode()
     with socket.create_connection(("127.0.0.1", paced.orchestrator.port)) as client:
         client.sendall(
-            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
         )
         if streaming:

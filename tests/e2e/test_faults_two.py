@@ -220,7 +220,7 @@ async def test_or11_stalled_and_slow_clients_by_the_hundred(pair: Pair) -> None:
     """OR-11: who does not read is given up and his work stopped; who reads is served."""
     host, port = "127.0.0.1", pair.orchestrator.port
     body = b'{"model":"demo","prompt":"x","max_tokens":1500,"ignore_eos":true,"stream":true}'
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
     loop = asyncio.get_running_loop()
 

@@ -58,8 +58,8 @@ class Rig:
     ) -> None:
         self.clock = ManualClock()
         self.queue: TaskQueue[Task] = TaskQueue(bound)
-        capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
-        self.forecaster = Forecaster(lambda model: capacity, drops_infeasible=True)
+        self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
+        self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
         self.dropped: list[Task] = []
         site = Site(load)
         self.admission = Admission(
@@ -186,6 +186,21 @@ def test_dl8_what_waited_in_vain_was_bound_by_the_queue() -> None:
     rig.clock.advance(1.0)
     assert rig.queue.expired(rig.clock.now()) == [task]
     assert rig.admission.infeasible(task).details["binding_constraint"] == "queue"
+
+
+def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
+    """A plan looks at what serves a model four times a second; who is to leave is looked at now."""
+    rig = Rig()
+    task = rig.task(1000)
+    rig.admission.finish(task)
+    rig.clock.advance(0.21)
+    assert task.last_chance < rig.clock.now()
+    fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, (1.0, 1.25), fastest_ms=1.0)
+    slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0)
+    assert not rig.admission.refuses_late(task)
+    assert task.last_chance > rig.clock.now() + 0.5
+    rig.capacity = slow
+    assert rig.admission.refuses_late(task)
 
 
 def test_dl7_off_and_observe_refuse_nothing() -> None:

@@ -20,7 +20,7 @@ async def send(
     """Ask with a bare socket; the caller reads, or does not."""
     data = json.dumps(body).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
@@ -174,7 +174,7 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(client, f"GET {url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await loop.sock_sendall(client, f"GET {url} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         if pause:
             ends = len(service.outcomes()) + 1
             await service.until(lambda: len(service.outcomes()) == ends)
@@ -241,7 +241,8 @@ async def test_one_connection_serves_one_stream_after_another(service: Service) 
     """The framing that we write ourselves leaves the connection usable."""
     body = json.dumps(CHAT | {"stream": True}).encode()
     request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     loop = asyncio.get_running_loop()

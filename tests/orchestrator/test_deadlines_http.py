@@ -1,10 +1,13 @@
 """DL-1 to DL-6 over HTTP: past, too short, in the queue, before and after the first byte."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from orchestrator.prompts import Steps
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker, Plan
 from worker.protocol import Code
@@ -152,3 +155,60 @@ async def test_dl3_a_worker_that_sees_too_little_time_refuses(
         assert_exceeded(response.status, response.headers, error)
     assert "100 ms" in error["message"]
     assert service.outcomes() == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("part", "body"), [("", {"deadline_ms": 100}), ("first_token", {"first_token_ms": 100})]
+)
+async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
+    service: Service, worker: FakeWorker, part: str, body: dict[str, Any]
+) -> None:
+    """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
+    gate = threading.Event()
+    (encoder,) = service.gateway.registry.models().values()
+
+    def stuck(prompt: object) -> Steps[list[int]]:
+        yield False
+        assert gate.wait(30)
+        return [1]
+
+    encoder.steps = stuck  # type: ignore[method-assign]
+    try:
+        request = TASK | body | {"prompt": "x" * 5000}
+        async with service.http.post("/v2/tasks", json=request) as response:
+            error = (await response.json())["error"]
+            assert_exceeded(response.status, response.headers, error)
+            assert error.get("part", "") == part
+    finally:
+        gate.set()
+    assert service.outcomes() == ["refused"]
+    assert worker.submits == []
+
+
+async def test_prompts_that_wait_to_become_tokens_are_bounded(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
+    service = await make_service(await make_worker(), max_encoding_bytes=2**20)
+    gate = threading.Event()
+    (encoder,) = service.gateway.registry.models().values()
+
+    def stuck(prompt: object) -> Steps[list[int]]:
+        yield False
+        assert gate.wait(30)
+        return [1]
+
+    encoder.steps = stuck  # type: ignore[method-assign]
+    big = TASK | {"prompt": "x" * 2**19}
+
+    async def post() -> int:
+        async with service.http.post("/v2/tasks", json=big) as response:
+            if response.status == 429:
+                error = (await response.json())["error"]
+                assert error["code"] == "queue_full"
+                assert "Retry-After" in response.headers
+                gate.set()
+            return response.status
+
+    statuses = await asyncio.gather(*(post() for _ in range(2)))
+    assert sorted(statuses) == [202, 429]

@@ -11,6 +11,7 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
 
 TASK = {"prompt": "x", "max_tokens": 10}
+ADMIN = {"X-Tidegate-Admin": "1"}
 
 
 async def submit(service: Service) -> str:
@@ -38,7 +39,9 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     await submit(service)
     await first.until(lambda: first.running == 1)
     for _ in range(2):
-        async with service.http.post(f"/v2/instances/{first.address}/drain") as response:
+        async with service.http.post(
+            f"/v2/instances/{first.address}/drain", headers=ADMIN
+        ) as response:
             assert response.status == 202
             assert (await response.json())["draining"] is True
     assert registry.snapshot_version == version + 1
@@ -46,7 +49,9 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
         await submit(service)
     await second.until(lambda: second.running == 4)
     assert len(first.submits) == 1
-    async with service.http.post(f"/v2/instances/{first.address}/undrain") as response:
+    async with service.http.post(
+        f"/v2/instances/{first.address}/undrain", headers=ADMIN
+    ) as response:
         assert (await response.json())["ready"] is True
     await submit(service)
     await first.until(lambda: len(first.submits) == 2)
@@ -58,12 +63,12 @@ async def test_or2_work_waits_for_an_undrain(service: Service, worker: FakeWorke
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     path = f"/v2/instances/{worker.address}"
-    async with service.http.post(f"{path}/drain") as response:
+    async with service.http.post(f"{path}/drain", headers=ADMIN) as response:
         assert response.status == 202
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "not_ready"
-    async with service.http.post(f"{path}/undrain") as response:
+    async with service.http.post(f"{path}/undrain", headers=ADMIN) as response:
         assert response.status == 202
     plan.release.set()
     await submit(service)
@@ -85,7 +90,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
     assert described["first_token_ms"] > 0  # type: ignore[operator]
-    async with service.http.post("/v2/instances/elsewhere:1/drain") as response:
+    async with service.http.post("/v2/instances/elsewhere:1/drain", headers=ADMIN) as response:
         assert response.status == 404
         assert worker.address in (await response.json())["error"]["message"]
 

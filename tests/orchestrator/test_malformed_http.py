@@ -13,7 +13,11 @@ from tests.orchestrator.conftest import MakeService, Service
 from tests.orchestrator.fake_worker import FakeWorker
 
 SECRET = b"sk-planted-4711"
-HEADERS = b"Host: x\r\nContent-Type: application/json\r\nAuthorization: Bearer " + SECRET + b"\r\n"
+HEADERS = (
+    b"Host: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer "
+    + SECRET
+    + b"\r\n"
+)
 BODY = b'{"prompt": "' + SECRET + b'"}'
 
 
@@ -126,7 +130,7 @@ async def test_an_openai_path_gets_openais_errors(service: Service) -> None:
 async def test_silent_connections_are_closed(make_service: MakeService, worker: FakeWorker) -> None:
     """Whether they said nothing, half a header, or were served before."""
     service = await make_service(worker, header_timeout_s=0.2, idle_timeout_s=0.3)
-    half = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
+    half = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
     for request in (b"", half, half + b"\r\n"):
         reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
         writer.write(request)
@@ -146,7 +150,7 @@ async def test_connections_are_bounded_and_the_last_are_for_operators(
     head, _, body = (await exchange(service, submit)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503") and b"retry-after" in head.lower()
     assert json.loads(body)["error"]["code"] == "no_capacity"
-    probe = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
     # Who is silent makes room for the next.
     silent += [await asyncio.open_connection(*address) for _ in range(50)]
@@ -172,9 +176,9 @@ async def test_connections_that_read_nothing_make_room_too(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.setblocking(False)
         await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+        await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
         clients.append(client)
-    probe = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
     assert service.runner.server is not None
     assert len(service.runner.server.connections) <= 40
@@ -190,7 +194,7 @@ async def test_a_client_that_reads_nothing_is_dropped(
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.setblocking(False)
     await loop.sock_connect(client, service.runner.addresses[0][:2])
-    await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+    await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
     server = service.runner.server
     assert server is not None
     await service.until(lambda: bool(server.connections))

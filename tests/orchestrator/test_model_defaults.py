@@ -59,7 +59,9 @@ async def test_without_defaults_they_are_neutral(
 
 @pytest.mark.parametrize("full", [0, 512, 8192])
 @pytest.mark.parametrize(
-    "body", [{"prompt": "x" * 600}, {"prompt": "x", "max_tokens": 600}], ids=["prompt", "answer"]
+    "body",
+    [{"prompt": "x" * 600}, {"prompt": "x" * 60_000}, {"prompt": "x", "max_tokens": 600}],
+    ids=["prompt", "long", "answer"],
 )
 async def test_a_context_that_the_kv_pool_cuts_short_says_what_to_set(
     make_worker: MakeWorker, make_service: MakeService, full: int, body: dict[str, object]

@@ -1,6 +1,7 @@
 """Running jobs that make room for more urgent work: who, how often, and that nothing leaks."""
 
 import asyncio
+import socket
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ from orchestrator.window import Flown, Window
 from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.orchestrator.test_clients import read_to_end, send
 from tests.orchestrator.test_placement import Site, candidate, task
 from tests.orchestrator.test_retry import EXPECTED, speak, text_of
-from worker.protocol import Submit
+from worker.protocol import AbortCause, Submit
 
 # ── who ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -432,3 +434,135 @@ async def test_none_is_paused_where_that_is_off(
     await asyncio.sleep(0.1)
     assert worker.pauses == []
     await stage.ends("met", "met")
+
+
+# ── for whom nobody reads ────────────────────────────────────────────────────────────────────────
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "deadline_ms": 60_000}
+MANY, FEW = 100, 5
+"""Tokens of the long answer, of 8 kB each, and of the short ones."""
+
+
+class Reading:
+    """One slot; a long answer in it, whose client reads or does not, and others that come."""
+
+    def __init__(self, service: Service, worker: FakeWorker) -> None:
+        self.service = service
+        self.worker = worker
+        self.long = Plan(
+            tokens=MANY, stall_at=60, per_delta=5, text=lambda index: f"{index:06}" + "x" * 8000
+        )
+        worker.plan = lambda submit: self.long if submit.sampling.max_tokens == MANY else Plan()
+
+    async def begin(self, **changes: object) -> tuple[socket.socket, Task]:
+        """Ask for the long answer; none of it is read yet."""
+        body = CHAT | {"max_tokens": MANY, "stream": True} | changes
+        client = await send(self.service, body, receive_buffer=4096)
+        await self.service.until(lambda: bool(self.service.gateway._live))
+        (task,) = self.service.gateway._live
+        await self.service.until(lambda: task.completion_tokens == 60)
+        return client, task
+
+    async def good(self, **changes: object) -> None:
+        async with self.service.http.post(
+            "/v1/chat/completions", json=CHAT | {"max_tokens": FEW} | changes
+        ) as response:
+            assert response.status == 200
+
+
+@pytest.fixture
+async def reading(make_worker: MakeWorker, make_service: MakeService) -> Reading:
+    worker = await make_worker(max_running=1, can_pause=True)
+    service = await make_service(worker, worker_backlog=0, slow_client_pause_s=0.05)
+    return Reading(service, worker)
+
+
+@pytest.mark.parametrize("priority", ["interactive", "batch"])
+async def test_or11_who_does_not_read_makes_room_and_goes_on_when_it_reads(
+    reading: Reading, priority: str
+) -> None:
+    client, task = await reading.begin()
+    await reading.service.until(lambda: task.is_unread)
+    assert not reading.worker.pauses  # nobody else wants the slot
+    for _ in range(3):
+        await reading.good(priority=priority)
+    assert len(reading.worker.pauses) == 1
+    await asyncio.sleep(0.1)  # the slot is free, but what for?
+    assert not reading.worker.resumes
+    reading.long.release.set()
+    data = await read_to_end(client)
+    client.close()
+    assert data.count(b"data: ") == MANY + 3 and data.count(b"x" * 8000) >= MANY - 20
+    assert len(reading.worker.resumes) == 1
+    await reading.service.until(lambda: reading.service.outcomes() == ["met"] * 4)
+
+
+async def test_or11_who_reads_keeps_its_slot(reading: Reading) -> None:
+    client, task = await reading.begin()
+    loop = asyncio.get_running_loop()
+    await reading.service.until(lambda: task.is_unread)
+    data = bytearray()
+    while task.is_unread or data.count(b'"content":"0') < 60:
+        data += await loop.sock_recv(client, 1 << 16)
+    other = asyncio.create_task(reading.good())
+    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await asyncio.sleep(0.1)
+    assert not reading.worker.pauses
+    reading.long.release.set()
+    await read_to_end(client)
+    client.close()
+    await other
+
+
+async def test_or11_work_that_goes_on_without_a_client_needs_no_reader(reading: Reading) -> None:
+    client, task = await reading.begin(on_disconnect="continue")
+    other = asyncio.create_task(reading.good())
+    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await asyncio.sleep(0.1)
+    assert not task.is_unread and not reading.worker.pauses
+    reading.long.release.set()
+    await read_to_end(client)
+    client.close()
+    await other
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_or11_who_never_reads_on_loses_its_place(
+    make_worker: MakeWorker, make_service: MakeService, gone: bool
+) -> None:
+    """Paused or not, within the time that a slow client has; and at once when it goes."""
+    worker = await make_worker(max_running=1, can_pause=True)
+    service = await make_service(
+        worker,
+        worker_backlog=0,
+        slow_client_pause_s=0.05,
+        slow_client_timeout_s=60.0 if gone else 0.4,
+    )
+    reading = Reading(service, worker)
+    client, task = await reading.begin()
+    await service.until(lambda: task.is_unread)
+    await reading.good()
+    if gone:
+        client.close()
+    await service.until(lambda: sorted(service.outcomes()) == ["aborted", "met"])
+    await worker.until(lambda: not worker.running)
+    await service.until(lambda: not any(i.load for i in service.gateway.registry))
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+    client.close()
+
+
+async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=8, can_pause=True)
+    service = await make_service(worker, worker_backlog=0, slow_client_pause_s=0.05)
+    reading = Reading(service, worker)
+    body = CHAT | {"max_tokens": MANY, "stream": True}
+    silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]
+    await service.until(lambda: sum(t.is_unread for t in service.gateway._live) == 8)
+    await asyncio.gather(*(reading.good() for _ in range(16)))
+    assert len(worker.pauses) == 8
+    for client in silent:
+        client.close()
+    await service.until(lambda: not service.gateway.live_tasks)
+    await worker.until(lambda: not worker.running)

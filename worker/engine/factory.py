@@ -126,7 +126,11 @@ def _build(
     )
     path = settings.model_path
     with phases.timed("tokenizer"):
-        tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
+        tokenizer = Tokenizer.from_directory(
+            path,
+            config.eos_token_ids,
+            special_in_prompts=settings.special_tokens_in_prompts,
+        )
     eos = _end_tokens(path, config, tokenizer)
     defaults = SamplingDefaults()
     if settings.generation_config == "auto":

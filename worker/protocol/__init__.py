@@ -34,6 +34,7 @@ from worker.protocol.messages import (
 )
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline, Outcome
 from worker.protocol.sampling import (
+    MAX_LOGIT_BIASES,
     InvalidSampling,
     Sampling,
     SamplingDefaults,
@@ -43,6 +44,7 @@ from worker.protocol.sampling import (
 )
 
 __all__ = [
+    "MAX_LOGIT_BIASES",
     "PROTOCOL_VERSION",
     "AbortCause",
     "CacheReport",

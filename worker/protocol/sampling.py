@@ -157,6 +157,8 @@ def unstated_of(request: object) -> tuple[str, ...]:
 
 def read_logit_bias(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
     """From JSON's form, whose keys are token ids as strings. Raises ``InvalidSampling``."""
+    if stated and len(stated) > MAX_LOGIT_BIASES:  # before the walk, which may be long
+        raise InvalidSampling("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(stated)}")
     biases = []
     for key, bias in (stated or {}).items():
         # int() would also take "+1", "1_0" and digits of other scripts.

@@ -29,7 +29,8 @@ class Tokenizer:
     """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
 
     ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` print nothing even where the
-    vocabulary does not mark them as special.
+    vocabulary does not mark them as special. Without ``special_in_prompts`` what looks like a
+    special token in a prompt is text.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Tokenizer:
         settings: dict[str, Any],
         chat_template: str,
         silent_ids: Sequence[int] = (),
+        *,
+        special_in_prompts: bool = True,
     ) -> None:
         self.json = tokenizer_json
         """The file ``tokenizer.json``, as the model card carries it."""
@@ -48,6 +51,12 @@ class Tokenizer:
         self._hf = HfTokenizer.from_buffer(tokenizer_json)
         self._hf.no_truncation()
         self._hf.no_padding()
+        self._prompts = self._hf
+        if not special_in_prompts:  # one of its own: the library sets this for a whole tokenizer
+            self._prompts = HfTokenizer.from_buffer(tokenizer_json)
+            self._prompts.no_truncation()
+            self._prompts.no_padding()
+            self._prompts.encode_special_tokens = True
         own = self.eos_token_id
         self._silent = frozenset(silent_ids if own is None else [*silent_ids, own])
         to_bytes = token_bytes_of(self._hf)
@@ -56,7 +65,9 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_directory(cls, path: Path, silent_ids: Sequence[int] = ()) -> "Tokenizer":
+    def from_directory(
+        cls, path: Path, silent_ids: Sequence[int] = (), *, special_in_prompts: bool = True
+    ) -> "Tokenizer":
         """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
 
         Only the first must exist. Raises ``TokenizerError``.
@@ -73,7 +84,13 @@ class Tokenizer:
                 else _default_template(settings.get("chat_template"))
             )
             file = path / "tokenizer.json"
-            return cls(tokenizer_json, settings, template, silent_ids)
+            return cls(
+                tokenizer_json,
+                settings,
+                template,
+                silent_ids,
+                special_in_prompts=special_in_prompts,
+            )
         except FileNotFoundError as error:
             raise TokenizerError(
                 f"{error.filename} is missing; the checkpoint directory must hold tokenizer.json"
@@ -99,7 +116,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; without special tokens for one that a chat template rendered."""
         # Only the batch call lets go of the interpreter's lock, which a lane cannot wait for.
-        return self._hf.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        (encoding,) = self._prompts.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one job."""

@@ -1,0 +1,167 @@
+"""What web pages may do here: not everything that reaches a socket was meant for it.
+
+A page that somebody has open in a browser can send requests to services on their machine. While no
+key is configured nothing else stands between the two, so there the names under which a request
+comes are looked at (a token proves more than any of them)::
+
+    Host      ours, or DNS rebinding makes any page one of our own
+    Origin    ours, for what changes something: a page may send such requests without asking
+    X-Tidegate-Admin    for operators' calls; a page must ask before it may send a header like this
+
+With ``cors_origins`` pages from there may ask, and read our answers (the Fetch standard, "CORS
+protocol").
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from orchestrator.errors import Forbidden
+from orchestrator.settings import ANY_ORIGIN, ENV_PREFIX, Settings
+
+ADMIN_HEADER = "X-Tidegate-Admin"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS = "GET, HEAD, POST, DELETE"
+_MAX_AGE_S = 600
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*", re.ASCII)
+_MOST_HEADER_NAMES = 2048
+"""Characters; OpenAI's SDK asks for about 300."""
+_EXPOSED = ", ".join(
+    (
+        "X-Correlation-Id",
+        "X-Deadline-Budget",
+        "X-Deadline-Clamped-Ms",
+        "X-Deadline-Exceeded-By-Ms",
+        "X-Deadline-Missed-Part",
+        "X-Fitted-Max-Tokens",
+        "Retry-After",
+        "retry-after-ms",
+        "x-should-retry",
+        *(
+            f"x-ratelimit-{what}-{of}"
+            for what in ("limit", "remaining", "reset")
+            for of in ("requests", "tokens")
+        ),
+    )
+)
+
+
+class Browsers:
+    """Knows which hosts and origins are ours, or are welcome."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._hosts = frozenset(_bare(host) for host in settings.allowed_hosts)
+        self._any_host = "*" in settings.allowed_hosts
+        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
+        self._any_origin = ANY_ORIGIN in settings.cors_origins
+        self._credentials = settings.cors_credentials
+
+    def check(self, method: str, headers: Mapping[str, str]) -> None:
+        """For a service without keys. Raises ``Forbidden`` for what a strange page may have sent.
+
+        What has no ``Host`` (HTTP/1.0) or no ``Origin`` comes from no browser.
+        """
+        host = headers.get("Host")
+        if host is not None and not self._is_our_host(host):
+            raise Forbidden(
+                f"this service is not known as {host[:128]}: ask it as localhost, or name the host "
+                f"in {ENV_PREFIX}ALLOWED_HOSTS",
+                field="Host",
+            )
+        origin = headers.get("Origin")
+        if origin is None or method in _SAFE_METHODS:
+            return
+        if not self._welcomes(origin) and not self._is_our_origin(origin, host):
+            raise Forbidden(
+                f"pages from {origin[:128]} may not change anything here; "
+                f"{ENV_PREFIX}CORS_ORIGINS names those that may",
+                field="Origin",
+            )
+
+    def check_admin(self, headers: Mapping[str, str]) -> None:
+        """For a service without keys. Raises ``Forbidden`` where a page need not have asked."""
+        if not headers.get(ADMIN_HEADER):
+            raise Forbidden(
+                f"operators' calls need the header {ADMIN_HEADER}: 1, which no web page can send "
+                f"unasked (or set {ENV_PREFIX}ADMIN_TOKEN)",
+                field=ADMIN_HEADER,
+            )
+
+    def preflight(self, method: str, headers: Mapping[str, str]) -> web.Response | None:
+        """The answer to a browser that asks before it sends; None where it is no such question.
+
+        Raises ``Forbidden`` for an origin that is not welcome.
+        """
+        if not self._origins or method != "OPTIONS":
+            return None
+        if "Access-Control-Request-Method" not in headers or "Origin" not in headers:
+            return None
+        if not self._welcomes(headers["Origin"]):
+            raise Forbidden(
+                f"pages from {headers['Origin'][:128]} may not ask here; "
+                f"{ENV_PREFIX}CORS_ORIGINS names those that may",
+                field="Origin",
+            )
+        answer = {
+            "Access-Control-Allow-Methods": _METHODS,
+            "Access-Control-Max-Age": str(_MAX_AGE_S),
+        }
+        asked = headers.get("Access-Control-Request-Headers", "")
+        if len(asked) <= _MOST_HEADER_NAMES and _HEADER_NAMES.fullmatch(asked):
+            names = [name.strip() for name in asked.split(",")]
+            names = [name for name in names if name.lower() != ADMIN_HEADER.lower()]
+            answer["Access-Control-Allow-Headers"] = ", ".join(names)
+        return web.Response(status=204, headers=answer)
+
+    def headers(self, asked: Mapping[str, str]) -> dict[str, str]:
+        """What an answer to ``asked`` needs for a page to read it."""
+        if not self._origins:
+            return {}
+        answer = {} if self._any_origin else {"Vary": "Origin"}
+        origin = asked.get("Origin")
+        if origin is None or not self._welcomes(origin):
+            return answer
+        answer["Access-Control-Allow-Origin"] = ANY_ORIGIN if self._any_origin else origin
+        answer["Access-Control-Expose-Headers"] = _EXPOSED
+        if self._credentials:
+            answer["Access-Control-Allow-Credentials"] = "true"
+        return answer
+
+    def _welcomes(self, origin: str) -> bool:
+        return self._any_origin or origin.lower() in self._origins
+
+    def _is_our_host(self, host: str) -> bool:
+        return self._any_host or self._is_our_name(_bare(host))
+
+    def _is_our_origin(self, origin: str, host: str | None) -> bool:
+        """Whether a page came from here, as ``host``, or from something else on this machine."""
+        try:
+            found = urlsplit(origin)
+            name = (found.hostname or "").removesuffix(".")
+        except ValueError:
+            return False
+        if found.scheme not in ("http", "https") or not name:
+            return False
+        return self._is_our_name(name) or (host is not None and found.netloc == host.lower())
+
+    def _is_our_name(self, name: str) -> bool:
+        return name in self._hosts or _is_loopback(name)
+
+
+def _bare(host: str) -> str:
+    """A host without its port, brackets and last dot; empty for what is none."""
+    match = _HOST.fullmatch(host.strip().lower())
+    return match[1].strip("[]").removesuffix(".") if match else ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,120 @@
+"""Clients that hang up, told from clients that have said all that they will (WP-1).
+
+What TCP shows of both is the same end of input (FIN), and while a connection is not read, because
+more requests than are wanted came behind a running one, it shows nothing at all. So the kernel is
+asked about such a connection (``EPOLLRDHUP``), and at the end of input something is sent that says
+nothing: a closed socket answers it with a reset, a half-closed one acknowledges it::
+
+    end of input ─▶ 100 Continue, or a comment in an event stream ─┬─ reset: gone
+                            ▲                                      ├─ not acknowledged: gone
+                            └────── again and again ◀──────────────┴─ acknowledged: half-closed
+
+It is sent several times because a proxy between the two may only pass the end on, and learns of a
+reset by what it passes next.
+"""
+
+import asyncio
+import fcntl
+import select
+import sys
+import termios
+from collections.abc import Callable
+from typing import Protocol
+
+NOTICE_WITHIN_S = 0.2
+"""A client that has acknowledged nothing for so long is gone."""
+_OFTEN_S = 0.05
+_RARELY_S = 1.0
+
+CAN_WATCH = hasattr(select, "epoll")
+"""On Linux. Elsewhere the end of input is a hang-up, and goes unnoticed while nothing is read."""
+
+
+class HangUps:
+    """Watches sockets that nobody reads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: dict[int, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll.fileno(), self._look)
+
+    def watch(self, fd: int, call: Callable[[], None], *, end_of_input: bool) -> None:
+        """Call once when the peer is gone, or at its ``end_of_input``, whatever comes first.
+
+        A socket is watched for one thing at a time, the last that was said.
+        """
+        events = select.EPOLLRDHUP if end_of_input else 0  # errors and hang-ups are always told
+        if fd in self._calls:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._calls[fd] = call
+
+    def unwatch(self, fd: int) -> None:
+        """Call it before the socket is closed; fine for one that is not watched."""
+        if self._calls.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+
+    def _look(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            call = self._calls.get(fd)
+            self.unwatch(fd)
+            if call is not None:
+                call()
+
+
+class Asked(Protocol):
+    """A connection whose client has said all that it will."""
+
+    @property
+    def is_answering(self) -> bool:
+        """It sends what may be acknowledged slowly."""
+
+    def probe(self) -> bool:
+        """Send something that says nothing. False when what is sent is not to be waited for."""
+
+    def gone(self) -> None:
+        """The client has hung up. The last call."""
+
+
+class Prober:
+    """Asks such a client again and again whether it is still there; resets are told elsewhere."""
+
+    def __init__(self, asked: Asked, transport: asyncio.Transport, fd: int) -> None:
+        self._asked = asked
+        self._transport = transport
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._often_until = self._loop.time() + NOTICE_WITHIN_S
+        self._waits_since: float | None = None
+        """When a probe was sent that is to be acknowledged."""
+        self._timer: asyncio.Handle = self._loop.call_soon(self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now, since = self._loop.time(), self._waits_since
+        if since is not None and not self._asked.is_answering and self._unacknowledged():
+            if now >= since + NOTICE_WITHIN_S:
+                self._asked.gone()
+                return
+            self._timer = self._loop.call_later(_OFTEN_S, self._look)
+            return
+        self._timer = self._loop.call_later(
+            _OFTEN_S if now < self._often_until else _RARELY_S, self._look
+        )
+        self._waits_since = now if self._asked.probe() else None
+
+    def _unacknowledged(self) -> bool:
+        """Whether the kernel or we hold something that the client has not acknowledged."""
+        if self._transport.get_write_buffer_size():
+            return True
+        held = fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0" * 4)
+        return int.from_bytes(held, sys.byteorder) > 0

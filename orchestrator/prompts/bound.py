@@ -1,0 +1,94 @@
+"""How many tokens a text has at the least, in a millisecond or two per megabyte.
+
+Every token covers at most as many bytes as the longest one that holds the byte in question. So with
+``longest[b]`` the length of the longest token that holds byte ``b``, the sum of ``1 / longest[b]``
+over a text's bytes is no more than its tokens: each of them adds at most ``length · 1 / length``.
+"""
+
+import json
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+_NFC_SHRINKS = 3
+"""NFC makes at most three bytes of UTF-8 one (Unicode's FAQ on normalization, expansion factors).
+"""
+_CHUNK = 2**18
+
+
+class TokenBound:
+    """A lower bound that holds for every text, or 0 where this tokenizer allows none.
+
+    ``spellings`` are the bytes that tokens stand for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes]) -> None:
+        parts = json.loads(tokenizer.to_str())
+        self._holds = _keeps_every_byte(parts)
+        self._composes = "NFC" in _kinds(parts["normalizer"], "normalizers")
+        longest = np.zeros(256)
+        by_byte = [0] * 256
+        for spelling in spellings:
+            length = len(spelling)
+            for byte in set(spelling):
+                if length > by_byte[byte]:
+                    by_byte[byte] = length
+        longest[:] = by_byte
+        self._weights = np.divide(1.0, longest, out=np.zeros(256), where=longest > 0)
+        if any(
+            token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()
+        ):
+            self._weights[list(b" \t\n\r\v\f\xa0\x85")] = 0.0  # such a token takes all around it
+
+    def least_tokens(self, text: str) -> int:
+        """No encoding of ``text`` has fewer tokens, special ones that are added not counted."""
+        if not self._holds:
+            return 0
+        data = np.frombuffer(text.encode(errors="replace"), np.uint8)
+        counts = np.zeros(256, np.int64)
+        for start in range(0, len(data), _CHUNK):
+            counts += np.bincount(data[start : start + _CHUNK], minlength=256)
+        least = float(counts @ self._weights)
+        if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
+            least /= _NFC_SHRINKS
+        return int(least * (1 - 1e-9))
+
+
+def _keeps_every_byte(parts: dict[str, Any]) -> bool:
+    """Whether the tokens of a text spell all of it (but for how it is composed)."""
+    model = parts["model"]
+    has_unknown = model.get("unk_token") is not None or model.get("unk_id") is not None
+    return (
+        model["type"] in ("BPE", "Unigram")
+        and (not has_unknown or bool(model.get("byte_fallback")))
+        and all(map(_only_respells, _steps(parts["normalizer"], "normalizers")))
+        and all(map(_only_splits, _steps(parts["pre_tokenizer"], "pretokenizers")))
+    )
+
+
+def _only_respells(step: dict[str, Any]) -> bool:
+    match step:
+        case {"type": "NFC" | "Prepend"}:
+            return True
+        case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+            return True
+    return False
+
+
+def _only_splits(step: dict[str, Any]) -> bool:
+    if step["type"] in ("Split", "Punctuation"):
+        return bool(step["behavior"] != "Removed")
+    return step["type"] in ("ByteLevel", "Metaspace", "Digits")
+
+
+def _steps(part: dict[str, Any] | None, many: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    return list(part[many]) if part["type"] == "Sequence" else [part]
+
+
+def _kinds(part: dict[str, Any] | None, many: str) -> list[str]:
+    return [step["type"] for step in _steps(part, many)]
