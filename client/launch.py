@@ -3,12 +3,14 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from orchestrator.provision import command
 from orchestrator.provision.console import curl_line
 from orchestrator.provision.paths import DEMO_CHECKPOINT
 from orchestrator.provision.spec import LaunchSpec
 from orchestrator.provision.triton import TritonPorts
+from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
@@ -31,7 +33,8 @@ def _launch(args: argparse.Namespace, *, serve: bool) -> int:
     if not os.path.isfile(os.path.join(model_path, "config.json")):
         print(
             f"tidegate: no model in {model_path}: expected a checkpoint directory in Hugging Face "
-            "layout, with config.json; give one with --model PATH",
+            "layout, with config.json; give one with --model PATH"
+            f"\n{why_unservable(Path(model_path))}",
             file=sys.stderr,
         )
         return command.EXIT_FAILED
@@ -53,7 +56,7 @@ def _launch(args: argparse.Namespace, *, serve: bool) -> int:
     hint = None
     if serve:
         with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
-        name = worker_env.get(_MODEL_NAME) or os.path.basename(model_path)
+        name = worker_env.get(_MODEL_NAME) or model_name(Path(model_path))
         hint = f"try it:\n  {curl_line('{url}', name, with_token=with_token)}"
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
 

@@ -93,18 +93,22 @@ class Admission:
         context, prompt = card.context_tokens, len(task.token_ids)
         left = context - prompt
         if left < 1:
-            raise ContextOverflow.of_prompt(prompt, context)
+            raise ContextOverflow.of_prompt(prompt, context, card.context_note)
         asked = task.job.max_tokens
         if asked is not None and asked > left:
             raise ContextOverflow(
                 f"max_tokens is {asked}, but the model's context of {context} tokens leaves "
-                f"{left} after a prompt of {prompt}: ask for at most {left}",
+                f"{left} after a prompt of {prompt}: ask for at most {left}{card.context_note}",
                 field="max_tokens",
             )
-        sampling = task.sampling
+        defaults = card.sampling_defaults
+        sampling = defaults.fill(task.sampling, task.job.unstated)
         wanted = asked
         if wanted is None:
-            wanted = min(left, max(self._rules.default_max_tokens, sampling.min_tokens))
+            most = self._rules.default_max_tokens
+            if defaults.max_tokens is not None:
+                most = min(most, defaults.max_tokens)
+            wanted = min(left, max(most, sampling.min_tokens))
         # Wider than the vocabulary is the same as all of it, and need not fit in 64 bits.
         top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
         sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)

@@ -105,12 +105,17 @@ class ContextOverflow(InvalidRequest):
     code = Code.CONTEXT_OVERFLOW
 
     @classmethod
-    def of_prompt(cls, prompt: int, context: int, *, is_least: bool = False) -> Self:
-        """For a prompt that is too long on its own. Both in tokens, or the least it can have."""
+    def of_prompt(
+        cls, prompt: int, context: int, note: str = "", *, is_least: bool = False
+    ) -> Self:
+        """For a prompt that is too long on its own; ``note`` is the card's.
+
+        Both in tokens, or the least it can have.
+        """
         least = "at least " if is_least else ""
         return cls(
             f"the prompt has {least}{prompt} tokens; the model's context of {context} must hold it "
-            "and at least one more: shorten the prompt",
+            f"and at least one more: shorten the prompt{note}",
             field="prompt",
         )
 

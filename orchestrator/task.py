@@ -113,12 +113,14 @@ class Job:
     """What a client asks for, the same from every dialect; all but the prompt itself.
 
     ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
-    while ``max_tokens`` is None: admission then fits it to the context.
+    while ``max_tokens`` is None: admission then fits it to the context. Of what is ``unstated`` in
+    ``sampling``, the model's defaults count.
     """
 
     api: Api
     model: str
     sampling: Sampling
+    unstated: tuple[str, ...] = ()
     max_tokens: int | None
     deadline: Deadline
     correlation_id: str

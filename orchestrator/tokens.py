@@ -186,7 +186,9 @@ class PromptEncoder:
 
     def _require_room(self, least: int) -> None:
         if least >= self.card.context_tokens:
-            raise ContextOverflow.of_prompt(least, self.card.context_tokens, is_least=True)
+            raise ContextOverflow.of_prompt(
+                least, self.card.context_tokens, self.card.context_note, is_least=True
+            )
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
         """A prompt's text in parts to be encoded one by one: a client's text is text.
@@ -244,7 +246,9 @@ class PromptEncoder:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
-            raise ContextOverflow.of_prompt(len(ids), self.card.context_tokens)
+            raise ContextOverflow.of_prompt(
+                len(ids), self.card.context_tokens, self.card.context_note
+            )
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",

@@ -24,7 +24,13 @@ class WorkerSettings(BaseSettings):
     model_path: Path
     """Checkpoint directory in Hugging Face layout."""
     model_name: str = ""
-    """Name that clients use; the directory's name when empty."""
+    """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
+    cache's snapshot."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """``auto``: where a request does not say, ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+    ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
+    ``generation_config.json``, as in vLLM. ``none``: neutral ones (vLLM's ``--generation-config
+    vllm``). End tokens come from it in any case."""
     engine: EngineName = "torch"
     """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
@@ -59,7 +65,11 @@ class WorkerSettings(BaseSettings):
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0 sizes it from memory."""
+    """KV blocks in the pool; 0 is what ``max_running`` whole contexts can use, as far as memory
+    goes: on CUDA 0.8 of what is free, on the CPU a quarter (for one context up to half)."""
+    instances: int = Field(default=1, ge=1)
+    """Workers that share this machine's memory, this one included: on the CPU each takes its part
+    of what is free. The launcher sets it."""
     memory_soft_gib: float = Field(default=0.0, ge=0)
     """More than this is warned about, once; 0: never."""
     memory_hard_gib: float = Field(default=0.0, ge=0)

@@ -22,7 +22,15 @@ from orchestrator.gateway import Gateway
 from orchestrator.store import no_such_task
 from orchestrator.stream import EventStream, StreamLimits
 from orchestrator.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
-from worker.protocol import MAX_LOGIT_BIASES, InvalidSampling, OnDeadline, Sampling, read_logit_bias
+from worker.protocol import (
+    MAX_LOGIT_BIASES,
+    InvalidSampling,
+    OnDeadline,
+    Sampling,
+    read_logit_bias,
+    stated_of,
+    unstated_of,
+)
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -42,14 +50,14 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     logprobs: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: msgspec.Raw = msgspec.Raw(b"null")
@@ -79,19 +87,16 @@ async def submit(request: web.Request) -> web.Response:
         sampling=Sampling(
             max_tokens=body.max_tokens or 0,
             min_tokens=body.min_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
             seed=body.seed,
             stop=stop_strings(body.stop),
             ignore_eos=body.ignore_eos,
             logprobs=body.logprobs,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
             logit_bias=logit_biases(body.logit_bias),
+            **stated_of(body),
         ),
+        unstated=unstated_of(body),
         max_tokens=body.max_tokens,
         deadline=deadline,
         correlation_id=context.correlation_id,

@@ -23,6 +23,7 @@ from orchestrator.deadline import read_deadline, read_parts
 from orchestrator.gateway import Gateway
 from orchestrator.stream import EventStream
 from orchestrator.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
+from worker.protocol import unstated_of
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -155,6 +156,7 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         api=api,
         model=body.model,
         sampling=body.sampling(),
+        unstated=unstated_of(body),
         max_tokens=body.token_limit(),
         deadline=read_deadline(
             request.headers, body.deadline_ms, context.arrival, gateway.deadlines

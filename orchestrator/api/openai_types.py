@@ -15,7 +15,7 @@ from orchestrator.api.native import logit_biases, stop_strings
 from orchestrator.api.wishes import PlacementBody
 from orchestrator.errors import InvalidRequest
 from orchestrator.task import Message, OnDisconnect, Priority, Prompt
-from worker.protocol import OnDeadline, Sampling
+from worker.protocol import OnDeadline, Sampling, stated_of
 
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
@@ -73,9 +73,9 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     min_tokens: int = 0
     ignore_eos: bool = False
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     priority: Priority = Priority.INTERACTIVE
     tenant: str | None = None
     session_id: str | None = None
@@ -117,18 +117,14 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return Sampling(
             max_tokens=self.token_limit() or 0,
             min_tokens=self.min_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k,
             seed=self.seed,
             stop=stop_strings(self.stop),
             ignore_eos=self.ignore_eos,
             logprobs=self.wanted_logprobs(),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=logit_biases(self.logit_bias),
+            **stated_of(self),
         )
 
 

@@ -30,6 +30,7 @@ from orchestrator.provision.supervise import Unit, supervise
 from orchestrator.provision.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
 
 _PORT_ATTEMPTS = 5
+_INSTANCES = "TIDEGATE_WORKER_INSTANCES"
 
 
 class Launcher:
@@ -165,7 +166,7 @@ class Launcher:
             spec.models,
             host=spec.triton_host,
             load_timeout_s=spec.load_timeout_s,
-            env={**spec.worker_env, **gpu},
+            env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
         )
         log = logs and logs / f"{name}.log"
         return TritonInstance(name, install, served, ports, log=log, warn=self._warn)

@@ -96,6 +96,23 @@ def test_no_model_there(launched: list[Any], capsys: Any) -> None:
     assert launched == []
 
 
+def test_a_folder_that_is_no_checkpoint_is_told_apart(
+    launched: list[Any], tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert cli.main(["up", "--model", str(tmp_path)]) == command.EXIT_FAILED
+    assert "is a LoRA adapter" in capsys.readouterr().err
+    assert launched == []
+
+
+def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name" / "snapshots" / "123"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert cli.main(["up", "--model", str(folder)]) == 0
+    assert '"model": "org/name"' in launched[0][1]
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [

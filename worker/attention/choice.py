@@ -87,7 +87,7 @@ def choose_attention(
     names = (fixed,) if fixed is not None else _ON_CPU if on_cpu else _ON_CUDA
     trial, expected = _trial(pool, num_heads, windows)
     tried = tuple(_try(name, build, trial, expected, timer or _time_us) for name in names)
-    pool.data.zero_()
+    pool.data[0, _blocks_of(trial, pool)] = 0.0
     for one in tried:
         model_log.info("%s", _told(one))
     sound = [one for one in tried if one.problem is None]
@@ -139,6 +139,10 @@ class _Builder:
                 )
 
 
+def _blocks_of(trial: Trial, pool: KVPool) -> torch.Tensor:
+    return torch.from_numpy(np.unique(trial.batch.block_table)).to(pool.device)
+
+
 def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial, torch.Tensor]:
     """A batch like those to come, as large as the pool allows, and its exact result."""
     blocks = pool.data.shape[1]
@@ -146,8 +150,10 @@ def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial,
     keys = min(_TRIAL_KEYS, max(1, blocks // (decodes + 1)) * pool.block_tokens)
     chunks = [(min(_TRIAL_CHUNK, keys), keys)] if blocks > 1 else []
     rng = np.random.default_rng(0)
-    pool.data[0].normal_()
     trial = make_trial(pool, num_heads, [keys] * decodes, chunks, rng)
+    # Those blocks only: on the CPU a pool takes no memory where nothing was written.
+    used = _blocks_of(trial, pool)
+    pool.data[0, used] = torch.randn_like(pool.data[0, used])
     return trial, exact(pool, 0, trial, windows[0] if windows else 0)
 
 

@@ -10,6 +10,8 @@
     rows            0 1 2 3 |      4      |    5           then chunks of prompts
 """
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,13 +38,26 @@ class KVPool:
         self.kv_heads = kv_heads
         # Zeros, since a slot that was never written is still gathered and then masked: it may
         # hold any number but a NaN.
-        self.data = torch.zeros(
-            (layers, blocks, block_tokens, 2 * kv_heads, head_dim), dtype=dtype, device=device
-        )
+        shape = (layers, blocks, block_tokens, 2 * kv_heads, head_dim)
+        if device.type == "cpu":
+            self.data = _untouched_zeros(shape, dtype)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def device(self) -> torch.device:
         return self.data.device
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """On the CPU, in pages that the system gives as they are first written.
+
+    ``torch.zeros`` writes all of them: a pool would take its memory, and the time to clear it, at
+    the start. Raises ``OSError`` or ``OverflowError`` when there is no room.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from secrets import randbits
 
+from worker.engine.bisection import Bisection, step_failed
 from worker.engine.cache_journal import CacheJournal
 from worker.engine.core import (
     Clock,
@@ -54,7 +55,7 @@ from worker.engine.step_memory import StepMemory, StepOutcome
 from worker.engine.totals import Totals, snapshot
 from worker.kv.tier import NoTier, Tier
 from worker.log import engine_log
-from worker.protocol import AbortCause, CacheReport, Code, FinishReason, TokenLogprob, prefix_salt
+from worker.protocol import AbortCause, CacheReport, FinishReason, TokenLogprob, prefix_salt
 
 IDLE_CHECK_S = 1.0
 """Once idle for so long, the books are checked: nobody waits for it then."""
@@ -101,6 +102,7 @@ class Engine:
         self._endings: dict[Request, Ending] = {}
         """How those end that a launched step still has a row of."""
         self._landed_at = 0.0
+        self._bisection = Bisection()
         self._catching_up = False
         """A launch failed: the next step is done without overlap."""
         self._lookout = Lookout(clock, self._pace, int(self._launcher is not None))
@@ -241,8 +243,10 @@ class Engine:
         self._tell(events)
         self._tier.restore(self.scheduler.waiting, now)
         plan = self._schedule(now, events)
+        if plan is not None and self._bisection.is_on:
+            plan = self._bisection.cut(plan)
         is_busy = plan is not None or self._flight is not None
-        if self._launcher is not None and not self._catching_up:
+        if self._launcher is not None and not (self._catching_up or self._bisection.is_on):
             self._overlap(self._launcher, plan, events)
         elif plan is not None:
             self._catching_up = False
@@ -287,13 +291,14 @@ class Engine:
         return schedule.plan
 
     def _execute(self, plan: Plan, events: list[Event]) -> StepOutcome | None:
-        """Compute what fits of the plan; None when the runner failed and its jobs were ended."""
+        """Compute what fits of the plan; None when the runner failed, or nothing fitted."""
         started = self._clock()
         try:
             done = self._memory.execute(self._runner, plan)
         except Exception as error:
             self._fail(plan.rows, error, events)
             return None
+        self._bisection.passed()
         for request, ending in done.failed:
             self._finish(request, self._endings.pop(request, ending), events)
         if not done.plan.rows:
@@ -327,8 +332,8 @@ class Engine:
             # The step launched after it had its tokens as inputs.
             after, self._flight = self._flight, None
             rows = flight.plan.rows + (after.plan.rows if after is not None else [])
-            for row in rows:
-                self.scheduler.discard(row)
+            for row in reversed(rows):
+                self.scheduler.take_back_launch(row)
             self._fail(rows, error, events)
             return
         now = self._clock()
@@ -338,14 +343,12 @@ class Engine:
         self._apply(flight.plan, result, events, self.scheduler.confirm)
 
     def _fail(self, rows: Sequence[Row], error: Exception, events: list[Event]) -> None:
-        engine_log.error("a step of %d rows failed", len(rows), exc_info=error)
-        failed = Ending(
-            FinishReason.ERROR,
-            Code.ENGINE_ERROR,
-            f"the engine failed in a step ({type(error).__name__}); its log has the details",
-        )
+        """End the request that failed a step by itself; else have the rows tried in halves."""
+        guilty = self._bisection.failed(rows, error)
         for request in dict.fromkeys(row.request for row in rows):
-            self._finish(request, self._endings.pop(request, failed), events)
+            ending = self._endings.pop(request, None)
+            if request is guilty or ending is not None:
+                self._finish(request, ending or step_failed(error), events)
 
     def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
         prompt_tokens = plan.tokens - plan.decodes

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from worker.engine.block_pool import BlockPool
 from worker.engine.core import Clock, EngineService
 from worker.engine.engine import Engine
@@ -23,8 +25,11 @@ from worker.kv.tier import Tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
+from worker.models.errors import BrokenCheckpoint
+from worker.models.folder import model_name, why_unservable
+from worker.models.generation import read_sampling_defaults
 from worker.models.phases import Phases
-from worker.protocol import ModelCard
+from worker.protocol import ModelCard, SamplingDefaults
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -71,6 +76,8 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Eng
     phases = Phases()
     path = settings.model_path
     config = read_config(path)
+    if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
+        raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
     # On a thread that ends with it: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
     with ThreadPoolExecutor(2, "tidegate-build") as aside:
@@ -124,7 +131,10 @@ def _build(
             config.eos_token_ids,
             special_in_prompts=settings.special_tokens_in_prompts,
         )
-    eos = config.eos_token_ids or _optional(tokenizer.eos_token_id)
+    eos = _end_tokens(path, config, tokenizer)
+    defaults = SamplingDefaults()
+    if settings.generation_config == "auto":
+        defaults = read_sampling_defaults(path)
     if settings.engine == "torch":
         # Here, so that a synthetic engine starts without torch.
         from worker.engine.torch_build import build_torch_runner
@@ -148,7 +158,7 @@ def _build(
         memory=StepMemory(built.guard),
     )
     card = ModelCard(
-        model=settings.model_name or path.resolve().name,
+        model=settings.model_name or model_name(path),
         context_tokens=scheduler.capacity_tokens,
         vocab_size=config.vocab_size,
         tokenizer_json=tokenizer.json,
@@ -170,7 +180,15 @@ def _build(
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=settings.max_step_tokens,
         can_pause=settings.pause,
+        full_context_tokens=config.context_tokens,
+        sampling_defaults=defaults,
     )
+    if defaults != SamplingDefaults():
+        model_log.info(
+            "where requests do not say, sampling is that of generation_config.json (%s);"
+            " TIDEGATE_WORKER_GENERATION_CONFIG=none turns that off",
+            ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
+        )
     total_ms = phases.total_ms()
     model_log.info(
         "%s is ready on %s after %.2f s: %s engine, %d KV blocks of %d tokens, context %d;"
@@ -281,5 +299,22 @@ def _version_of(package: str) -> str:
         return "unknown"
 
 
-def _optional(token_id: int | None) -> tuple[int, ...]:
-    return () if token_id is None else (token_id,)
+def _end_tokens(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All that end an answer: the model's, and the tokenizer's own (a chat model's end of turn)."""
+    own = tokenizer.eos_token_id
+    if own is None or own in config.eos_token_ids:
+        found = config.eos_token_ids
+    elif own < config.vocab_size:
+        found = (*config.eos_token_ids, own)
+    else:
+        model_log.warning(
+            "%s: the tokenizer's eos_token has id %d, outside the model's vocabulary of %d tokens,"
+            " and can never come",
+            path,
+            own,
+            config.vocab_size,
+        )
+        found = config.eos_token_ids
+    if not found:
+        model_log.warning("%s names no end token: answers end at their limit only", path)
+    return found

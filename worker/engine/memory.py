@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from worker.engine import cgroup
 from worker.log import engine_log
 
 GIB: Final = 2**30
@@ -48,13 +49,16 @@ class ProcessMemory:
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
     def free_bytes(self) -> int:
+        """Of the machine, or of what a container's limit leaves."""
+        limited = cgroup.free_bytes()
+        free = 2**63 if limited is None else limited
         try:
             for line in _MEMINFO.read_text("ascii").splitlines():
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(free, int(line.split()[1]) * 1024)
         except (OSError, ValueError):
             pass
-        return 2**63
+        return free
 
     def drop_caches(self) -> None:
         gc.collect()
@@ -101,6 +105,17 @@ class MemoryLimits:
                 " it would never warn; lower it"
             )
         return cls(round(soft * GIB), round(hard * GIB))
+
+
+def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
+    """For the KV pool of one of ``instances`` workers, of ``free`` bytes that all of them see.
+
+    A quarter, or what a text of the whole context takes up to half; less each where they are more
+    than two. A pool takes memory only as it fills, so that the next worker to start still sees it
+    free: two that know nothing of each other fit.
+    """
+    part = free // max(2, instances)
+    return max(part // 2, min(part, context_bytes))
 
 
 class MemoryGuard:

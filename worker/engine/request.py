@@ -64,6 +64,8 @@ class Request:
     """It waits, has not begun, and is not to be admitted."""
     pauses: int = 0
     """How often it was paused or held."""
+    redone: int = 0
+    """How often a launched step of it was taken back: the runner's tables may know too much."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     overtaken: int = 0

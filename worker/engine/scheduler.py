@@ -23,7 +23,7 @@ from worker.engine.prefix import Prefixes
 from worker.engine.prompt_order import prompt_urgency
 from worker.engine.request import PENDING, STARVED, Ending, Request
 from worker.engine.runner import Plan, Row
-from worker.protocol import Code, FinishReason
+from worker.protocol import Code, FinishReason, context_note
 
 _PATIENCE_S = 300.0
 """A request without a deadline is ordered as if it had one this far off: it must not starve."""
@@ -198,6 +198,14 @@ class Scheduler:
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
+    def take_back_launch(self, row: Row) -> None:
+        """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
+        request = row.request
+        request.computed = row.start
+        request.leaving = False
+        request.redone += 1
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
+
     def release(self, request: Request) -> None:
         """Forget a request, wherever it is; its slot and blocks are free when this returns."""
         self._blocked = False
@@ -289,7 +297,8 @@ class Scheduler:
             return _refused(
                 Code.CONTEXT_OVERFLOW,
                 f"the prompt has {request.prompt_tokens} tokens; at most"
-                f" {self.capacity_tokens - 1} leave room for a token of the answer",
+                f" {self.capacity_tokens - 1} leave room for a token of the answer"
+                + context_note(self.capacity_tokens, self.config.context_tokens),
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
             return _refused(

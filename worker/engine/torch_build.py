@@ -12,7 +12,14 @@ from worker.engine import sampling_loops
 from worker.engine.compute import Compute, Tiled, Whole
 from worker.engine.cuda_runner import build_cuda_runner
 from worker.engine.factory import BuiltRunner
-from worker.engine.memory import CudaMemory, MemoryGuard, MemoryLimits, ProcessMemory
+from worker.engine.memory import (
+    GIB,
+    CudaMemory,
+    MemoryGuard,
+    MemoryLimits,
+    ProcessMemory,
+    cpu_pool_bytes,
+)
 from worker.engine.precision import choose_dtype, is_small, set_threads
 from worker.engine.sampling import Sampler
 from worker.engine.torch_runner import TorchRunner
@@ -26,7 +33,6 @@ from worker.models.phases import Phases
 from worker.models.registry import Model, load_model
 from worker.settings import WorkerSettings
 
-_CPU_POOL_BYTES: Final = 256 * 2**20
 _CUDA_POOL_SHARE: Final = 0.8
 """Of the memory that is free once the weights are loaded; the rest is for activations."""
 
@@ -70,17 +76,26 @@ def build_torch_runner(
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     wanted = settings.max_running * blocks_per_job
     guard = _open_guard(settings, device)
-    blocks = settings.kv_blocks or min(wanted, _pool_bytes(device, guard) // block_bytes)
+    context_bytes = blocks_per_job * block_bytes
+    budget = _pool_bytes(settings, device, guard, context_bytes)
+    blocks = settings.kv_blocks or min(wanted, budget // block_bytes)
     if blocks < 1:
         guard.check(block_bytes)
-        raise MemoryError(f"no memory is left on {device} for a KV block of {block_bytes} bytes")
+        raise MemoryError(
+            f"no memory is left on {device} for a KV block of {block_bytes} bytes; free some, or"
+            " set TIDEGATE_WORKER_KV_BLOCKS to what it must hold all the same"
+        )
     guard.check(blocks * block_bytes)
     if blocks < blocks_per_job:
         model_log.warning(
-            "the KV pool holds %d tokens, less than the model's context of %d; raise"
-            " TIDEGATE_WORKER_KV_BLOCKS for longer texts",
+            "the KV pool holds %d tokens, less than the model's context of %d: longer texts are"
+            " refused. It has %.2f GiB of the memory that was free; for the whole context set"
+            " TIDEGATE_WORKER_KV_BLOCKS=%d (%.2f GiB)",
             blocks * settings.block_tokens,
             config.context_tokens,
+            blocks * block_bytes / GIB,
+            blocks_per_job,
+            context_bytes / GIB,
         )
     on_cuda = device.type == "cuda"
     # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
@@ -167,12 +182,14 @@ def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
     return MemoryGuard(meter, limits)
 
 
-def _pool_bytes(device: torch.device, guard: MemoryGuard) -> int:
+def _pool_bytes(
+    settings: WorkerSettings, device: torch.device, guard: MemoryGuard, context_bytes: int
+) -> int:
     """For the KV pool, of what is free and what the hard limit leaves."""
     free = guard.meter.free_bytes()
     share = int(free * _CUDA_POOL_SHARE)
     if device.type == "cpu":
-        share = min(_CPU_POOL_BYTES, free // 2)
+        share = cpu_pool_bytes(free, settings.instances, context_bytes)
     allowed = guard.pool_bytes()
     return share if allowed is None else min(share, allowed)
 
@@ -190,7 +207,7 @@ def _allocate_pool(
             dtype=dtype,
             device=device,
         )
-    except RuntimeError as error:  # torch's out-of-memory errors are of this type
+    except (RuntimeError, OSError, OverflowError) as error:  # of torch, and of the system
         raise MemoryError(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"

@@ -104,10 +104,9 @@ class TorchRunner:
 
 
 class _SlotTable:
-    """Per slot: the running request that has it, since which pause, and the blocks it holds."""
+    """Per slot: the running request that has it, its ``_version``, and the blocks it holds."""
 
     def __init__(self, slots: int, max_blocks: int) -> None:
-        # A request that was paused may come back to a slot that has missed what it did elsewhere.
         self._owners: list[tuple[Request, int] | None] = [None] * slots
         self.blocks = np.zeros((slots, max_blocks), np.int64)
 
@@ -120,12 +119,21 @@ class _SlotTable:
             request = row.request
             slots[i] = slot = request.slot
             owner = self._owners[slot]
-            if owner is None or owner[0] is not request or owner[1] != request.pauses:
+            version = _version(request)
+            if owner is None or owner[0] is not request or owner[1] != version:
                 self.blocks[slot] = 0
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
-                self._owners[slot] = request, request.pauses
+                self._owners[slot] = request, version
         return slots
+
+
+def _version(request: Request) -> int:
+    """Another one when a slot may not know the request's text as it stands.
+
+    It was paused, and has gone on elsewhere; or a step of it was taken back.
+    """
+    return request.pauses + request.redone
 
 
 def spread(

@@ -3,8 +3,10 @@
 Without torch, what a checkpoint is:
 
 - ``config``       what its ``config.json`` says
+- ``generation``   which sampling its ``generation_config.json`` recommends
 - ``families``     the architectures, and how they differ
 - ``parameters``   what a model wants loaded
+- ``folder``       what a folder is called, and what it is when it is no checkpoint
 - ``errors``       what can be wrong with a checkpoint
 - ``digest``       a name for its contents
 - ``phases``       how long each phase of a start took

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel
+from worker.models.folder import why_unservable
 from worker.models.parameters import Parameter, Part
 
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_COMPARED_ROWS: Final = 4096
+"""So many at a time: two tensors that differ mostly do so at once."""
 # Buffers that old checkpoints carry and models compute themselves.
 _IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
 
@@ -40,6 +43,9 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         """Raises ``BrokenCheckpoint`` for a file that is missing, corrupt or cut short."""
+        files = _weight_files(path)
+        if not any(file.exists() for file in files) and (problem := why_unservable(path)):
+            raise BrokenCheckpoint(problem)
         self.path = path
         self._stack = ExitStack()
         self._mapped: dict[Path, Any] = {}
@@ -47,7 +53,7 @@ class Checkpoint:
         self._tensors: dict[str, Stored] = {}
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            for file in _weight_files(path):
+            for file in files:
                 self._open(file)
             undo.pop_all()
 
@@ -64,6 +70,11 @@ class Checkpoint:
 
     def __getitem__(self, part: Part) -> Stored:
         return self._tensors[part.name]
+
+    @property
+    def names(self) -> Set[str]:
+        """Of all tensors in the files."""
+        return self._tensors.keys()
 
     def mapped(self, part: Part) -> torch.Tensor:
         """A view of the file; it outlives the ``with`` block."""
@@ -142,6 +153,24 @@ class Checkpoint:
             if name in self._tensors:
                 raise BrokenCheckpoint(f"{self.path}: {name} is in more than one file")
             self._tensors[name] = _stored(file, name, entry, 8 + length)
+
+
+def differ(path: Path, one: str, other: str) -> bool:
+    """Whether a checkpoint directory holds both tensors, and they are not the same.
+
+    Raises ``BrokenCheckpoint``.
+    """
+    with Checkpoint(path) as checkpoint:
+        if not {one, other} <= checkpoint.names:
+            return False
+        parts = [Part(name, ()) for name in (one, other)]
+        if len({(checkpoint[part].dtype, checkpoint[part].shape) for part in parts}) > 1:
+            return True
+        tensors = [checkpoint.mapped(part) for part in parts]
+        return not all(
+            torch.equal(*(tensor[start : start + _COMPARED_ROWS] for tensor in tensors))
+            for start in range(0, len(tensors[0]), _COMPARED_ROWS)
+        )
 
 
 def prefetch(path: Path) -> None:

@@ -2,14 +2,19 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from worker.log import model_log
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.families import FAMILIES, WindowRule
+from worker.models.folder import why_unservable
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
+
+DEFAULT_ROPE_THETA: Final = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,7 @@ class ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """The configuration of the checkpoint directory ``path``. Raises ``CheckpointError``."""
     fields = _Fields(path / "config.json", _read_json(path / "config.json"))
-    generation_file = path / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else {}
+    generation = read_generation_config(path)
 
     architecture = fields.architecture()
     family = FAMILIES.get(architecture)
@@ -114,7 +118,7 @@ def read_config(path: Path) -> ModelConfig:
             f" num_key_value_heads ({kv_heads})"
         )
     vocab_size = fields.integer("vocab_size")
-    eos = _ids(generation.get("eos_token_id", fields.values.get("eos_token_id")))
+    eos = _ids(path, "eos_token_id", generation, fields.values)
     if any(not 0 <= token < vocab_size for token in eos):
         raise BrokenCheckpoint(
             f"{path}: eos_token_id {list(eos)} is outside the vocabulary of {vocab_size} tokens"
@@ -137,16 +141,25 @@ def read_config(path: Path) -> ModelConfig:
         head_dim=head_dim,
         context_tokens=positions,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=rope.number("rope_theta", 10000.0),
+        rope_theta=rope.number("rope_theta", DEFAULT_ROPE_THETA),
         rope_scaling=scaling,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         windows=fields.windows(family.window, layers),
         tie_word_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
         dtype=fields.dtype(),
-        bos_token_id=_first_id(generation.get("bos_token_id", fields.values.get("bos_token_id"))),
+        bos_token_id=next(iter(_ids(path, "bos_token_id", generation, fields.values)), None),
         eos_token_ids=eos,
     )
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """``generation_config.json`` of a checkpoint directory; empty where there is none.
+
+    Raises ``BrokenCheckpoint``.
+    """
+    file = path / "generation_config.json"
+    return _read_json(file) if file.exists() else {}
 
 
 class _Fields:
@@ -201,12 +214,36 @@ class _Fields:
         """The rotary settings in one object, wherever this version of transformers put them.
 
         transformers 5: all of them in ``rope_parameters``. Before: ``rope_theta`` at the top and
-        the rest in ``rope_scaling``.
+        the rest in ``rope_scaling``. Where both are there, because someone has added the latter,
+        transformers reads that one only (``convert_rope_params_to_dict``, 5.23): not even
+        ``rope_theta`` comes from ``rope_parameters`` then.
         """
-        nested = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        parameters, scaling = self.values.get("rope_parameters"), self.values.get("rope_scaling")
+        nested = scaling or parameters or {}
         if not isinstance(nested, dict):
             raise BrokenCheckpoint(f"{self.file}: the rope settings must be an object")
-        return _Fields(self.file, {"rope_theta": self.values.get("rope_theta"), **nested})
+        if any(isinstance(value, dict) for value in nested.values()):
+            raise UnsupportedModel(
+                f"{self.file}: rope settings of their own for each kind of layer are not supported"
+            )
+        theta = self.values.get("rope_theta")
+        if scaling and isinstance(parameters, dict) and scaling != parameters:
+            model_log.warning(
+                "%s has rope_parameters and rope_scaling: the latter counts alone, as in"
+                " transformers, with rope_theta %s",
+                self.file,
+                nested.get("rope_theta", theta or f"{DEFAULT_ROPE_THETA:g}, the default"),
+            )
+            if theta is None and "rope_theta" in parameters and "rope_theta" not in nested:
+                model_log.warning(
+                    "%s: the rope_theta of %s in rope_parameters is not used, which the model was"
+                    " probably trained with; write it into rope_scaling too",
+                    self.file,
+                    parameters["rope_theta"],
+                )
+        rope = _Fields(self.file, {"rope_theta": theta, **nested})
+        rope.refuse("partial_rotary_factor", allowed=(1.0, None))
+        return rope
 
     def scaling(self, max_positions: int) -> RopeScaling | None:
         """Of rotary settings; ``max_positions`` is the model's ``max_position_embeddings``."""
@@ -299,22 +336,25 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise BrokenCheckpoint(
-            f"{file} is missing; point the model path at a checkpoint directory in Hugging Face"
-            " layout"
-        ) from error
-    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(why_unservable(file.parent) or f"{file} is missing") from error
+    except NotADirectoryError as error:
+        raise BrokenCheckpoint(why_unservable(file.parent) or str(error)) from error
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise BrokenCheckpoint(f"{file} must hold a JSON object, got {type(values).__name__}")
     return values
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _first_id(value: Any) -> int | None:
-    return next(iter(_ids(value)), None)
+def _ids(
+    path: Path, name: str, generation: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Of ``generation_config.json``, else of ``config.json``: one id, a list of them, or null."""
+    value = generation.get(name)
+    value = config.get(name) if value is None else value
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    if any(not isinstance(each, int) or isinstance(each, bool) for each in found):
+        raise BrokenCheckpoint(
+            f"{path}: {name} must be a token id or a list of them, got {value!r}"
+        )
+    return tuple(dict.fromkeys(found))

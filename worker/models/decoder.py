@@ -6,7 +6,7 @@ step, whatever rows they belong to; only attention knows about rows.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from worker.models.linear import Linear
 from worker.models.loader import Weights
 from worker.models.parameters import Kind, Parameter, Part
 from worker.models.rope import AngleTable, Rotation
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
 
 
 class Decoder:
@@ -104,7 +107,7 @@ class Decoder:
                 tuple(Part(name + ".bias", (rows,)) for name, rows in sized) if bias else (),
             )
 
-        table = (Part("model.embed_tokens.weight", (c.vocab_size, hidden)),)
+        table = (Part(EMBEDDING, (c.vocab_size, hidden)),)
         found = {"embedding": Parameter(Kind.EMBEDDING, table)}
         for i in range(c.num_layers):
             ours, theirs = f"layers.{i}.", f"model.layers.{i}."
@@ -135,14 +138,14 @@ class Decoder:
         found["head"] = (
             Parameter(Kind.LINEAR, table)
             if c.tie_word_embeddings
-            else linear("lm_head", out=(c.vocab_size,), into=hidden)
+            else linear(HEAD.removesuffix(".weight"), out=(c.vocab_size,), into=hidden)
         )
         return found
 
     @staticmethod
     def unused(config: ModelConfig) -> tuple[str, ...]:
         """Tensors that a checkpoint may hold although nothing reads them."""
-        return ("lm_head.weight",) if config.tie_word_embeddings else ()
+        return (HEAD,) if config.tie_word_embeddings else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
 """From a checkpoint to a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from worker.attention import AttentionStep
+from worker.log import model_log
+from worker.models.checkpoint import differ
 from worker.models.config import ModelConfig
-from worker.models.decoder import Decoder
+from worker.models.decoder import EMBEDDING, HEAD, Decoder
 from worker.models.loader import Layout, load_weights
 from worker.models.parameters import Kind
 
@@ -38,7 +41,20 @@ def load_model(
     device: torch.device,
     layout: Layout | None = None,
 ) -> Model:
-    """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
+    """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``.
+
+    A head that is stored counts even where the configuration ties it to the embedding, unless it is
+    a mere copy: so does ``PreTrainedModel.tie_weights`` of transformers 5.
+    """
+    if config.tie_word_embeddings and differ(path, EMBEDDING, HEAD):
+        model_log.warning(
+            "%s: config.json ties %s to %s, but the files hold both and they differ: they stay two,"
+            " as in transformers; set tie_word_embeddings to false there",
+            path,
+            HEAD,
+            EMBEDDING,
+        )
+        config = replace(config, tie_word_embeddings=False)
     weights = load_weights(
         path,
         Decoder.parameters(config),

@@ -10,7 +10,7 @@
 """
 
 from worker.protocol.blocks import block_hashes, block_name, prefix_salt, root_name
-from worker.protocol.card import ModelCard
+from worker.protocol.card import ModelCard, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -39,7 +39,10 @@ from worker.protocol.sampling import (
     MAX_LOGIT_BIASES,
     InvalidSampling,
     Sampling,
+    SamplingDefaults,
     read_logit_bias,
+    stated_of,
+    unstated_of,
 )
 
 __all__ = [
@@ -66,12 +69,14 @@ __all__ = [
     "Pause",
     "Resume",
     "Sampling",
+    "SamplingDefaults",
     "Started",
     "Submit",
     "TokenLogprob",
     "WorkerStats",
     "block_hashes",
     "block_name",
+    "context_note",
     "decode_frame",
     "decode_message",
     "encode",
@@ -79,4 +84,6 @@ __all__ = [
     "prefix_salt",
     "read_logit_bias",
     "root_name",
+    "stated_of",
+    "unstated_of",
 ]

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from worker.protocol.sampling import SamplingDefaults
+
 
 class ModelCard(msgspec.Struct, frozen=True):
     """Sent in the first frame of a lane, and again on ``Describe``.
@@ -37,3 +39,22 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Token budget of one step, prompts and decodes together."""
     can_pause: bool = False
     """It understands ``Pause`` and ``Resume``."""
+    full_context_tokens: int = 0
+    """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    """For requests that do not say; the worker has them from ``generation_config.json``."""
+
+    @property
+    def context_note(self) -> str:
+        """What to say to whom the context is too short for, because the KV pool is."""
+        return context_note(self.context_tokens, self.full_context_tokens)
+
+
+def context_note(context_tokens: int, full_context_tokens: int) -> str:
+    """To follow an error; empty where the model itself has no longer context."""
+    if full_context_tokens <= context_tokens:
+        return ""
+    return (
+        f" (the model's own context is {full_context_tokens}, but the worker's KV pool holds"
+        f" {context_tokens} tokens: its operator may raise TIDEGATE_WORKER_KV_BLOCKS)"
+    )

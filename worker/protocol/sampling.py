@@ -1,6 +1,7 @@
 """Sampling parameters: one type for every dialect, checked in one place."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
@@ -121,6 +122,37 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
                     f"must be from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g},"
                     f" got {bias} for token {token_id}",
                 )
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What counts for a model where a request does not say; None leaves it to ``Sampling``."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def fill(self, sampling: Sampling, unstated: Collection[str]) -> Sampling:
+        """``sampling`` with those of its ``unstated`` parameters that have a default here."""
+        changes = {name: value for name in unstated if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(sampling, **changes) if changes else sampling
+
+
+_LEFT_TO_MODELS = tuple(name for name in SamplingDefaults.__struct_fields__ if name != "max_tokens")
+
+
+def stated_of(request: object) -> dict[str, Any]:
+    """Which of the parameters that have defaults a request states: those that are not None."""
+    return {
+        name: value for name in _LEFT_TO_MODELS if (value := getattr(request, name)) is not None
+    }
+
+
+def unstated_of(request: object) -> tuple[str, ...]:
+    """The others: what ``SamplingDefaults.fill`` is to fill."""
+    return tuple([name for name in _LEFT_TO_MODELS if getattr(request, name) is None])
 
 
 def read_logit_bias(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

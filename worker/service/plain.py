@@ -20,12 +20,16 @@ import numpy as np
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
 from worker.protocol import (
     Code,
+    ModelCard,
     OnDeadline,
     Sampling,
+    SamplingDefaults,
     TokenLogprob,
     excerpt,
     names,
     read_logit_bias,
+    stated_of,
+    unstated_of,
 )
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
 from worker.text.stream import TextStream
@@ -87,13 +91,14 @@ class PlainRequest:
     num_input_tokens: bool
     num_output_tokens: bool
 
-    def sampling_for(self, prompt_tokens: int, context_tokens: int) -> Sampling:
+    def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
         """What to ask of the engine after a prompt of that many tokens. Raises ``CannotFit``."""
+        context_tokens = card.context_tokens
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
             raise CannotFit(
                 f"the prompt has {prompt_tokens} tokens; at most {context_tokens - 1} leave room"
-                " for a token of the answer"
+                f" for a token of the answer{card.context_note}"
             )
         if asked.max_tokens <= room:
             return asked
@@ -101,6 +106,7 @@ class PlainRequest:
             raise CannotFit(
                 f"max_tokens is {asked.max_tokens}, but the context of {context_tokens} tokens"
                 f" leaves {room} after a prompt of {prompt_tokens}: ask for at most {room}"
+                f"{card.context_note}"
             )
         return msgspec.structs.replace(asked, max_tokens=room)
 
@@ -110,15 +116,15 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
 
     max_tokens: int | None = None
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     stop: list[str] | str | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
@@ -130,9 +136,17 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_plain(
-    call: Call, *, default_deadline_ms: float, unix_ms: float, vocab_size: int
+    call: Call,
+    *,
+    default_deadline_ms: float,
+    unix_ms: float,
+    vocab_size: int,
+    defaults: SamplingDefaults | None = None,
 ) -> PlainRequest:
-    """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``."""
+    """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``.
+
+    ``defaults`` count for what it does not state, but for ``max_tokens``: that is 16 here.
+    """
     prompt = call.text(names.TEXT_INPUT)
     if prompt is None:
         raise InvalidCall(f"input {names.TEXT_INPUT} is missing")
@@ -154,19 +168,17 @@ def parse_plain(
     sampling = Sampling(
         max_tokens=DEFAULT_MAX_TOKENS if stated.max_tokens is None else stated.max_tokens,
         min_tokens=stated.min_tokens,
-        temperature=stated.temperature,
-        top_p=stated.top_p,
-        top_k=stated.top_k,
         seed=stated.seed,
         stop=(stated.stop,) if isinstance(stated.stop, str) else tuple(stated.stop or ()),
         ignore_eos=stated.ignore_eos,
         logprobs=logprobs,
-        min_p=stated.min_p,
-        repetition_penalty=stated.repetition_penalty,
         presence_penalty=stated.presence_penalty,
         frequency_penalty=stated.frequency_penalty,
         logit_bias=read_logit_bias(stated.logit_bias),
+        **stated_of(stated),
     )
+    if defaults is not None:
+        sampling = defaults.fill(sampling, unstated_of(stated))
     sampling.check(vocab_size)
     return PlainRequest(
         prompt=prompt,

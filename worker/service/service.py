@@ -210,12 +210,13 @@ class WorkerService:
                 default_deadline_ms=self._settings.default_deadline_ms,
                 unix_ms=time.time() * 1000,
                 vocab_size=self._card.vocab_size,
+                defaults=self._card.sampling_defaults,
             )
             if self._cannot_fit(request.prompt):
                 self._fail(call, Code.CONTEXT_OVERFLOW, self._too_long(request.prompt))
                 return
             token_ids = self._tokenizer.encode(request.prompt)
-            sampling = request.sampling_for(len(token_ids), self._card.context_tokens)
+            sampling = request.sampling_for(len(token_ids), self._card)
         except CannotFit as error:
             self._fail(call, Code.CONTEXT_OVERFLOW, error)
             return
@@ -248,7 +249,7 @@ class WorkerService:
     def _too_long(self, prompt: str) -> str:
         return (
             f"the prompt has {len(prompt)} characters, more than this model's context of "
-            f"{self._card.context_tokens} tokens can stand for"
+            f"{self._card.context_tokens} tokens can stand for{self._card.context_note}"
         )
 
     def _fail(self, call: Call, code: Code, reason: object) -> None:

@@ -28,9 +28,9 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
 
-    ``silent_ids`` (end-of-sequence tokens) print nothing even where the vocabulary does not mark
-    them as special. Without ``special_in_prompts`` what looks like a special token in a prompt is
-    text.
+    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` print nothing even where the
+    vocabulary does not mark them as special. Without ``special_in_prompts`` what looks like a
+    special token in a prompt is text.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Tokenizer:
             self._prompts.no_truncation()
             self._prompts.no_padding()
             self._prompts.encode_special_tokens = True
-        self._silent = frozenset(silent_ids)
+        own = self.eos_token_id
+        self._silent = frozenset(silent_ids if own is None else [*silent_ids, own])
         to_bytes = token_bytes_of(self._hf)
         self._texts = (
             None if to_bytes is None else TokenTexts(TokenPieces(self._hf, to_bytes, self._silent))

@@ -1,6 +1,7 @@
 """The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +16,17 @@ from worker.attention.reference import ReferenceAttention
 from worker.engine.block_pool import BlockPool
 from worker.engine.compute import Whole
 from worker.engine.core import Event, Job, JobPaused, JobTokens
-from worker.engine.cuda_runner import CudaRunner, build_cuda_runner, warm_up
+from worker.engine.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
 from worker.engine.decode_graphs import Recording, Step, batch_sizes
 from worker.engine.engine import Engine
-from worker.engine.runner import OverlappingRunner, Runner
-from worker.engine.sampling import Sampler
+from worker.engine.runner import OverlappingRunner, Runner, StepResult
+from worker.engine.sampling import Sampled, Sampler
 from worker.engine.scheduler import Scheduler, SchedulerConfig
 from worker.engine.stream_meter import StreamMeter
 from worker.engine.torch_runner import TorchRunner
 from worker.models.config import read_config
 from worker.models.registry import load_model
-from worker.protocol import AbortCause, FinishReason, Sampling
+from worker.protocol import AbortCause, Code, FinishReason, Sampling
 
 CPU = torch.device("cpu")
 BLOCKS, BLOCK_TOKENS, MAX_RUNNING = 60, 4, 6
@@ -268,7 +269,7 @@ def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
 def test_a_step_that_fails_leaves_a_sound_engine(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launch that fails is done over; one that fails again ends the step's jobs."""
+    """A launch that fails is done over, then in halves; with every row failing, all jobs end."""
     engine = build(tiny, cuda_like=True)
     todo, after = jobs()[:4], jobs()[4:6]
     for job in todo:
@@ -276,9 +277,79 @@ def test_a_step_that_fails_leaves_a_sound_engine(
     events = engine.step() + engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "sample", lambda *args: 1 / 0)
-        events += engine.step() + engine.step()
+        for _ in range(8):
+            events += engine.step()
+    assert {end_of(job, events).code for job in todo} == {Code.ENGINE_ERROR}
     assert engine.scheduler.pool.used_count == 0
     assert len(run(engine, after)) > 2
+
+
+def test_only_the_row_that_fails_in_sampling_ends(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' tokens are those of an engine without it, draws and penalties included."""
+    drawn = {"temperature": 0.8, "seed": 3, "frequency_penalty": 1.5, "ignore_eos": True}
+
+    def todo() -> list[Job]:
+        return [Job(prompt(9, seed=n), Sampling(max_tokens=20, **drawn), FAR) for n in range(5)]  # type: ignore[arg-type]
+
+    expected = {}
+    for cuda_like in (True, False):
+        good = todo()
+        events = run(build(tiny, cuda_like=cuda_like), good)
+        expected[cuda_like] = [ids_of(job, events) for job in good]
+    sample = Sampler.sample
+
+    def broken(self: Sampler, logits: Tensor, slots: Any, *rest: Any) -> Sampled:
+        sampled = sample(self, logits, slots, *rest)
+        if bad in slots and failing:
+            raise IndexError("index out of range")
+        return sampled
+
+    monkeypatch.setattr(Sampler, "sample", broken)
+    for cuda_like in (True, False):
+        failing, bad = False, -1
+        mixed = todo()
+        engine = build(tiny, cuda_like=cuda_like)
+        for job in mixed:
+            engine.submit(job)
+        events = [event for _ in range(6) for event in engine.step()]
+        bad = next(r.slot for r in engine.scheduler.running if r.job is mixed[3])
+        failing = True
+        while not any(getattr(event, "code", None) for event in events):
+            events += engine.step()
+        failing = False
+        events += run(engine, [])
+        assert end_of(mixed[3], events).code is Code.ENGINE_ERROR
+        found = [ids_of(job, events) for job in mixed]
+        assert found[3] == expected[cuda_like][3][: len(found[3])]
+        assert found[:3] + found[4:] == expected[cuda_like][:3] + expected[cuda_like][4:]
+
+
+def test_a_step_that_fails_to_be_read_is_done_over_to_the_same_tokens(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws, and what penalties have counted for the tokens that were taken back."""
+
+    def todo() -> list[Job]:
+        few = tuple((token, 100.0) for token in range(5, 11))  # which come again and again
+        drawn = {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.5, "logit_bias": few}
+        return [Job(prompt(9, seed=n), Sampling(max_tokens=20, **drawn), FAR) for n in range(4)]  # type: ignore[arg-type]
+
+    good, again = todo(), todo()
+    events = run(build(tiny, cuda_like=True), good)
+    collect, calls = LaunchedOnDevice.collect, iter(range(10**6))
+
+    def fails_now_and_then(step: LaunchedOnDevice) -> StepResult:
+        found = collect(step)
+        if next(calls) % 7 == 6:
+            raise RuntimeError("illegal access")
+        return found
+
+    monkeypatch.setattr(LaunchedOnDevice, "collect", fails_now_and_then)
+    after = run(build(tiny, cuda_like=True), again)
+    assert next(calls) > 20
+    assert [ids_of(job, after) for job in again] == [ids_of(job, events) for job in good]
 
 
 def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:

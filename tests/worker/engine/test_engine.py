@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tests.worker.engine.harness import EOS, Bench, end_of, ids_of, was_started
-from worker.engine.core import Job, JobTokens
+from worker.engine.core import Job, JobFinished, JobTokens
 from worker.engine.runner import Plan, StepResult
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 
@@ -271,14 +271,15 @@ def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(
 
     bench.runner.during = fail
     first, second, unplanned = bench.submit(), bench.submit(), bench.submit(left_s=200)
-    events = bench.step()
+    events = bench.step(3)
     for job in (first, second):
         end = end_of(job, events)
         assert (end.reason, end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
         assert "ZeroDivisionError" in end.message
         assert "secret" not in end.message
-    assert not any(e.job is unplanned for e in events)
+    assert not any(isinstance(e, JobTokens | JobFinished) for e in events if e.job is unplanned)
     assert "a step of 2 rows failed" in caplog.text
+    assert caplog.text.count("Traceback") == 1
     bench.runner.during = lambda plan: None
     assert end_of(unplanned, bench.finish()).reason is FinishReason.LENGTH
     assert bench.is_clean

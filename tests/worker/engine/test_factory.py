@@ -13,6 +13,7 @@ from worker.engine import factory, precision, torch_build
 from worker.engine.core import Event, Job
 from worker.engine.engine import Engine
 from worker.engine.factory import build_engine
+from worker.engine.memory import ProcessMemory, cpu_pool_bytes
 from worker.models.config import read_config
 from worker.models.errors import BrokenCheckpoint
 from worker.protocol import Sampling
@@ -79,14 +80,49 @@ def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.Mo
         values = {"max_running": 4, "block_tokens": 16} | changes
         return build_engine(settings(tiny, **values)).engine.stats().kv_blocks_total
 
-    assert blocks() == 4 * 128 // 16
+    block_bytes, context = 3 * 16 * 2 * 2 * 8 * 4, 128 // 16
+    assert blocks() == 4 * context
     assert blocks(kv_blocks=5) == 5
-    block_bytes = 3 * 16 * 2 * 2 * 8 * 4
-    monkeypatch.setattr(torch_build, "_CPU_POOL_BYTES", 7 * block_bytes)
-    assert blocks() == 7
-    monkeypatch.setattr(torch_build, "_CPU_POOL_BYTES", 1)
-    with pytest.raises(MemoryError, match="no memory is left"):
+
+    def free(blocks: int) -> None:
+        monkeypatch.setattr(ProcessMemory, "free_bytes", lambda self: blocks * block_bytes)
+
+    free(10**6)
+    assert blocks() == 4 * context, "no more than slots and context can use"
+    free(4 * 19)
+    assert blocks() == 19, "a quarter of what is free"
+    free(2 * context)
+    assert blocks() == context, "half of it for one whole context"
+    assert blocks(instances=4) == context // 2
+    free(2 * 3)
+    assert blocks() == 3
+    free(0)
+    with pytest.raises(MemoryError, match=r"no memory is left.*KV_BLOCKS"):
         blocks()
+
+
+def test_a_pool_that_is_shorter_than_the_context_says_what_to_set(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ProcessMemory, "free_bytes", lambda self: 2 * 3 * 16 * 3 * 2 * 2 * 8 * 4)
+    card = build_engine(settings(tiny)).card
+    assert (card.context_tokens, card.full_context_tokens) == (48, 128)
+    assert "the KV pool holds 48 tokens, less than the model's context of 128" in caplog.text
+    assert "set TIDEGATE_WORKER_KV_BLOCKS=8" in caplog.text
+    assert "own context is 128" in card.context_note and "KV_BLOCKS" in card.context_note
+    caplog.clear()
+    whole = build_engine(settings(tiny, kv_blocks=8)).card
+    assert whole.context_tokens == 128 and not whole.context_note
+    assert "KV pool holds" not in caplog.text
+
+
+def test_two_workers_leave_each_other_room() -> None:
+    """A pool that nothing has filled yet is still seen as free."""
+    free = 1000
+    assert 2 * cpu_pool_bytes(free, 1, context_bytes=free) <= free
+    for instances in (2, 3, 8):
+        assert instances * cpu_pool_bytes(free, instances, context_bytes=free) <= free
+    assert cpu_pool_bytes(free, 1, context_bytes=1) == 250
 
 
 def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:

@@ -174,21 +174,6 @@ def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptur
     assert end_of(after, bench.finish()).completion_tokens == 8
 
 
-def test_other_failures_are_not_tried_again() -> None:
-    bench = Bench()
-    jobs = [bench.submit(), bench.submit()]
-    tries = []
-
-    def during(plan: Plan) -> None:
-        tries.append(plan)
-        raise RuntimeError("a kernel is broken")
-
-    bench.runner.during = during
-    events = bench.finish()
-    assert len(tries) == 1
-    assert all("memory" not in end_of(job, events).message for job in jobs)
-
-
 def test_caches_are_dropped_before_a_step_is_tried_again() -> None:
     meter = FakeMeter()
     bench = Bench()

@@ -291,16 +291,30 @@ def test_a_launch_that_fails_is_done_over() -> None:
     assert bench.device.most_uncollected == 2, "overlap did not come back"
 
 
-def test_a_step_that_fails_takes_the_one_behind_it_along() -> None:
+def test_a_step_that_fails_once_costs_nobody_a_token() -> None:
+    """It and the one behind it are taken back, and done over without overlap."""
     bench = Bench()
-    jobs = [bench.submit([9] * n, max_tokens=6) for n in (1, 2)]
-    bench.step(2)
+    jobs = [bench.submit([9] * n, max_tokens=6) for n in (1, 2, 7)]
+    events = bench.step(2)
     bench.device.fail_next_collect = True
-    events = bench.step()
-    assert {end_of(job, events).code for job in jobs} == {Code.ENGINE_ERROR}
+    events += bench.finish()
+    for n, job in zip((1, 2, 7), jobs, strict=True):
+        assert ids_of(job, events) == continuation([9] * n, 6, ignore_eos=True)
+        assert end_of(job, events).reason is FinishReason.LENGTH
+    assert bench.device.most_uncollected == 2
     assert bench.scheduler.pool.used_count == 0
-    after = bench.submit([9] * 3)
-    assert end_of(after, bench.finish()).reason is FinishReason.LENGTH
+
+
+def test_who_was_to_end_with_a_step_that_fails_ends() -> None:
+    bench = Bench()
+    cancelled, other = bench.submit([9] * 3, max_tokens=9), bench.submit([9] * 4, max_tokens=9)
+    events = bench.step(3)
+    bench.engine.cancel(cancelled, AbortCause.CANCEL)
+    bench.device.fail_next_collect = True
+    events += bench.step()
+    assert end_of(cancelled, events).code is Code.CANCELLED
+    events += bench.finish()
+    assert ids_of(other, events) == continuation([9] * 4, 9, ignore_eos=True)
 
 
 def test_a_full_block_is_known_to_others_once_it_is_read() -> None:

@@ -165,6 +165,8 @@ def test_a_pool_smaller_than_the_context_bounds_the_context(tiny: Path) -> None:
     long, fits = greedy(prompt(40)), greedy(prompt(39), 50)
     events = run(engine, [long, fits])
     assert end_of(long, events).code is Code.CONTEXT_OVERFLOW
+    message = end_of(long, events).message
+    assert "own context is 128" in message and "raise TIDEGATE_WORKER_KV_BLOCKS" in message
     assert end_of(fits, events).completion_tokens == 1
 
 

@@ -49,6 +49,8 @@ def weights_file(path: Path) -> Path:
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'.*'llama3'"),
         ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, "attention_bias=True"),
         ({"sliding_window": 64}, "sliding_window=64"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "each kind of layer"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"layer_types": ["sliding_attention"] * 3}, "layer_types="),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         (
@@ -74,6 +76,8 @@ def test_what_we_do_not_run_is_named(
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number"),
         ({"num_key_value_heads": 4}, "must be a multiple of"),
         ({"eos_token_id": [2, 300]}, r"eos_token_id \[2, 300\] is outside the vocabulary of 300"),
+        ({"eos_token_id": "2"}, "eos_token_id must be a token id or a list of them, got '2'"),
+        ({"bos_token_id": [0, None]}, "bos_token_id must be a token id or a list"),
         ({"architectures": None}, "architectures must name one model class"),
         ({"vocab_size": 301}, r"embed_tokens.weight is \[300, 48\], expected \[301, 48\]"),
         (
@@ -198,6 +202,19 @@ def test_end_of_sequence_comes_from_the_generation_config_first(checkpoint: Path
     assert read_config(checkpoint).eos_token_ids == (2, 7)
     (checkpoint / "generation_config.json").unlink()
     assert read_config(checkpoint).eos_token_ids == (4,)
+
+
+def test_a_rope_theta_that_is_lost_is_told(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_config(
+        checkpoint,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
+    )
+    assert read_config(checkpoint).rope_theta == 10000.0
+    assert "the latter counts alone" in caplog.text
+    assert "rope_theta of 1000000.0 in rope_parameters is not used" in caplog.text
 
 
 def test_the_digest_follows_the_contents(original: Path, checkpoint: Path) -> None:

@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.worker.models.checkpoints import DEMO, LLAMA3_ROPE, ROPE, YARN, make_checkpoint
+from tests.worker.models.checkpoints import (
+    DEMO,
+    LLAMA3_ROPE,
+    ROPE,
+    YARN,
+    edit_config,
+    make_checkpoint,
+)
 from tests.worker.models.rig import Rig
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -84,6 +92,55 @@ def test_a_short_type_is_as_near_as_transformers_is(checkpoint: Path, dtype: tor
         return float((found - exact).square().mean().sqrt())
 
     assert error(logits) < 1.1 * error(oracle(checkpoint, ids, dtype))
+
+
+QWEN_README = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": QWEN_README},
+        {"rope_scaling": QWEN_README | ROPE},
+        {"rope_scaling": QWEN_README, "rope_theta": 500.0},
+        {"rope_parameters": None, "rope_scaling": QWEN_README, "rope_theta": 500.0},
+        {"rope_parameters": YARN, "rope_scaling": {}},
+        {"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
+    ids=["added", "added-with-theta", "theta-on-top", "transformers-4", "empty", "other-kind"],
+)
+def test_a_rope_scaling_that_was_added_counts_as_in_transformers(
+    tmp_path: Path, model_type: str, rope: dict[str, object]
+) -> None:
+    """Beside the ``rope_parameters`` that transformers 5 writes."""
+    make_checkpoint(tmp_path, model_type, rope_parameters=ROPE | {"rope_type": "default"})
+    edit_config(tmp_path, **rope)
+    ids = random_ids(100, 300)
+    rig = Rig(tmp_path)
+    (logits,) = rig.step((rig.text(ids), len(ids)))
+    torch.testing.assert_close(logits, oracle(tmp_path, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("stored", ["copy", "another", "none"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_a_tied_head_that_is_stored_counts_as_in_transformers(
+    tmp_path: Path, model_type: str, stored: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint(tmp_path, model_type)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    head = weights.pop("lm_head.weight")
+    if stored != "none":
+        copy = weights["model.embed_tokens.weight"].clone()
+        weights["lm_head.weight"] = head if stored == "another" else copy
+    save_file(weights, file, metadata={"format": "pt"})
+    edit_config(tmp_path, tie_word_embeddings=True)
+    ids = random_ids(50, 300)
+    rig = Rig(tmp_path)
+    (logits,) = rig.step((rig.text(ids), len(ids)))
+    torch.testing.assert_close(logits, oracle(tmp_path, ids), atol=1e-4, rtol=0)
+    assert ("they differ" in caplog.text) == (stored == "another")
 
 
 def test_logits_of_the_demo_model_are_those_of_transformers() -> None:

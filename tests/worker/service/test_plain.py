@@ -14,6 +14,8 @@ from worker.protocol import (
     FinishReason,
     InvalidSampling,
     OnDeadline,
+    Sampling,
+    SamplingDefaults,
     TokenLogprob,
     names,
 )
@@ -158,6 +160,20 @@ def test_numbers_may_come_as_strings_and_defaults_are_vllms() -> None:
         False,
         True,
     )
+
+
+def test_what_a_request_does_not_state_is_the_model_s() -> None:
+    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, max_tokens=99)
+
+    def sampling(stated: str) -> Sampling:
+        call = plain_call("ab", FakeResponder(), sampling_parameters=stated)
+        limits = {"default_deadline_ms": 1000.0, "unix_ms": 5_000.0, "vocab_size": 256}
+        return parse_plain(call, defaults=defaults, **limits).sampling  # type: ignore[arg-type]
+
+    asked = sampling('{"temperature": "1.0", "top_k": null}')
+    assert (asked.temperature, asked.top_k, asked.top_p, asked.max_tokens) == (1.0, 20, 0.8, 16)
+    asked = sampling('{"top_k": 0, "top_p": 1, "temperature": 0}')
+    assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 0, 1.0)
 
 
 def test_parameters_of_the_request_count_when_there_is_no_json() -> None:

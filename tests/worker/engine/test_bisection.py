@@ -1,0 +1,119 @@
+"""A step that fails costs those only with whom it fails by itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.engine.harness import Bench, end_of, ids_of
+from worker.engine.core import Event, Job
+from worker.engine.runner import Plan
+from worker.protocol import AbortCause, Code, FinishReason
+
+
+def fail_with(bench: Bench, guilty: list[Job]) -> list[int]:
+    """Every step with a row of them fails; how many rows the steps had."""
+    tried: list[int] = []
+
+    def during(plan: Plan) -> None:
+        tried.append(len(plan.rows))
+        if any(row.request.job is job for row in plan.rows for job in guilty):
+            raise IndexError("index 5 is out of bounds")
+
+    bench.runner.during = during
+    return tried
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    prompts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    share=st.sets(st.integers(0, 7)),
+    begun=st.integers(0, 4),
+)
+def test_only_the_guilty_fail(prompts: list[int], share: set[int], begun: int) -> None:
+    bench = Bench(max_running=8, max_step_tokens=16)
+    jobs = [bench.submit(prompt) for prompt in prompts]
+    guilty = [job for i, job in enumerate(jobs) if i in share]
+    events = bench.step(begun)
+    fail_with(bench, guilty)
+    events += bench.finish()
+    for job in jobs:
+        end = end_of(job, events)
+        if job in guilty:
+            assert (end.reason, end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
+            assert "IndexError" in end.message and "bounds" not in end.message
+        else:
+            assert end.reason is FinishReason.LENGTH
+            assert ids_of(job, events) == [7] * 8
+    assert bench.is_clean
+
+
+def test_one_among_many_is_found_in_few_steps() -> None:
+    bench = Bench(max_running=16, max_waiting=16)
+    jobs = [bench.submit(1) for _ in range(16)]
+    events = bench.step()
+    tried = fail_with(bench, [jobs[11]])
+    steps = 0
+    while not any(getattr(event, "code", None) for event in events):
+        events += bench.step()
+        steps += 1
+    assert steps <= 2 * np.log2(16) + 1
+    assert end_of(jobs[11], events).completion_tokens == 1
+    assert tried == [16, 8, 8, 4, 2, 2, 1, 1]
+    events += bench.finish()
+    assert bench.is_clean
+
+
+def test_a_failure_that_passes_costs_nobody() -> None:
+    bench = Bench()
+    jobs = [bench.submit(3 + i) for i in range(4)]
+    events = bench.step()
+    failures = iter([True])
+
+    def during(plan: Plan) -> None:
+        if next(failures, False):
+            raise RuntimeError("once")
+
+    bench.runner.during = during
+    events += bench.finish()
+    assert all(ids_of(job, events) == [7] * 8 for job in jobs)
+
+
+def test_a_failure_of_some_rows_together_slows_down_only() -> None:
+    bench = Bench()
+    jobs = [bench.submit(2) for _ in range(4)]
+
+    def during(plan: Plan) -> None:
+        if len(plan.rows) > 2:
+            raise RuntimeError("too wide for this kernel")
+
+    bench.runner.during = during
+    events = bench.finish()
+    assert all(ids_of(job, events) == [7] * 8 for job in jobs)
+
+
+def test_aborts_and_newcomers_are_seen_meanwhile() -> None:
+    bench = Bench(max_running=4, max_step_tokens=16)
+    jobs = [bench.submit(2) for _ in range(3)]
+    events: list[Event] = bench.step()
+    fail_with(bench, [jobs[2]])
+    events += bench.step()
+    bench.engine.cancel(jobs[0], AbortCause.CANCEL)
+    late = bench.submit(2)
+    events += bench.finish()
+    assert end_of(jobs[0], events).code is Code.CANCELLED
+    assert end_of(jobs[2], events).code is Code.ENGINE_ERROR
+    for job in (jobs[1], late):
+        assert ids_of(job, events) == [7] * 8
+    assert bench.is_clean
+
+
+def test_one_traceback_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    jobs = [bench.submit() for _ in range(4)]
+    fail_with(bench, jobs)
+    events = bench.finish()
+    assert {end_of(job, events).code for job in jobs} == {Code.ENGINE_ERROR}
+    assert caplog.text.count("Traceback") == 1
+    assert "a step of 4 rows failed (IndexError); its halves are tried next" in caplog.text
+    assert bench.is_clean

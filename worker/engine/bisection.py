@@ -1,0 +1,84 @@
+"""A step that fails is tried again in halves, until only those fail with whom it must.
+
+::
+
+    a b c d e f g h    failed                  one step each, deadlines and aborts looked at between
+    ├─ a b c d         computed
+    └─ e f g h         failed
+       ├─ e f          failed
+       │  ├─ e         failed: ends with an error
+       │  └─ f         computed
+       └─ g h          computed
+
+A step that failed has changed nothing that counts: its KV is written anew, and a draw is a function
+of seed and position. Memory that runs out is not such a failure; ``step_memory`` sees to that.
+"""
+
+from collections.abc import Sequence
+
+from worker.engine.request import Ending, Request
+from worker.engine.runner import Plan, Row
+from worker.log import engine_log
+from worker.protocol import Code, FinishReason
+
+
+class Bisection:
+    """The groups that are still to be tried. Used by the engine's thread."""
+
+    def __init__(self) -> None:
+        self._groups: list[frozenset[Request]] = []
+        self._told = ""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._groups)
+
+    def cut(self, plan: Plan) -> Plan:
+        """The rows of the next group that has any in this plan; all of them where none is left."""
+        while self._groups:
+            group = self._groups[-1]
+            rows = [row for row in plan.rows if row.request in group]
+            if len(rows) == len(plan.rows):
+                return plan
+            if rows:
+                decodes = sum(row.request in group for row in plan.rows[: plan.decodes])
+                return Plan(rows, decodes, sum(row.count for row in rows))
+            self._groups.pop()
+        return plan
+
+    def passed(self) -> None:
+        """The rows that ``cut`` gave last were computed."""
+        if self._groups:
+            self._groups.pop()
+
+    def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
+        """They were not: who is to end for it, once it can be nobody else."""
+        self._tell(len(rows), error)
+        if self._groups:
+            self._groups.pop()
+        requests = list(dict.fromkeys(row.request for row in rows))
+        if len(requests) == 1:
+            return requests[0]
+        middle = len(requests) // 2
+        self._groups += [frozenset(requests[middle:]), frozenset(requests[:middle])]
+        return None
+
+    def _tell(self, rows: int, error: Exception) -> None:
+        """One traceback says as much as one for each half."""
+        what = f"{type(error).__name__}: {error}"
+        engine_log.error(
+            "a step of %d rows failed (%s)%s",
+            rows,
+            type(error).__name__,
+            "; its halves are tried next" if rows > 1 else "; its request ends with an error",
+            exc_info=None if what == self._told else error,
+        )
+        self._told = what
+
+
+def step_failed(error: Exception) -> Ending:
+    return Ending(
+        FinishReason.ERROR,
+        Code.ENGINE_ERROR,
+        f"the engine failed in a step ({type(error).__name__}); its log has the details",
+    )

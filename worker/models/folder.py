@@ -1,0 +1,118 @@
+"""What a model folder is called, and what it is when we cannot serve it. No torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+_CACHE_PREFIX: Final = "models--"
+_PICKLES: Final = (".bin", ".pth", ".pt", ".ckpt")
+_TO_SAFETENSORS: Final = (
+    "convert them with transformers:"
+    " AutoModelForCausalLM.from_pretrained(OLD, dtype='auto').save_pretrained(NEW),"
+    " and save the tokenizer to the same folder likewise"
+)
+
+
+def model_name(path: Path) -> str:
+    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache.
+
+    Such a path ends in ``models--org--name/snapshots/<commit>``.
+    """
+    path = path.resolve()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
+        return repository.removeprefix(_CACHE_PREFIX).replace("--", "/")
+    return path.name
+
+
+def why_unservable(path: Path) -> str | None:
+    """What ``path`` is if it lacks ``config.json`` or weights, and what to do; None if neither."""
+    if not path.exists():
+        return f"{path} does not exist"
+    if not path.is_dir():
+        return _file(path)
+    has_config = (path / "config.json").exists()
+    if has_config and _has_weights(path):
+        return None
+    for kind in (_lora, _gguf, _cache):
+        found = kind(path)
+        if found is not None:
+            return found
+    if not has_config:
+        missing = f"{path / 'config.json'} is missing; point the model path at a checkpoint"
+        if pickled := _files(path, _is_pickle):
+            return (
+                f"{missing} in Hugging Face layout; this folder has its weights in"
+                f" {_some(pickled)}, as their author's own code wrote them: take the repository's"
+                " version for transformers"
+            )
+        return f"{missing} directory in Hugging Face layout"
+    if pickled := _files(path, _is_pickle):
+        return (
+            f"{path} has its weights in {_some(pickled)} only, which are pickles and could run any"
+            f" code; this worker reads safetensors: {_TO_SAFETENSORS}"
+        )
+    if shards := _files(path, lambda file: file.suffix == ".safetensors"):
+        return (
+            f"{path / 'model.safetensors'} is missing, and so is model.safetensors.index.json,"
+            f" which would say what is in {_some(shards)}; download the checkpoint again"
+        )
+    return (
+        f"{path / 'model.safetensors'} is missing; the download of this checkpoint is not complete"
+    )
+
+
+def _has_weights(path: Path) -> bool:
+    return any(
+        (path / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")
+    )
+
+
+def _file(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return _gguf_advice(str(path))
+    return f"{path} is a file; point the model path at the directory that it is in"
+
+
+def _lora(path: Path) -> str | None:
+    if not (path / "adapter_config.json").exists():
+        return None
+    return (
+        f"{path} is a LoRA adapter (adapter_config.json), not a model; merge it into its base model"
+        " with peft: AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
+        ".save_pretrained(NEW), and save the base model's tokenizer to the same folder"
+    )
+
+
+def _gguf(path: Path) -> str | None:
+    files = _files(path, lambda file: file.suffix == ".gguf")
+    return _gguf_advice(f"{path} ({_some(files)})") if files else None
+
+
+def _gguf_advice(what: str) -> str:
+    return (
+        f"{what} is in GGUF, llama.cpp's format, which this worker does not read; take the original"
+        " checkpoint with safetensors, from which it was made"
+    )
+
+
+def _cache(path: Path) -> str | None:
+    """A repository in a Hugging Face cache, above its snapshots."""
+    snapshots = path / "snapshots"
+    if not path.name.startswith(_CACHE_PREFIX) or not snapshots.is_dir():
+        return None
+    known = sorted(snapshots.iterdir(), key=lambda each: each.stat().st_mtime)
+    one = known[-1] if known else snapshots / "<commit>"
+    return f"{path} is a repository in a Hugging Face cache; point the model path at {one}"
+
+
+def _is_pickle(file: Path) -> bool:
+    return file.suffix in _PICKLES and file.stem != "training_args"
+
+
+def _files(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
+    return sorted(file.name for file in path.iterdir() if wanted(file))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
