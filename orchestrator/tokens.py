@@ -10,16 +10,13 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import msgspec
 from tokenizers import Tokenizer
 
+from orchestrator.chat_template import BadTemplate, ChatTemplate, Refused
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message, Prompt
 from worker.protocol import ModelCard, block_hashes, prefix_salt
@@ -42,7 +39,7 @@ _MESSAGE_CHARS = 16
 
 
 class BadCard(ValueError):
-    """A model card whose tokenizer or chat template cannot be used."""
+    """A model card whose tokenizer cannot be used."""
 
 
 class PromptEncoder:
@@ -71,14 +68,14 @@ class PromptEncoder:
         # Role marks that a model does not call special; in an assistant's turn they may belong.
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = _beginnings([*special, *marks])
-        self._template: jinja2.Template | None = None
+        self._template: ChatTemplate | None = None
+        self.chat_fault = ""
+        """Why chats are refused though the model has a template; plain prompts need none."""
         if card.chat_template:
             try:
-                self._template = _environment().from_string(card.chat_template)
-            except jinja2.TemplateError as error:
-                raise BadCard(
-                    f"the chat template of {card.model} cannot be read: {error}"
-                ) from error
+                self._template = ChatTemplate(card.chat_template)
+            except BadTemplate as error:
+                self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
 
     async def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
@@ -159,17 +156,14 @@ class PromptEncoder:
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
-            raise InvalidRequest(
-                f"the model {self.card.model!r} has no chat template; send a plain prompt instead",
-                field="messages",
-            )
+            why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
+            raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
         try:
             return self._template.render(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
-                add_generation_prompt=True,
-                **self.card.special_tokens,
+                [{"role": m.role, "content": m.content} for m in messages],
+                self.card.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except Refused as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", field="messages"
             ) from None
@@ -233,28 +227,3 @@ def _cost_chars(prompt: Prompt) -> int:
         for part in prompt
         if isinstance(part, Message)
     )
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """As chat templates expect it: whitespace control, loop controls and three helpers."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.filters["tojson"] = _to_json
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Jinja's own filter escapes for HTML, which a prompt is not."""
-    data = msgspec.json.encode(value)
-    return (msgspec.json.format(data, indent=indent) if indent else data).decode()

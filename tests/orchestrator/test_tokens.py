@@ -98,17 +98,41 @@ async def test_templates_can_refuse_and_are_fenced_in(executor: ThreadPoolExecut
     missing = encoder_of(executor, chat_template="")
     with pytest.raises(InvalidRequest, match="no chat template"):
         await missing.encode((Message("user", "x"),))
-    with pytest.raises(BadCard, match="template"):
-        encoder_of(executor, chat_template="{% if %}")
     with pytest.raises(BadCard, match="tokenizer"):
         encoder_of(executor, tokenizer_json=b"{}")
-    helpers = encoder_of(
-        executor,
-        chat_template="{% for m in messages %}{% break %}{% endfor %}"
-        "{{ strftime_now('%Y')|length }}{{ {'a': '<'}|tojson }}",
-    )
-    ids = await helpers.encode((Message("user", "x"),))
-    assert "".join(helpers.token_text(i) for i in ids) == '4{"a":"<"}'
+
+
+async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
+    executor: ThreadPoolExecutor,
+) -> None:
+    encoder = encoder_of(executor, chat_template="{% if %}")
+    assert "line 1" in encoder.chat_fault
+    assert len(await encoder.encode("hello")) == 5
+    with pytest.raises(InvalidRequest, match=r"template of fake cannot be read.*plain prompt") as e:
+        await encoder.encode((Message("user", "x"),))
+    assert e.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages + 1 }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ {}['x'].y }}",
+        "{{ messages[0].content|int // 0 }}",
+        "{{ strftime_now(3) }}",
+        "{{ messages|tojson(indent={}) }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% for m in messages %}{% for i in range(10**9) %}{% endfor %}{% endfor %}",
+    ],
+)
+async def test_whatever_a_template_raises_is_about_the_messages(
+    executor: ThreadPoolExecutor, template: str
+) -> None:
+    encoder = encoder_of(executor, chat_template=template)
+    with pytest.raises(InvalidRequest, match="refuses these messages: ") as caught:
+        await encoder.encode((Message("user", "x"),))
+    assert caught.value.field == "messages"
 
 
 def test_vocabularies_are_told_apart() -> None:
