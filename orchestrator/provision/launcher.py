@@ -103,7 +103,8 @@ class Launcher:
         self._emit(LaunchEvent(EventKind.STARTING, unit.name))
         await unit.start()
         if isinstance(unit, OrchestratorProcess):
-            await unit.wait_ready(self.spec.load_timeout_s)
+            for warning in await unit.wait_ready(self.spec.load_timeout_s):
+                self._warn(warning)
         self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
 
     async def _keep(self, unit: Unit) -> None:
