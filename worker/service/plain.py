@@ -20,6 +20,7 @@ import numpy as np
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
 from worker.protocol import Code, OnDeadline, Sampling, TokenLogprob, names, read_logit_bias
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
+from worker.service.outlet import as_shown
 from worker.text.stream import TextStream
 from worker.text.tokenizer import Tokenizer
 
@@ -291,9 +292,10 @@ class PlainReply:
     def resumed(self) -> None: ...
 
     def finished(self, event: JobFinished) -> None:
-        self._finished = event
         if not self._stopped:
-            self._pieces.append(self._text.flush())
+            tail, self._stopped = self._text.flush()
+            self._pieces.append(tail)
+        self._finished = as_shown(event, self._stopped)
 
     def flush(self) -> None:
         if self._ended:
