@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
@@ -40,6 +40,21 @@ _MESSAGE_CHARS = 16
 
 class BadCard(ValueError):
     """A model card whose tokenizer cannot be used."""
+
+
+class Token(NamedTuple):
+    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+
+    ``data`` is None where only the tokens beside it would tell its bytes.
+    """
+
+    text: str
+    data: bytes | None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its bytes are characters, none of them in part."""
+        return self.data is not None and self.text.encode() == self.data
 
 
 class PromptEncoder:
@@ -77,6 +92,7 @@ class PromptEncoder:
             except BadTemplate as error:
                 self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
+        self.token = lru_cache(maxsize=65536)(self._look_up)
 
     async def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded.
@@ -179,6 +195,13 @@ class PromptEncoder:
                 field=field,
             )
         return ids
+
+    def _look_up(self, token_id: int) -> Token:
+        data = b"" if self._pieces is None else self._pieces[token_id]
+        if data:
+            return Token(data.decode(errors="backslashreplace"), data)
+        text = self.token_text(token_id)  # a special token's, which pieces leave out
+        return Token(text, None if "\ufffd" in text else text.encode())
 
     def _decode_one(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

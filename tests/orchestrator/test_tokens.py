@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.task import Message
@@ -133,6 +133,19 @@ async def test_whatever_a_template_raises_is_about_the_messages(
     with pytest.raises(InvalidRequest, match="refuses these messages: ") as caught:
         await encoder.encode((Message("user", "x"),))
     assert caught.value.field == "messages"
+
+
+def test_a_token_without_bytes_of_its_own(executor: ThreadPoolExecutor) -> None:
+    tokenizer = Tokenizer.from_buffer(make_card().tokenizer_json)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    odd = encoder_of(executor, tokenizer_json=tokenizer.to_str().encode())
+    x, half = tokenizer.token_to_id("x"), tokenizer.token_to_id("Ã")
+    assert odd.token(x) == ("x", b"x")
+    assert odd.token(half) == ("\ufffd", None)
+    assert not odd.token(half).is_text
+    usual = encoder_of(executor)
+    assert usual.token(half) == (r"\xc3", b"\xc3")
+    assert usual.token(1) == ("<|eos|>", b"<|eos|>")
 
 
 def test_vocabularies_are_told_apart() -> None:
