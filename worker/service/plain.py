@@ -337,24 +337,17 @@ class PlainReply:
         return tensors
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
-        """vLLM's form: token id → its logprob, rank and text; rank None where it is not known."""
-        ranked = {
-            top_id: {
-                "logprob": top_logprob,
-                "rank": rank,
-                "decoded_token": self._token_text(top_id),
-            }
-            for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1)
+        """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.
+
+        Of those in the list the rank is their place there, as equally likely ones have it too.
+        """
+        ranked = {token_id: (logprob.logprob, logprob.rank)}
+        for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1):
+            ranked[top_id] = top_logprob, rank
+        return {
+            str(id): {"logprob": value, "rank": rank, "decoded_token": self._token_text(id)}
+            for id, (value, rank) in ranked.items()
         }
-        ranked.setdefault(
-            token_id,
-            {
-                "logprob": logprob.logprob,
-                "rank": None,
-                "decoded_token": self._token_text(token_id),
-            },
-        )
-        return {str(key): value for key, value in ranked.items()}
 
     def _token_text(self, token_id: int) -> str:
         detokenizer = self._tokenizer.detokenizer()

@@ -93,6 +93,21 @@ def test_the_optional_outputs(harness: Harness) -> None:
     ]
 
 
+def test_a_token_that_is_not_in_the_list_has_its_rank(harness: Harness) -> None:
+    """As vLLM's backend has it: never null, and the chosen token first."""
+    asked = json.dumps({"logprobs": 1})
+    job, responder = ask(harness, return_logprobs=True, sampling_parameters=asked)
+    chosen, best = harness.tokenizer.encode("cd")
+    harness.engine.emit(JobTokens(job, [chosen], [TokenLogprob(-3.5, [(best, -0.25)], 17)]))
+    harness.finish(job)
+    responder.wait_final()
+    (told,) = json.loads(responder.sent[-1][names.LOGPROBS][0])
+    assert list(told.items()) == [
+        (str(chosen), {"logprob": -3.5, "rank": 17, "decoded_token": "c"}),
+        (str(best), {"logprob": -0.25, "rank": 1, "decoded_token": "d"}),
+    ]
+
+
 def test_logprobs_that_the_sampling_parameters_do_not_ask_for_are_null(harness: Harness) -> None:
     """As vLLM's backend has it, also where the sum is wanted and so known."""
     for more in ({}, {"return_cumulative_logprob": True}):
