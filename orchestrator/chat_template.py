@@ -81,7 +81,8 @@ class ChatTemplate:
                 environment, environment.compile(tree), environment.make_globals(None)
             )
         except jinja2.TemplateSyntaxError as error:
-            raise BadTemplate(f"line {error.lineno}: {_short(error)}") from None
+            reason = _short(error).partition("\n")[0].rstrip(".")
+            raise BadTemplate(f"line {error.lineno}: {reason}") from None
         except Exception as error:  # what Python's own compiler or stack will not take
             raise BadTemplate(_named(error)) from None
 

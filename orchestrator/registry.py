@@ -508,7 +508,9 @@ class Registry:
             self._find_fault(instance, card, f"the card of {card.model} cannot be used: {what}")
             return
         if encoder.chat_fault:
-            lane_log.warning("%s", encoder.chat_fault, extra=fields(instance=instance.address))
+            lane_log.warning(
+                "%s; chats are refused", encoder.chat_fault, extra=fields(instance=instance.address)
+            )
         self._serve(instance, encoder)
 
     def _find_fault(self, instance: Instance, card: ModelCard, fault: str) -> None:

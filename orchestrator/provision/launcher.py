@@ -104,7 +104,7 @@ class Launcher:
         await unit.start()
         if isinstance(unit, OrchestratorProcess):
             for warning in await unit.wait_ready(self.spec.load_timeout_s):
-                self._warn(warning)
+                self._warn(f"{warning}; plain prompts are served, chats are refused")
         self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
 
     async def _keep(self, unit: Unit) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provision.errors import StartFailed
+from orchestrator.provision.launcher import Launcher
 from orchestrator.provision.ports import free_ports
 from orchestrator.provision.service import OrchestratorProcess
+from orchestrator.provision.spec import EventKind, LaunchEvent, LaunchSpec
 from tests.orchestrator.fake_worker import FakeWorker, make_card
 
 StartInFront = Callable[..., Awaitable[OrchestratorProcess]]
@@ -46,6 +48,21 @@ async def test_what_is_not_served_is_told_when_the_rest_is(start: StartInFront) 
     process = await start(chat_template="{% nothing %}")
     (warning,) = await process.wait_ready(60.0)
     assert "chat template of fake cannot be read" in warning
+
+
+async def test_the_launcher_passes_it_on(
+    start: StartInFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await start(chat_template="{% nothing %}")
+    events: list[LaunchEvent] = []
+
+    async def started() -> None:
+        """It runs already."""
+
+    monkeypatch.setattr(process, "start", started)
+    await Launcher(LaunchSpec(load_timeout_s=60.0), events.append)._start(process)
+    (warning,) = [event.text for event in events if event.kind is EventKind.WARNED]
+    assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
 
 
 async def test_who_waits_in_vain_hears_what_for(tmp_path: Path) -> None:
