@@ -84,6 +84,8 @@ def _describe(instance: Instance) -> dict[str, object]:
         "state": instance.state.value,
         "draining": instance.draining,
         "reason": instance.reason,
+        "fault": instance.fault,
+        "chat_fault": instance.chat_fault,
         "model": None if instance.card is None else instance.card.model,
         "load": instance.load,
     }

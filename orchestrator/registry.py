@@ -6,6 +6,8 @@ An instance's state follows its lanes (OR-6)::
          ▲                                └──silent 1 s──▶┘                       │
          └───────────────────── every lane closed, tries again ◀──────────────────┘
 
+One whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
+
 ``snapshot_version`` moves with topology and capability, never with load.
 """
 
@@ -66,6 +68,8 @@ class Instance:
         self.state = InstanceState.CONNECTING
         self.reason = "not reached yet"
         """Why it is not up, for people; empty while it is."""
+        self.fault = ""
+        """Why its last card cannot be used, which no waiting mends; empty when it can."""
         self.draining = False
         """The worker itself takes no new work."""
         self.held = False
@@ -89,6 +93,11 @@ class Instance:
     @property
     def card(self) -> ModelCard | None:
         return None if self.encoder is None else self.encoder.card
+
+    @property
+    def chat_fault(self) -> str:
+        """Why it takes plain prompts only; empty where it takes chats, or nothing was said."""
+        return "" if self.encoder is None else self.encoder.chat_fault
 
     @property
     def is_up(self) -> bool:
@@ -350,6 +359,9 @@ class Registry:
         """
         known = self.models()
         if not known:
+            faults = sorted({instance.fault for instance in self if instance.fault})
+            if faults:
+                raise NotReady(f"no instance can serve: {'; '.join(faults)}")
             raise NotReady("no instance has been reached yet; try again in a moment")
         if not model and len(known) == 1:
             return next(iter(known.values()))
@@ -437,7 +449,9 @@ class Registry:
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _judge(self, instance: Instance) -> None:
-        if instance.encoder is None or not any(lane.is_open for lane in instance.lanes):
+        if instance.encoder is None or instance.fault:
+            return
+        if not any(lane.is_open for lane in instance.lanes):
             return
         now = self._clock.now()
         silent_s = instance.silent_s(now)
@@ -469,7 +483,11 @@ class Registry:
 
     def _know(self, instance: Instance, card: ModelCard) -> None:
         """Make the card's tokenizer usable; the instance is up once that is done."""
+        if instance.fault and instance.told == card:  # on another lane
+            self._set_state(instance, InstanceState.CONNECTING, instance.fault)
+            return
         instance.told = card
+        instance.fault = ""
         for encoder in (instance.encoder, *(other.encoder for other in self)):
             if encoder is not None and encoder.card == card:
                 self._serve(instance, encoder)
@@ -483,10 +501,25 @@ class Registry:
         try:
             encoder = await loop.run_in_executor(self._executor, self._make_encoder, card)
         except BadCard as error:
-            self._set_state(instance, InstanceState.CONNECTING, str(error))
-            lane_log.error("%s", error, extra=fields(instance=instance.address))
+            self._find_fault(instance, card, str(error))
             return
+        except Exception as error:
+            lane_log.exception("a model card", extra=fields(instance=instance.address))
+            what = f"{type(error).__name__}: {error}"
+            self._find_fault(instance, card, f"the card of {card.model} cannot be used: {what}")
+            return
+        if encoder.chat_fault:
+            lane_log.warning(
+                "%s; chats are refused", encoder.chat_fault, extra=fields(instance=instance.address)
+            )
         self._serve(instance, encoder)
+
+    def _find_fault(self, instance: Instance, card: ModelCard, fault: str) -> None:
+        if instance.forgotten or instance.told != card or instance.fault:
+            return
+        instance.fault = fault
+        self._set_state(instance, InstanceState.CONNECTING, fault)
+        lane_log.error("%s", fault, extra=fields(instance=instance.address))
 
     def _serve(self, instance: Instance, encoder: PromptEncoder) -> None:
         if instance.forgotten or encoder.card != instance.told:  # came back with another model

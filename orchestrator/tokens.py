@@ -9,16 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import msgspec
 from tokenizers import Tokenizer
 
+from orchestrator.chat_template import BadTemplate, ChatTemplate, Refused
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
 from orchestrator.task import Message, Prompt
@@ -53,7 +51,22 @@ _MESSAGE_CHARS = 16
 
 
 class BadCard(ValueError):
-    """A model card whose tokenizer or chat template cannot be used."""
+    """A model card whose tokenizer cannot be used."""
+
+
+class Token(NamedTuple):
+    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+
+    ``data`` is None where only the tokens beside it would tell its bytes.
+    """
+
+    text: str
+    data: bytes | None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its bytes are characters, none of them in part."""
+        return self.data is not None and self.text.encode() == self.data
 
 
 class PromptEncoder:
@@ -95,15 +108,16 @@ class PromptEncoder:
         # Role marks that a model does not call special; in an assistant's turn they may belong.
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = Lookalikes([*special, *marks])
-        self._template: jinja2.Template | None = None
+        self._template: ChatTemplate | None = None
+        self.chat_fault = ""
+        """Why chats are refused though the model has a template; plain prompts need none."""
         if card.chat_template:
             try:
-                self._template = _environment().from_string(card.chat_template)
-            except jinja2.TemplateError as error:
-                raise BadCard(
-                    f"the chat template of {card.model} cannot be read: {error}"
-                ) from error
+                self._template = ChatTemplate(card.chat_template)
+            except BadTemplate as error:
+                self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
+        self.token = lru_cache(maxsize=65536)(self._look_up)
 
     def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded.
@@ -226,17 +240,14 @@ class PromptEncoder:
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
-            raise InvalidRequest(
-                f"the model {self.card.model!r} has no chat template; send a plain prompt instead",
-                field="messages",
-            )
+            why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
+            raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
         try:
             return self._template.render(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
-                add_generation_prompt=True,
-                **self.card.special_tokens,
+                [{"role": m.role, "content": m.content} for m in messages],
+                self.card.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except Refused as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {excerpt(error, 200)}",
                 field="messages",
@@ -255,6 +266,13 @@ class PromptEncoder:
                 field=field,
             )
         return ids
+
+    def _look_up(self, token_id: int) -> Token:
+        data = b"" if self._pieces is None else self._pieces[token_id]
+        if data:
+            return Token(data.decode(errors="backslashreplace"), data)
+        text = self.token_text(token_id)  # a special token's, which pieces leave out
+        return Token(text, None if "\ufffd" in text else text.encode())
 
     def _decode_one(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -337,28 +355,3 @@ def _added_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] |
         if whole[at : at + len(own)] == own:
             return whole[:at], whole[at + len(own) :]
     return None
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """As chat templates expect it: whitespace control, loop controls and three helpers."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.filters["tojson"] = _to_json
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Jinja's own filter escapes for HTML, which a prompt is not."""
-    data = msgspec.json.encode(value)
-    return (msgspec.json.format(data, indent=indent) if indent else data).decode()

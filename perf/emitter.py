@@ -23,6 +23,7 @@ from orchestrator.api.openai_shapes import COMPLETION
 from orchestrator.deadline import Deadline
 from orchestrator.stream import EventStream, StreamLimits
 from orchestrator.task import Api, Ending, Job, Task
+from orchestrator.tokens import Token
 from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
@@ -77,7 +78,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         stream,
         COMPLETION,
         created=int(time.time()),
-        token_text=lambda _: _TOKEN_TEXT,
+        token_of=lambda _: Token(_TOKEN_TEXT, _TOKEN_TEXT.encode()),
         with_usage=True,
     )
     task.listen(chunks)

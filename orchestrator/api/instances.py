@@ -49,6 +49,8 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "draining": instance.draining or instance.held,
         "leaving": instance.leaving_since is not None,
         "reason": instance.reason,
+        "fault": instance.fault,
+        "chat_fault": instance.chat_fault,
         "breaker": registry.breakers.state(instance.address).value,
         "load": instance.load,
         "lanes": {

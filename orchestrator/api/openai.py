@@ -93,7 +93,7 @@ async def _stream(
         stream,
         shape,
         created=created,
-        token_text=lambda token_id: gateway.model(job.model).token_text(token_id),
+        token_of=lambda token_id: gateway.model(job.model).token(token_id),
         with_usage=with_usage,
     )
     task = await gateway.submit(job, prompt, [chunks])
@@ -120,8 +120,8 @@ async def _answer(
         raise ending.error
     logprobs = None
     if answer.logprobs:
-        token_text = gateway.model(task.model).token_text
-        logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_text)
+        token_of = gateway.model(task.model).token
+        logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_of)
     text = answer.text() + ending.tail
     body = shape.head(task, created, chunk=False) | {
         "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],

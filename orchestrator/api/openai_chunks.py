@@ -6,7 +6,7 @@ a token costs one JSON string and one join.
 
 import msgspec
 
-from orchestrator.api.openai_shapes import Shape, TokenText
+from orchestrator.api.openai_shapes import Shape, TokenOf
 from orchestrator.stream import EventStream
 from orchestrator.task import Task
 from worker.protocol import Delta
@@ -25,13 +25,13 @@ class ChunkStream:
         shape: Shape,
         *,
         created: int,
-        token_text: TokenText,
+        token_of: TokenOf,
         with_usage: bool,
     ) -> None:
         self._stream = stream
         self._shape = shape
         self._created = created
-        self._token_text = token_text
+        self._token_of = token_of
         self._with_usage = with_usage
         self._before = b""
         self._after = b""
@@ -99,7 +99,7 @@ class ChunkStream:
         events = []
         for token_id, text, entry in zip(delta.ids, delta.texts, delta.logprobs or (), strict=True):
             logprobs = self._shape.logprobs(
-                [token_id], [text], [entry], self._token_text, self._text_offset
+                [token_id], [text], [entry], self._token_of, self._text_offset
             )
             self._text_offset += len(text)
             events.append(_event(self._chunk(task, [self._shape.delta(text, logprobs)])))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.task import Task
+from orchestrator.tokens import Token
 from worker.protocol import TokenLogprob
 
-TokenText = Callable[[int], str]
+TokenOf = Callable[[int], Token]
 """What one token id alone stands for."""
 
 
@@ -53,15 +54,15 @@ class Shape:
         ids: Sequence[int],
         texts: Sequence[str],
         entries: Sequence[TokenLogprob],
-        token_text: TokenText,
+        token_of: TokenOf,
         offset: int = 0,
     ) -> dict[str, object]:
         """Log-probabilities of tokens; ``offset`` is where their text starts in the whole."""
         if self.is_chat:
             content = [
                 {
-                    **_named(token_id, entry.logprob, token_text),
-                    "top_logprobs": [_named(i, lp, token_text) for i, lp in entry.top],
+                    **_described(token_of(token_id), entry.logprob),
+                    "top_logprobs": [_described(token_of(i), lp) for i, lp in entry.top],
                 }
                 for token_id, entry in zip(ids, entries, strict=True)
             ]
@@ -71,9 +72,9 @@ class Shape:
             offsets.append(offset)
             offset += len(text)
         return {
-            "tokens": [token_text(token_id) for token_id in ids],
+            "tokens": [_named(token_of(token_id)) for token_id in ids],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{token_text(i): lp for i, lp in entry.top} for entry in entries],
+            "top_logprobs": [{_named(token_of(i)): lp for i, lp in entry.top} for entry in entries],
             "text_offset": offsets,
         }
 
@@ -82,6 +83,11 @@ CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=Tr
 COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
 
 
-def _named(token_id: int, logprob: float, token_text: TokenText) -> dict[str, object]:
-    text = token_text(token_id)
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _described(token: Token, logprob: float) -> dict[str, object]:
+    data = None if token.data is None else list(token.data)
+    return {"token": token.text, "logprob": logprob, "bytes": data}
+
+
+def _named(token: Token) -> str:
+    """As OpenAI's older shape tells tokens apart, which has no place for bytes."""
+    return token.text if token.is_text or token.data is None else f"bytes:{token.text}"

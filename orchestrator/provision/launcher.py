@@ -105,7 +105,8 @@ class Launcher:
         self._emit(LaunchEvent(EventKind.STARTING, unit.name))
         await unit.start()
         if isinstance(unit, OrchestratorProcess):
-            await unit.wait_ready(self.spec.load_timeout_s)
+            for warning in await unit.wait_ready(self.spec.load_timeout_s):
+                self._warn(f"{warning}; plain prompts are served, chats are refused")
         self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
 
     async def _keep(self, unit: Unit) -> None:

@@ -1,6 +1,7 @@
 """The orchestrator as a child process, so that either half can crash without the other."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -74,9 +75,14 @@ class OrchestratorProcess:
         )
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until it can take work: its instances are connected. Raises ``StartFailed``."""
-        await self._wait_for("/health/ready", timeout_s)
+    async def wait_ready(self, timeout_s: float) -> list[str]:
+        """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
+
+        Returns what cannot be served though it is ready, in sentences. A model that can never be
+        served is not waited for.
+        """
+        body = await self._wait_for("/health/ready", timeout_s)
+        return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
 
     async def lost(self) -> str:
         """Wait until it ends or hangs; which, in a few words."""
@@ -109,15 +115,24 @@ class OrchestratorProcess:
     async def _is_live(self) -> bool:
         return await http_status(self._connect_host, self.port, "/health/live") == 200
 
-    async def _wait_for(self, path: str, timeout_s: float) -> None:
+    async def _wait_for(self, path: str, timeout_s: float) -> bytes:
+        """The body of the first 200."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
-        while (status := await http_status(self._connect_host, self.port, path)) != 200:
+        while True:
+            status, body = await _get(self._connect_host, self.port, path)
+            if status == 200:
+                return body
             if not self._process.running:
                 raise self._failure(f"ended with status {await self._process.wait()}")
+            instances = _instances(body)
+            faults = sorted({i["fault"] for i in instances if i.get("fault")})
+            if faults:
+                raise StartFailed(f"{self.name}: no model can be served: {'; '.join(faults)}")
             if time.monotonic() > deadline:
                 answer = f"HTTP {status}" if status else "no answer"
-                raise self._failure(f"{path} was still {answer} after {timeout_s:.0f} s")
+                reasons = "".join(f"\n{i.get('address')}: {i.get('reason')}" for i in instances)
+                raise self._failure(f"{path} was still {answer} after {timeout_s:.0f} s{reasons}")
             await asyncio.sleep(_POLL_S)
 
     def _failure(self, what: str) -> StartFailed:
@@ -128,6 +143,24 @@ class OrchestratorProcess:
 
 async def http_status(host: str, port: int, path: str) -> int | None:
     """Status code of one GET; None when nobody answers."""
+    status, _ = await _get(host, port, path, with_body=False)
+    return status
+
+
+def _instances(body: bytes) -> list[dict[str, str]]:
+    """What ``/health/ready`` says of each instance; nothing where it is no such answer."""
+    try:
+        answer = json.loads(body)
+        instances = answer["instances"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [instance for instance in instances if isinstance(instance, dict)]
+
+
+async def _get(
+    host: str, port: int, path: str, *, with_body: bool = True
+) -> tuple[int | None, bytes]:
+    """Status and, where asked for, body of one GET; no status when nobody answers."""
     try:
         async with asyncio.timeout(_ASK_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -138,9 +171,11 @@ async def http_status(host: str, port: int, path: str) -> int | None:
                 )
                 writer.write(request.encode())
                 status_line = await reader.readline()
+                rest = await reader.read() if with_body else b""  # to the end of the connection
             finally:
                 writer.close()
     except (OSError, TimeoutError):
-        return None
+        return None, b""
     parts = status_line.split()
-    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
+    status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
+    return status, rest.partition(b"\r\n\r\n")[2]

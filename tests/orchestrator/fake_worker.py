@@ -429,13 +429,11 @@ class _FakeLane:
         return made, plan.reason, None, ""
 
     def _delta(self, job: Submit, plan: Plan, indices: Sequence[int]) -> Delta:
+        spoken = [(i % 200, plan.text(i)) for i in indices]
+        if plan.speak is not None:
+            spoken = [plan.speak(len(job.token_ids) + i) for i in indices]
         top = job.sampling.logprobs
         logprobs = None
         if top is not None:
-            logprobs = [TokenLogprob(-0.5, [(i % 200, -0.5)] * top) for i in indices]
-        if plan.speak is not None:
-            spoken = [plan.speak(len(job.token_ids) + i) for i in indices]
-            return Delta(job.handle, [id for id, _ in spoken], [text for _, text in spoken])
-        return Delta(
-            job.handle, [i % 200 for i in indices], [plan.text(i) for i in indices], logprobs
-        )
+            logprobs = [TokenLogprob(-0.5, [(id, -0.5)] * top) for id, _ in spoken]
+        return Delta(job.handle, [id for id, _ in spoken], [text for _, text in spoken], logprobs)

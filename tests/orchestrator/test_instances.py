@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from orchestrator import registry
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
 from worker.protocol import Delta
 
 TASK = {"prompt": "x", "max_tokens": 10}
@@ -253,6 +254,70 @@ async def test_another_protocol_version_is_said_and_not_served(
     service = await make_service(worker, wait=False)
     await service.until(lambda: "version" in next(iter(service.gateway.registry)).reason)
     assert await ready_status(service) == 503
+
+
+async def test_a_card_that_cannot_be_used_is_said(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(tokenizer_json=b"{}")
+    service = await make_service(worker, wait=False)
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.fault != "")
+    async with service.http.get("/v2/instances") as response:
+        (told,) = (await response.json())["instances"]
+    assert "tokenizer of fake cannot be read" in told["fault"]
+    assert (told["state"], told["reason"]) == ("connecting", told["fault"])
+    await service.until(lambda: b"cannot be read" in service.gateway.health.ready.body)
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+        assert "tokenizer of fake cannot be read" in (await response.json())["error"]["message"]
+
+
+async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
+    service: Service, worker: FakeWorker
+) -> None:
+    instance = next(iter(service.gateway.registry))
+    good = worker.card
+    worker.card = make_card(tokenizer_json=b"{}")
+    instance.lanes[0].describe()
+    await service.until(lambda: instance.fault != "")
+    for _ in range(3):
+        service.gateway.registry.look()
+    assert state_of(service) == "connecting"
+    worker.card = good
+    instance.lanes[0].describe()
+    await service.until_ready()
+    assert instance.fault == ""
+
+
+async def test_a_card_that_nobody_foresaw_is_said_too(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(registry, "PromptEncoder", fail)
+    service = await make_service(await make_worker(), wait=False)
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))
+
+
+async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(await make_worker(chat_template="{% nothing %}"))
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["param"] == "messages"
+    assert "chat template of fake cannot be read: line 1" in error["message"]
+    body = {"model": "fake", "prompt": "x", "max_tokens": 3}
+    async with service.http.post("/v1/completions", json=body) as response:
+        assert response.status == 200
+    async with service.http.get("/v2/instances") as response:
+        (told,) = (await response.json())["instances"]
+    assert told["fault"] == ""
+    assert "line 1" in told["chat_fault"]
 
 
 async def test_an_error_in_band_costs_one_job_only(service: Service, worker: FakeWorker) -> None:

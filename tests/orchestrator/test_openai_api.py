@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from orchestrator.task import Message
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.fake_worker import FakeWorker, Plan
 from worker.protocol import Code
@@ -93,6 +94,34 @@ async def test_logprobs_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
     assert logprobs.text_offset == [0, 3, 6, 9]
     assert logprobs.token_logprobs == [-0.5] * 4
     assert len(logprobs.top_logprobs) == 4
+
+
+async def test_logprobs_of_half_a_character_have_its_bytes(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """Tokens are bytes here: the first of "é" is no text by itself."""
+    text = " é<|eos|>"
+    ids = await service.gateway.model("fake").encode(text)
+    prompt = len(await service.gateway.model("fake").encode("x"))
+
+    def speak(position: int) -> tuple[int, str]:
+        return ids[position - prompt], ""
+
+    worker.plan = lambda submit: Plan(speak=speak)
+    asked = {"model": "fake", "max_tokens": 4, "prompt": "x", "logprobs": 1}
+    answer = await sdk.completions.create(**asked)  # type: ignore[call-overload]
+    named = [" ", r"bytes:\xc3", r"bytes:\xa9", "<|eos|>"]
+    assert answer.choices[0].logprobs.tokens == named
+    assert answer.choices[0].logprobs.top_logprobs == [{name: -0.5} for name in named]
+    prompt = len(await service.gateway.model("fake").encode((Message("user", "x"),)))
+    asked = {**CHAT, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    answer = await sdk.chat.completions.create(  # type: ignore[call-overload]
+        **asked, logprobs=True, top_logprobs=1
+    )
+    content = answer.choices[0].logprobs.content
+    assert [entry.token for entry in content] == [" ", r"\xc3", r"\xa9", "<|eos|>"]
+    assert bytes(b for entry in content for b in entry.bytes) == text.encode()
+    assert [entry.top_logprobs[0].bytes for entry in content] == [e.bytes for e in content]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
@@ -78,16 +78,50 @@ def test_templates_can_refuse_and_are_fenced_in() -> None:
     missing = encoder_of(chat_template="")
     with pytest.raises(InvalidRequest, match="no chat template"):
         missing.encode((Message("user", "x"),))
-    with pytest.raises(BadCard, match="template"):
-        encoder_of(chat_template="{% if %}")
     with pytest.raises(BadCard, match="tokenizer"):
         encoder_of(tokenizer_json=b"{}")
-    helpers = encoder_of(
-        chat_template="{% for m in messages %}{% break %}{% endfor %}"
-        "{{ strftime_now('%Y')|length }}{{ {'a': '<'}|tojson }}",
-    )
-    ids = helpers.encode((Message("user", "x"),))
-    assert "".join(helpers.token_text(i) for i in ids) == '4{"a":"<"}'
+
+
+def test_a_template_that_cannot_be_read_leaves_plain_prompts() -> None:
+    encoder = encoder_of(chat_template="{% if %}")
+    assert "line 1" in encoder.chat_fault
+    assert len(encoder.encode("hello")) == 5
+    with pytest.raises(InvalidRequest, match=r"template of fake cannot be read.*plain prompt") as e:
+        encoder.encode((Message("user", "x"),))
+    assert e.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages + 1 }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ {}['x'].y }}",
+        "{{ messages[0].content|int // 0 }}",
+        "{{ strftime_now(3) }}",
+        "{{ messages|tojson(indent={}) }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% for m in messages %}{% for i in range(10**9) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_whatever_a_template_raises_is_about_the_messages(template: str) -> None:
+    encoder = encoder_of(chat_template=template)
+    with pytest.raises(InvalidRequest, match="refuses these messages: ") as caught:
+        encoder.encode((Message("user", "x"),))
+    assert caught.value.field == "messages"
+
+
+def test_a_token_without_bytes_of_its_own() -> None:
+    tokenizer = Tokenizer.from_buffer(make_card().tokenizer_json)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    odd = encoder_of(tokenizer_json=tokenizer.to_str().encode())
+    x, half = tokenizer.token_to_id("x"), tokenizer.token_to_id("Ã")
+    assert odd.token(x) == ("x", b"x")
+    assert odd.token(half) == ("\ufffd", None)
+    assert not odd.token(half).is_text
+    usual = encoder_of()
+    assert usual.token(half) == (r"\xc3", b"\xc3")
+    assert usual.token(1) == ("<|eos|>", b"<|eos|>")
 
 
 def test_vocabularies_are_told_apart() -> None:

@@ -183,9 +183,10 @@ class Sampler:
         wanting: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> "_Logprobs":
-        own = logprobs.gather(1, self._rows_of(chosen, wanting)[:, None]).squeeze(1)
+        own = logprobs.gather(1, self._rows_of(chosen, wanting)[:, None])
+        ranks = (logprobs >= own).sum(dim=-1, dtype=torch.int32)
         top = logprobs.topk(min(int(counts.max()), logprobs.shape[-1]), dim=-1)
-        return _Logprobs(wanting, counts, own, top.values, top.indices)
+        return _Logprobs(wanting, counts, own.squeeze(1), ranks, top.values, top.indices)
 
     def _rows_of(self, tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
         """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
@@ -197,25 +198,30 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    """Of the rows ``wanting`` them, ``counts`` most likely ones each; tensors are theirs."""
+    """Of the rows ``wanting`` them, ``counts`` most likely ones each; tensors are theirs.
+
+    ``ranks`` as vLLM counts them: tokens that are at least as likely as the row's ``own``.
+    """
 
     wanting: NDArray[np.int64]
     counts: NDArray[np.int64]
     own: Tensor
+    ranks: Tensor
     top_values: Tensor
     top_ids: Tensor
 
     def on_its_way(self) -> "_Logprobs":
         """See ``Sampled.on_its_way``."""
-        own, values, ids = map(_send, (self.own, self.top_values, self.top_ids))
-        return _Logprobs(self.wanting, self.counts, own, values, ids)
+        tensors = self.own, self.ranks, self.top_values, self.top_ids
+        return _Logprobs(self.wanting, self.counts, *map(_send, tensors))
 
     def read(self, rows: int) -> list[TokenLogprob | None]:
         found: list[TokenLogprob | None] = [None] * rows
-        lists = (x.tolist() for x in (self.counts, self.own, self.top_ids, self.top_values))
-        for row, count, own, ids, values in zip(self.wanting.tolist(), *lists, strict=True):
+        arrays = self.wanting, self.counts, self.own, self.ranks, self.top_ids, self.top_values
+        lists = (array.tolist() for array in arrays)
+        for row, count, own, rank, ids, values in zip(*lists, strict=True):
             top = list(zip(ids[:count], values[:count], strict=True))
-            found[row] = TokenLogprob(own, top)
+            found[row] = TokenLogprob(own, top, rank)
         return found
 
 

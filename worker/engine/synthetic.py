@@ -174,4 +174,4 @@ def _read_factor(file: Path) -> float:
 
 
 def _certain(token: int, top: int) -> TokenLogprob:
-    return TokenLogprob(0.0, [(token, 0.0)] if top else [])
+    return TokenLogprob(0.0, [(token, 0.0)] if top else [], rank=1)

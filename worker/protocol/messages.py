@@ -122,10 +122,15 @@ LaneMessage = Open | Submit | Cancel | Pause | Resume | Drain | Describe
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
-    """Natural-log probability of the chosen token, and the most likely ``(id, logprob)``."""
+    """Natural-log probability of the chosen token, and the most likely ``(id, logprob)``.
+
+    ``rank`` is how many tokens are at least as likely as the chosen one, itself among them; 0 from
+    a worker that does not count them.
+    """
 
     logprob: float
     top: list[tuple[int, float]] = []
+    rank: int = 0
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):

@@ -15,6 +15,7 @@ from worker.protocol import (
 from worker.protocol.names import FRAME
 from worker.service.cache_news import CacheNews
 from worker.service.call import Responder, strings
+from worker.service.outlet import as_shown
 from worker.text.stream import TextStream
 
 
@@ -168,6 +169,8 @@ class LaneRoute:
             self._responder.close()
 
     def _end(self, event: JobFinished) -> End:
+        tail, stopped = ("", True) if self._stopped else self._text.flush()
+        event = as_shown(event, stopped)
         return End(
             handle=self.handle,
             reason=event.reason,
@@ -181,7 +184,7 @@ class LaneRoute:
             message=event.message,
             late_tokens=event.late_tokens,
             abort_ms=event.abort_ms,
-            tail="" if self._stopped else self._text.flush(),
+            tail=tail,
             cached_tokens=event.cached_tokens,
             spared=event.spared,
         )

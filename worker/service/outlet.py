@@ -1,9 +1,21 @@
 """What the emitter's thread knows of lanes and plain requests. No method may block."""
 
+from dataclasses import replace
 from typing import Protocol
 
 from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
+from worker.protocol import FinishReason
 from worker.service.call import Responder
+
+
+def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
+    """How a job ended once its text is known: the engine knows of no stop strings.
+
+    One that ends with the last token allowed is found when the engine is through with the job.
+    """
+    if stopped and event.reason is FinishReason.LENGTH:
+        return replace(event, reason=FinishReason.STOP)
+    return event
 
 
 class Outlet(Protocol):

@@ -32,6 +32,7 @@ from worker.protocol import (
     unstated_of,
 )
 from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
+from worker.service.outlet import as_shown
 from worker.text.stream import TextStream
 from worker.text.tokenizer import Tokenizer
 
@@ -312,9 +313,10 @@ class PlainReply:
     def resumed(self) -> None: ...
 
     def finished(self, event: JobFinished) -> None:
-        self._finished = event
         if not self._stopped:
-            self._pieces.append(self._text.flush())
+            tail, self._stopped = self._text.flush()
+            self._pieces.append(tail)
+        self._finished = as_shown(event, self._stopped)
 
     def flush(self) -> None:
         if self._ended:
@@ -356,24 +358,17 @@ class PlainReply:
         return tensors
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
-        """vLLM's form: token id → its logprob, rank and text; rank None where it is not known."""
-        ranked = {
-            top_id: {
-                "logprob": top_logprob,
-                "rank": rank,
-                "decoded_token": self._token_text(top_id),
-            }
-            for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1)
+        """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.
+
+        Of those in the list the rank is their place there, as equally likely ones have it too.
+        """
+        ranked = {token_id: (logprob.logprob, logprob.rank)}
+        for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1):
+            ranked[top_id] = top_logprob, rank
+        return {
+            str(id): {"logprob": value, "rank": rank, "decoded_token": self._token_text(id)}
+            for id, (value, rank) in ranked.items()
         }
-        ranked.setdefault(
-            token_id,
-            {
-                "logprob": logprob.logprob,
-                "rank": None,
-                "decoded_token": self._token_text(token_id),
-            },
-        )
-        return {str(key): value for key, value in ranked.items()}
 
     def _token_text(self, token_id: int) -> str:
         detokenizer = self._tokenizer.detokenizer()

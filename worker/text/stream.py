@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from worker.text.detokenizer import Detokenizer
-from worker.text.stops import StopMatcher
+from worker.text.stops import Passed, StopMatcher
 
 
 class Fed(NamedTuple):
@@ -43,10 +43,10 @@ class TextStream:
                 return Fed(texts, i)
         return Fed(texts, None)
 
-    def flush(self) -> str:
-        """What was held back, at the end of a text that no stop string ended."""
+    def flush(self) -> Passed:
+        """What was held back, at the end of a text that no stop string ended before."""
         rest = self._detokenizer.flush()
         if self._matcher is None:
-            return rest
+            return Passed(rest, False)
         passed = self._matcher.feed(rest)
-        return passed.text if passed.stopped else passed.text + self._matcher.flush()
+        return passed if passed.stopped else Passed(passed.text + self._matcher.flush(), False)

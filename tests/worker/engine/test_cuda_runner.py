@@ -165,7 +165,11 @@ def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]
             ids_of(job, events),
             end_of(job, events).reason,
             [
-                (pytest.approx(one.logprob, abs=1e-4), [token for token, _ in one.top])
+                (
+                    pytest.approx(one.logprob, abs=1e-4),
+                    [token for token, _ in one.top],
+                    one.rank > 0,
+                )
                 for event in events
                 if isinstance(event, JobTokens) and event.job is job and event.logprobs
                 for one in event.logprobs

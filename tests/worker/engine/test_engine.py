@@ -34,13 +34,19 @@ def test_a_job_runs_to_its_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ignore_eos", "ids", "reason"),
-    [(False, [7, EOS], FinishReason.STOP), (True, [7, EOS, 8, 7, EOS], FinishReason.LENGTH)],
+    ("max_tokens", "ignore_eos", "ids", "reason"),
+    [
+        (5, False, [7, EOS], FinishReason.STOP),
+        (2, False, [7, EOS], FinishReason.STOP),
+        (5, True, [7, EOS, 8, 7, EOS], FinishReason.LENGTH),
+    ],
 )
-def test_end_of_sequence(ignore_eos: bool, ids: list[int], reason: FinishReason) -> None:
+def test_end_of_sequence(
+    max_tokens: int, ignore_eos: bool, ids: list[int], reason: FinishReason
+) -> None:
     bench = Bench()
     bench.runner.answer = lambda plan: StepResult([[7, EOS, 8][: _room(plan)]])
-    job = bench.submit(max_tokens=5, ignore_eos=ignore_eos, logprobs=None)
+    job = bench.submit(max_tokens=max_tokens, ignore_eos=ignore_eos, logprobs=None)
     events = bench.finish()
     assert ids_of(job, events) == ids
     assert end_of(job, events).reason is reason

@@ -189,6 +189,27 @@ def test_logprobs_are_the_model_s_own() -> None:
     assert third.top == []
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_ranks_count_what_is_at_least_as_likely(temperature: float) -> None:
+    """As vLLM's (``vllm/v1/sample``), before temperature and biases; the token itself counts."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(20, 50, generator=generator).mul(4).round().div(4)  # many are equal
+    expected = logits.log_softmax(-1)
+    params = [
+        row(logprobs=i % 3, temperature=temperature, logit_bias=((i + 3, 80.0),), position=i)
+        for i in range(19)
+    ]
+    ids, found = sampled(logits, [*params, row()])
+    assert ids[:19] == list(range(3, 22))
+    assert found[19] is None
+    told = [one.rank for one in found if one is not None]
+    assert told == [
+        sum(value >= logprobs[chosen] for value in logprobs)
+        for chosen, logprobs in zip(ids[:19], expected.tolist(), strict=False)
+    ]
+    assert max(told) > 5
+
+
 def test_a_broken_model_s_logits_do_not_make_ids_up() -> None:
     logits = torch.full((2, 8), torch.nan)
     assert all(0 <= i < 8 for i in sample(logits, rows(2, top_p=0.5)))

@@ -2,9 +2,11 @@
 
 import math
 
+import pytest
+
 from tests.worker.service.conftest import Harness
 from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
-from worker.engine.core import JobPaused, JobResumed
+from worker.engine.core import JobFinished, JobPaused, JobResumed, JobTokens
 from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,
@@ -48,8 +50,6 @@ def test_tokens_and_end_travel_in_order_and_the_jobs_request_is_closed(harness: 
 
 
 def test_one_frame_carries_one_step_of_all_jobs(harness: Harness) -> None:
-    from worker.engine.core import JobTokens
-
     jobs = [harness.submit(handle)[0] for handle in range(4)]
     harness.engine.emit(*(JobTokens(job, [65 + i], None) for i, job in enumerate(jobs)))
     harness.lane.wait(lambda: harness.deltas(3), "tokens of the last job")
@@ -60,8 +60,6 @@ def test_one_frame_carries_one_step_of_all_jobs(harness: Harness) -> None:
 def test_half_a_character_is_held_back_and_flushed_at_the_end(harness: Harness) -> None:
     job, _ = harness.submit(1)
     ids = harness.tokenizer.encode("é")
-    from worker.engine.core import JobTokens
-
     harness.engine.emit(JobTokens(job, ids[:1], None))
     harness.finish(job)
     end = harness.wait_end(1)
@@ -82,6 +80,23 @@ def test_a_stop_string_ends_the_job_and_is_not_shown(harness: Harness) -> None:
         5,
         "",
     )
+
+
+@pytest.mark.parametrize(("stop", "ids"), [("lo", 5), ("\ufffd", 6)])
+def test_a_stop_string_may_end_with_the_last_token_allowed(
+    harness: Harness, stop: str, ids: int
+) -> None:
+    """The engine ends the job before anybody can tell it of the stop string."""
+    job, _ = harness.submit(1, stop=(stop,), max_tokens=ids)
+    harness.engine.on_cancel = lambda job, cause: None
+    spoken = harness.tokenizer.encode("helloé")[:ids]
+    harness.engine.emit(
+        JobTokens(job, spoken, None),
+        JobFinished(job, FinishReason.LENGTH, None, "", 2, ids, 0, 0.0, 0.0, 0.0, 0.0, None),
+    )
+    end = harness.wait_end(1)
+    assert (end.reason, end.code, end.completion_tokens) == (FinishReason.STOP, None, ids)
+    assert harness.text(1) + end.tail == "hello".removesuffix(stop)
 
 
 def test_cancel_stops_the_job_with_its_cause_and_is_idempotent(harness: Harness) -> None:

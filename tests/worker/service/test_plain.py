@@ -7,7 +7,7 @@ import pytest
 
 from tests.worker.service.conftest import Harness
 from tests.worker.service.fakes import FakeResponder, plain_call
-from worker.engine.core import Job, JobTokens
+from worker.engine.core import Job, JobFinished, JobTokens
 from worker.protocol import (
     AbortCause,
     Code,
@@ -95,6 +95,21 @@ def test_the_optional_outputs(harness: Harness) -> None:
     ]
 
 
+def test_a_token_that_is_not_in_the_list_has_its_rank(harness: Harness) -> None:
+    """As vLLM's backend has it: never null, and the chosen token first."""
+    asked = json.dumps({"logprobs": 1})
+    job, responder = ask(harness, return_logprobs=True, sampling_parameters=asked)
+    chosen, best = harness.tokenizer.encode("cd")
+    harness.engine.emit(JobTokens(job, [chosen], [TokenLogprob(-3.5, [(best, -0.25)], 17)]))
+    harness.finish(job)
+    responder.wait_final()
+    (told,) = json.loads(responder.sent[-1][names.LOGPROBS][0])
+    assert list(told.items()) == [
+        (str(chosen), {"logprob": -3.5, "rank": 17, "decoded_token": "c"}),
+        (str(best), {"logprob": -0.25, "rank": 1, "decoded_token": "d"}),
+    ]
+
+
 def test_logprobs_that_the_sampling_parameters_do_not_ask_for_are_null(harness: Harness) -> None:
     """As vLLM's backend has it, also where the sum is wanted and so known."""
     for more in ({}, {"return_cumulative_logprob": True}):
@@ -111,6 +126,19 @@ def test_a_stop_string_ends_the_text_before_it(harness: Harness) -> None:
     responder.wait_final()
     assert harness.engine.cancelled == [(job, AbortCause.STOP_STRING)]
     assert "".join(texts(responder)) == "cd"
+
+
+def test_a_stop_string_may_end_with_the_last_token_allowed(harness: Harness) -> None:
+    harness.engine.on_cancel = lambda job, cause: None
+    parameters = '{"stop": "dX", "max_tokens": 3}'
+    job, responder = ask(harness, sampling_parameters=parameters, return_finish_reason=True)
+    harness.engine.emit(
+        JobTokens(job, harness.tokenizer.encode("cdX"), None),
+        JobFinished(job, FinishReason.LENGTH, None, "", 2, 3, 0, 0.0, 0.0, 0.0, 0.0, None),
+    )
+    responder.wait_final()
+    assert responder.sent[-1][names.FINISH_REASON][0] == b"stop"
+    assert "".join(texts(responder)).endswith("c")
 
 
 def test_a_client_that_is_gone_stops_its_job(harness: Harness) -> None:

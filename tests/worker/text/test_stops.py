@@ -89,7 +89,7 @@ def test_a_stream_is_its_text_cut_at_the_stop(text: str, stops: list[str], cuts:
             assert not any(stop in before for stop in stops)
             break
     if not stopped:
-        shown += stream.flush()
+        shown += stream.flush().text
     assert (shown, stopped) == whole_text(text, stops)
 
 
@@ -104,7 +104,7 @@ def test_held_back_text_comes_out_at_the_end() -> None:
     stream = TOKENIZER.stream(["END"])
     ids = [LIBRARY.token_to_id(char) for char in "xEN"]
     assert stream.feed(ids).texts == ["x", "", ""]
-    assert stream.flush() == "EN"
+    assert stream.flush() == ("EN", False)
 
 
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
@@ -119,4 +119,4 @@ def test_half_a_character_may_complete_a_stop_string() -> None:
     byte = LIBRARY.encode("🙂").ids[0]
     stream: TextStream = TOKENIZER.stream(["\ufffd"])
     assert stream.feed([byte]).texts == [""]
-    assert stream.flush() == ""
+    assert stream.flush() == ("", True)

@@ -1,0 +1,187 @@
+"""A model's chat template: Jinja in a sandbox, with what ``transformers`` gives templates.
+
+Templates come with a model, messages from anybody. A template may loop over messages within a loop
+over them, so rendering counts CPU time at each turn of a loop and each call of a macro: what lies
+between two of those is at most linear in the messages.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+
+MAX_RENDER_CPU_S = 2.0
+"""Of one thread. 10,000 messages take a usual template less than a tenth of a second."""
+
+MAX_GROWTH = 16
+"""A rendered text is at most so many times as long as its messages, each counted with
+``_OWN_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
+
+_OWN_CHARS = 65536
+_MESSAGE_CHARS = 256
+_REASON_CHARS = 200
+
+_TICK = " tick"
+"""No identifier: no template means it."""
+
+_TURNS_PER_LOOK = 32
+"""Asking for a thread's CPU time is a system call."""
+
+
+class BadTemplate(ValueError):
+    """A chat template that cannot be read; the message says why."""
+
+
+class Refused(ValueError):
+    """Messages that a chat template cannot or will not render; the message says why."""
+
+
+class _Budget:
+    """What one render may still take."""
+
+    __slots__ = ("cpu_until", "turns")
+
+    def __init__(self) -> None:
+        self.cpu_until = time.thread_time() + MAX_RENDER_CPU_S
+        self.turns = _TURNS_PER_LOOK
+
+    def look(self) -> None:
+        """Raise ``Refused`` when the CPU time is spent."""
+        if time.thread_time() > self.cpu_until:
+            raise Refused(
+                f"rendering takes more than {MAX_RENDER_CPU_S:g} s; send fewer or shorter messages"
+            )
+        self.turns = _TURNS_PER_LOOK
+
+
+_budget: ContextVar[_Budget] = ContextVar("_budget")
+
+
+class ChatTemplate:
+    """Renders the messages of a chat into a prompt. May be used by several threads."""
+
+    def __init__(self, source: str) -> None:
+        """``source`` is Jinja. Raises ``BadTemplate``."""
+        environment = _Environment()
+        try:
+            tree = environment.parse(source)
+            repeated = [(node.lineno, node.body) for node in tree.find_all(jinja2.nodes.For)]
+            repeated += [(node.lineno, node.body) for node in tree.find_all(jinja2.nodes.Macro)]
+            for line, body in repeated:
+                body.insert(0, _tick_at(line))
+            self._template = jinja2.Template.from_code(
+                environment, environment.compile(tree), environment.make_globals(None)
+            )
+        except jinja2.TemplateSyntaxError as error:
+            reason = _short(error).partition("\n")[0].rstrip(".")
+            raise BadTemplate(f"line {error.lineno}: {reason}") from None
+        except Exception as error:  # what Python's own compiler or stack will not take
+            raise BadTemplate(_named(error)) from None
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str]
+    ) -> str:
+        """``messages`` have a role and a content; the model's turn is next. Raises ``Refused``."""
+        chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)
+        room = MAX_GROWTH * (_OWN_CHARS + chars)
+        parts = []
+        token = _budget.set(_Budget())
+        try:
+            for part in self._template.generate(
+                **{**special_tokens, "messages": messages, "add_generation_prompt": True}
+            ):
+                room -= len(part)
+                if room < 0:
+                    raise Refused("the text that they make is too long")
+                parts.append(part)
+        except Refused:
+            raise
+        except Exception as error:  # whatever a template's code may raise over a client's text
+            own = isinstance(error, jinja2.TemplateError)
+            raise Refused(_short(error) if own else _named(error)) from None
+        finally:
+            _budget.reset(token)
+        return "".join(parts)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """As chat templates expect it: whitespace control, loop controls and three helpers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+        )
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        self.filters["tojson"] = _to_json
+        self.filters[_TICK] = _tick
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks what the model says, for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 - so the base class declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _tick_at(line: int) -> jinja2.nodes.Node:
+    """As a filter: the sandbox looks at each call of anything else, which takes 5 µs."""
+    nothing = jinja2.nodes.Const(None)
+    tick = jinja2.nodes.Filter(nothing, _TICK, [], [], None, None)
+    return jinja2.nodes.ExprStmt(tick).set_lineno(line)
+
+
+@jinja2.pass_context  # so that it is not worked out once, at compile time
+def _tick(context: jinja2.runtime.Context, value: None) -> None:
+    """Called in each turn of a loop and each call of a macro. Raises ``Refused``."""
+    budget = _budget.get()
+    budget.turns -= 1
+    if budget.turns <= 0:
+        budget.look()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which a prompt is not."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {_short(error)}"
+
+
+def _short(error: Exception) -> str:
+    """An error may quote the whole message that it is about."""
+    text = str(error)
+    return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}…"
