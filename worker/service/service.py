@@ -32,7 +32,8 @@ from worker.protocol import (
     decode_message,
     encode,
 )
-from worker.protocol.names import FRAME, LANE_MESSAGE
+from worker.protocol.names import FRAME, LANE_MESSAGE, PARAM_TOKEN
+from worker.service.access import Secret, say_what_is_open
 from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Tensors, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -42,6 +43,19 @@ from worker.settings import WorkerSettings
 
 STOP_GRACE_S = 2.0
 """How long ``close`` waits for aborted jobs to be answered."""
+MAX_DRAIN_MS = 24 * 3_600_000.0
+"""Longer is no drain but an outage."""
+
+
+WRONG_LANE_TOKEN = (
+    "this worker asks for a lane token, and another one or none was shown: set the same value as "
+    "TIDEGATE_LANE_TOKEN for the orchestrator and TIDEGATE_WORKER_LANE_TOKEN for the worker"
+)
+WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
+
+
+class LaneNotOpen(InvalidCall):
+    """A message names a lane that this worker does not have: another instance of the model may."""
 
 
 class WorkerService:
@@ -57,11 +71,14 @@ class WorkerService:
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(self._engine, heartbeat_s=settings.heartbeat_ms / 1000, clock=clock)
-        self._drainer = Drainer(self._engine, self._emitter, clock)
+        self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
+        self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)
+        self._plain_token = Secret(settings.plain_token, "a plain request was", clock)
         self._intake = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
     def start(self) -> None:
         """Start the threads; requests may come from now on."""
+        say_what_is_open(self._lane_token)
         self._emitter.each_cycle(self._drainer.advance)
         self._engine.start(self._emitter.sink)
         self._emitter.start()
@@ -74,6 +91,8 @@ class WorkerService:
                 self._intake.submit(self._accept_plain, call, self._clock())
             else:
                 self._apply(decode_message(data), call)
+        except LaneNotOpen as error:
+            self._fail(call, Code.LANE_CLOSED, error)
         except (InvalidCall, msgspec.DecodeError) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
         except Exception as error:
@@ -114,8 +133,18 @@ class WorkerService:
                 self._emitter.post(lambda: self._emitter.describe(lane, self._card))
                 self._emitter.post(call.responder.close)
             case Drain():
-                grace_s = message.grace_ms / 1000
-                self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+                self._drain(message, call)
+
+    def _drain(self, message: Drain, call: Call) -> None:
+        if not self._lane_token.admits(message.token):
+            self._fail(call, Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
+            return
+        if not 0 <= message.grace_ms <= MAX_DRAIN_MS:
+            raise InvalidCall(
+                f"grace_ms must be from 0 to {MAX_DRAIN_MS:.0f}, got {message.grace_ms:g}"
+            )
+        grace_s = message.grace_ms / 1000
+        self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
 
     def _open(self, message: Open, responder: Responder) -> None:
         error: LaneError | None = None
@@ -125,6 +154,8 @@ class WorkerService:
                 f"this worker speaks lane protocol {PROTOCOL_VERSION}, not {message.version}; "
                 "run the same Tidegate version on both sides",
             )
+        elif not self._lane_token.admits(message.token):
+            error = LaneError(Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
         elif self._emitter.draining:
             error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
         if error is not None:
@@ -134,7 +165,9 @@ class WorkerService:
         for name in [name for name, lane in self._lanes.items() if lane.ended]:
             del self._lanes[name]
         if message.lane in self._lanes:
-            raise InvalidCall(f"lane {message.lane} is open already; every lane needs its own name")
+            raise InvalidCall(
+                f"lane {message.lane[:64]!r} is open already; every lane needs its own name"
+            )
         lane = Lane(message.lane, responder)
         lane.describe(self._card)
         self._lanes[message.lane] = lane
@@ -185,7 +218,7 @@ class WorkerService:
     def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None or lane.ended:
-            raise InvalidCall(f"lane {name} is not open; send Open on the same stream first")
+            raise LaneNotOpen(f"lane {name[:64]!r} is not open here; open one first")
         return lane
 
     def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
@@ -196,6 +229,9 @@ class WorkerService:
 
     def _accept_plain(self, call: Call, received: float) -> None:
         try:
+            if not self._plain_token.admits(call.parameters.get(PARAM_TOKEN)):
+                self._fail(call, Code.UNAUTHENTICATED, WRONG_PLAIN_TOKEN)
+                return
             if self._emitter.draining:
                 self._fail(call, Code.DRAINING, "the worker is draining; retry elsewhere")
                 return
