@@ -5,6 +5,7 @@ ProvisionError
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
+ ├─ PortsUnguarded     Triton would listen off loopback and ask nobody for a token
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
 
@@ -39,3 +40,7 @@ class StartFailed(ProvisionError):
 
 class GaveUp(ProvisionError):
     """A supervised process failed again and again."""
+
+
+class PortsUnguarded(ProvisionError):
+    """Others could reach Triton, and nobody would be asked for a token."""
