@@ -102,9 +102,10 @@ class Instance:
     def ready(self) -> bool:
         """Whether it takes new work."""
         return (
-            self.is_up
+            self.state is InstanceState.UP
+            and not (self.forgotten or self.draining or self.held)
+            and self.leaving_since is None
             and any(lane.is_open and not lane.is_closing for lane in self.lanes)
-            and not (self.draining or self.held or self.leaving_since is not None)
         )
 
     @property
