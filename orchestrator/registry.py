@@ -434,6 +434,9 @@ class Registry:
             instance.draining = False
             if instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
+        if lane.is_reopening:
+            for other in instance.lanes:
+                other.reopen()
         if lane is instance.reporter:
             self._lose_reporter(instance)
         instance.reason = reason if instance.state is not InstanceState.UP else ""

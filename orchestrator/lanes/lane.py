@@ -119,6 +119,7 @@ class _Call(Protocol):
 
 
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
+_STALE = "the model was loaded anew; its lanes are opened anew"
 _UNAVAILABLE = "has no available versions"
 """Triton's own words, for a model that is unloaded or a server that is going down."""
 
@@ -261,13 +262,20 @@ class Lane:
             self._breaking = reason
             self._session.cancel()
 
+    def reopen(self) -> None:
+        """Give this stream up as stale, as another one to the same worker was found to be."""
+        if self.is_open:
+            self.is_open, self.is_reopening = False, True
+            self.break_off(_STALE)
+
     async def _run(self) -> None:
         pause = self._config.reconnect_min_s
         while True:
             sessions = self.sessions_total
             self._session = asyncio.create_task(self._connect_and_read())
             reason = await self._outcome(self._session)
-            self.is_reopening = _was_stale(self._session)
+            told = self.is_reopening and self._session.cancelled()
+            self.is_reopening = told or _was_stale(self._session)
             self._close_session(reason)
             if self.sessions_total > sessions:
                 pause = self._config.reconnect_min_s
@@ -399,7 +407,7 @@ class Lane:
         if _LANE_CLOSED in message:
             # Nobody may be given a job here from now on, and those there are go back to the queue.
             self.is_open, self.is_reopening = False, True
-            raise LaneStale("the model was loaded anew; its lanes are opened anew")
+            raise LaneStale(_STALE)
         head = request_id.partition("/")[0]
         job = self._jobs.pop(int(head), None) if head.isascii() and head.isdigit() else None
         if _UNAVAILABLE in message:

@@ -44,6 +44,18 @@ async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
     assert len(worker.opens) == 2
 
 
+async def test_one_stale_lane_is_enough_for_all_of_an_instance(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """A job must not try one after the other until its attempts are used up."""
+    pause = {"reconnect_min_s": 0.6, "reconnect_max_s": 0.6}
+    service = await make_service(worker, lanes_per_instance=6, **pause)
+    await service.until(lambda: len(worker.lanes) == 6)
+    worker.generation += 1
+    assert (await run(service))[-1].event == "end"
+    await worker.until(lambda: len(worker.opens) == 12)
+
+
 async def test_what_had_begun_on_the_old_instance_ends_once(
     worker: FakeWorker, service: Service
 ) -> None:

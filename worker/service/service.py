@@ -213,6 +213,13 @@ class WorkerService:
             message.sampling.check(self._card.vocab_size)
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
+        ids = message.token_ids
+        # Here and not in the engine alone: its block names cannot be made of any other number.
+        if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
+            return Code.INVALID_REQUEST, f"token ids are from 0 to {self._card.vocab_size - 1}"
+        parts = (message.budget_ms, message.first_token_budget_ms, message.token_gap_ms)
+        if any(part is not None and math.isnan(part) for part in parts):
+            return Code.INVALID_REQUEST, "a budget must be a number of milliseconds"
         return None
 
     def _lane(self, name: str) -> Lane:

@@ -9,7 +9,17 @@ import pytest
 
 from tests.worker.service.conftest import Harness, serving
 from tests.worker.service.fakes import FakeEngine, FakeResponder, plain_call
-from worker.protocol import PROTOCOL_VERSION, Cancel, Code, Drain, Open, decode_message, encode
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Code,
+    Drain,
+    Open,
+    Sampling,
+    Submit,
+    decode_message,
+    encode,
+)
 from worker.protocol.names import LANE_MESSAGE, TEXT_INPUT
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
@@ -148,6 +158,27 @@ def _lane_again(harness: Harness) -> FakeResponder:
         assert time.monotonic() < give_up_at, "it stays drained"
         time.sleep(0.005)
     raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": [1, -1]},
+        {"token_ids": [2**32] * 40},
+        {"token_ids": [256]},
+        {"budget_ms": math.nan},
+        {"first_token_budget_ms": math.nan},
+        {"token_gap_ms": math.nan},
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_the_engine(
+    harness: Harness, wrong: dict[str, object]
+) -> None:
+    message = Submit("lane", 5, [1, 2], Sampling(max_tokens=1), 1000.0)
+    request = harness.send(msgspec.structs.replace(message, **wrong))
+    assert harness.wait_end(5).code == Code.INVALID_REQUEST
+    request.wait_final()
+    assert not harness.engine.submitted and not harness.service._emitter.routes
 
 
 def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:
