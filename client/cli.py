@@ -238,6 +238,11 @@ def _add_triton(parser: argparse.ArgumentParser, ports: tuple[int, int, int]) ->
     group.add_argument(
         "--triton-host", default="127.0.0.1", help="where Triton listens (%(default)s)"
     )
+    group.add_argument(
+        "--triton-open",
+        action="store_true",
+        help="off loopback, let whoever reaches Triton's ports generate without a token",
+    )
     for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
         group.add_argument(
             f"--{name}-port",

@@ -15,6 +15,8 @@ from worker.models.folder import model_name, why_unservable
 DEMO_MODEL_NAME = "demo"
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
+_LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
+_WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 
 def up(args: argparse.Namespace) -> int:
@@ -38,6 +40,11 @@ def _launch(args: argparse.Namespace, *, serve: bool) -> int:
             file=sys.stderr,
         )
         return command.EXIT_FAILED
+    try:
+        lane_token = _lane_token(worker_env)
+    except ValueError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return command.EXIT_FAILED
     spec = LaunchSpec(
         worker_env=worker_env,
         host=args.host if serve else "127.0.0.1",
@@ -47,6 +54,8 @@ def _launch(args: argparse.Namespace, *, serve: bool) -> int:
         gpus=args.gpus,
         triton=args.triton,
         triton_host=args.triton_host,
+        triton_open=args.triton_open,
+        lane_token=lane_token,
         triton_ports=TritonPorts(args.http_port, args.grpc_port, args.metrics_port),
         load_timeout_s=args.load_timeout,
         drain_s=args.drain,
@@ -59,6 +68,17 @@ def _launch(args: argparse.Namespace, *, serve: bool) -> int:
         name = worker_env.get(_MODEL_NAME) or model_name(Path(model_path))
         hint = f"try it:\n  {curl_line('{url}', name, with_token=with_token)}"
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+
+
+def _lane_token(worker_env: dict[str, str]) -> str:
+    """What the operator chose, taken out of ``worker_env``; empty where nothing was chosen."""
+    ours, workers = os.environ.get(_LANE_TOKEN, ""), worker_env.pop(_WORKER_LANE_TOKEN, "")
+    if ours and workers and ours != workers:
+        raise ValueError(
+            f"{_LANE_TOKEN} and {_WORKER_LANE_TOKEN} differ, so no lane could be opened: set one "
+            "of them, or both to the same value"
+        )
+    return ours or workers
 
 
 def _worker_env(args: argparse.Namespace) -> dict[str, str]:

@@ -93,6 +93,7 @@ class Gateway:
                 keepalive_s=settings.lane_keepalive_s,
                 reconnect_min_s=settings.reconnect_min_s,
                 reconnect_max_s=settings.reconnect_max_s,
+                token=settings.lane_token.get_secret_value() if settings.lane_token else "",
             ),
             suspect_after_s=settings.suspect_after_s,
             down_after_s=settings.down_after_s,

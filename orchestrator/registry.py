@@ -111,7 +111,19 @@ class Instance:
     @property
     def ready(self) -> bool:
         """Whether it takes new work."""
-        return self.is_up and not (self.draining or self.held or self.leaving_since is not None)
+        return (
+            self.state is InstanceState.UP
+            and not (self.forgotten or self.draining or self.held)
+            and self.leaving_since is None
+            and any(lane.is_open and not lane.is_closing for lane in self.lanes)
+        )
+
+    @property
+    def is_reopening(self) -> bool:
+        """Whether it will take new work in a moment: its model was loaded anew."""
+        return any(lane.is_reopening for lane in self.lanes) and not (
+            self.forgotten or self.held or self.leaving_since is not None
+        )
 
     @property
     def load(self) -> int:
@@ -174,7 +186,7 @@ class Instance:
 
     def best_lane(self) -> Lane:
         """The open lane with the fewest jobs, of those that have had a frame lately."""
-        lanes = [lane for lane in self.lanes if lane.is_open]
+        lanes = [lane for lane in self.lanes if lane.is_open and not lane.is_closing]
         freshest = max(lane.last_frame_at for lane in lanes)
         return min(
             lanes, key=lambda lane: (freshest - lane.last_frame_at > LANE_SILENT_S, lane.load)
@@ -410,9 +422,17 @@ class Registry:
             # paused jobs hold no slot.
             theirs = min(active + stats.paused - ours, active - (ours - mine))
             instance.foreign_load = max(0, theirs)
-            if frame.draining != instance.draining:
-                instance.draining = frame.draining
+            draining = frame.draining or any(other.is_closing for other in instance.lanes)
+            if draining != instance.draining:
+                instance.draining = draining
                 self.snapshot_version += 1
+                if draining and not self._closing:
+                    lane_log.warning(
+                        "the worker drains, which nobody asked for here"
+                        if frame.draining
+                        else "Triton takes no more requests for the model",
+                        extra=fields(instance=lane.address),
+                    )
             self._on_change()
         if instance.state is InstanceState.SUSPECT:
             self._judge(instance)
@@ -429,6 +449,9 @@ class Registry:
             instance.draining = False
             if instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
+        if lane.is_reopening:
+            for other in instance.lanes:
+                other.reopen()
         if lane is instance.reporter:
             self._lose_reporter(instance)
         instance.reason = reason if instance.state is not InstanceState.UP else ""
@@ -463,6 +486,7 @@ class Registry:
             self._set_state(instance, InstanceState.UP, "")
         # A lane can die alone: its jobs must not wait for as long as its siblings live.
         for lane in instance.lanes:
+            lane.probe()
             if lane.is_open and lane.silent_s(now) >= self._down_after_s:
                 lane.break_off(f"no frame for {lane.silent_s(now):.1f} s")
 

@@ -147,7 +147,7 @@ class Retrier:
         ready = [
             instance
             for instance in self._registry
-            if instance.ready
+            if (instance.ready or instance.is_reopening)
             and instance.encoder is not None
             and instance.encoder.card.model == task.model
             and instance.encoder.vocabulary == task.vocabulary
@@ -160,7 +160,7 @@ class Retrier:
         if denial is not None:
             self.denied[denial] += not elsewhere  # what is not lost yet is asked for again
             return None
-        if not task.completion_tokens:
+        if not task.completion_tokens and not self._reopens(failed):
             self.budget.spend()
         self.granted["continue" if task.completion_tokens else "retry"] += 1
         return Again(delay_s)
@@ -178,7 +178,14 @@ class Retrier:
             return Denial.DEADLINE
         if task.completion_tokens and self._rules.share:
             return None
+        if self._reopens(failed) and self._rules.share:
+            return None
         return Denial.BUDGET if self.budget.is_empty else None
+
+    def _reopens(self, failed: str) -> bool:
+        """Whether jobs were lost because a model was loaded anew: no fault that follows them."""
+        lost = self._registry.instances.get(failed)
+        return lost is not None and lost.is_reopening
 
     def _text_can_go_on(self, task: Task, failed: str, ready: Sequence[Instance]) -> bool:
         """Whether all that was generated is known, and all that are ready have the same weights."""

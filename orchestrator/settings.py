@@ -143,6 +143,9 @@ class Settings(BaseSettings):
     """How often names are resolved and files looked at."""
     leave_grace_s: float = Field(default=30.0, ge=0)
     """Jobs on an instance that is no longer named may finish within this."""
+    lane_token: SecretStr | None = None
+    """Shown to workers that ask for one (``TIDEGATE_WORKER_LANE_TOKEN``). ``tidegate up`` makes one
+    up for both."""
     lanes_per_instance: int = Field(default=1, ge=1, le=10)
     lane_keepalive_s: float = Field(default=60.0, gt=0)
     lane_open_timeout_s: float = Field(default=5.0, gt=0)
@@ -306,6 +309,11 @@ class Settings(BaseSettings):
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
         return _sendable(value)
+
+    @field_validator("lane_token")
+    @classmethod
+    def _check_lane_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value is not None and value.get_secret_value() else None
 
     @field_validator("keys")
     @classmethod

@@ -7,7 +7,7 @@ own environment. A bad value stops the model from loading, with the variable's n
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.environment import unknown_variables
@@ -105,6 +105,19 @@ class WorkerSettings(BaseSettings):
     vLLM backend has it: its clients render chat templates themselves. False: it is text."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane without news gets a frame this often."""
+    lane_token: SecretStr | None = None
+    """Asked of whoever opens a lane or drains the worker; without one anybody who reaches Triton
+    may. ``tidegate up`` makes one up at each start."""
+    plain_token: SecretStr | None = None
+    """Asked of every plain request, as its parameter ``token``; without one none is asked."""
+    drain_hold_s: float = Field(default=30.0, gt=0)
+    """A worker that was drained and is still there after this takes work again: whoever drained it
+    did not mean to stop it, or cannot any more."""
+
+    @field_validator("lane_token", "plain_token")
+    @classmethod
+    def _empty_is_none(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value is not None and value.get_secret_value() else None
 
 
 def read_settings() -> WorkerSettings:

@@ -14,7 +14,7 @@ import random
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -29,6 +29,7 @@ from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,
+    Code,
     Delta,
     Describe,
     End,
@@ -44,6 +45,11 @@ from worker.protocol import (
 
 SAMPLE_EVERY = 64
 """One frame in this many is timed from its decoding to its tokens being written (LB-8)."""
+PROBE_S = 2.0
+"""A lane that carries nothing is tried this often: Triton may have loaded its model anew, and then
+sends what comes to the new instance, while the old one goes on with its heartbeats here."""
+NO_JOB = -1
+"""A handle that no job has: a message about it says that the lane is known, and changes nothing."""
 
 
 class JobSink(Protocol):
@@ -90,10 +96,16 @@ class LaneConfig:
     keepalive_s: float
     reconnect_min_s: float
     reconnect_max_s: float
+    token: str = field(default="", repr=False)
+    """What workers ask of whoever opens a lane."""
 
 
 class LaneBroken(Exception):
     """The lane cannot go on; the message says why, for people."""
+
+
+class LaneStale(LaneBroken):
+    """What is sent on the lane does not reach the worker that opened it. A new one will do."""
 
 
 class _Call(Protocol):
@@ -104,6 +116,16 @@ class _Call(Protocol):
     async def read(self) -> service_pb2.ModelStreamInferResponse: ...
 
     def cancel(self) -> bool: ...
+
+
+_LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
+_STALE = "the model was loaded anew; its lanes are opened anew"
+_UNAVAILABLE = "has no available versions"
+"""Triton's own words, for a model that is unloaded or a server that is going down."""
+
+
+def _was_stale(session: asyncio.Task[None]) -> bool:
+    return not session.cancelled() and isinstance(session.exception(), LaneStale)
 
 
 class Lane:
@@ -119,7 +141,12 @@ class Lane:
     ) -> None:
         self.address = address
         self.is_open = False
+        self.is_reopening = False
+        """It was given up because it was stale, and the next attempt to connect has not failed."""
+        self.is_closing = False
+        """Triton takes no new requests for the model; jobs that it has go on."""
         self.last_frame_at = clock.now()
+        self._last_sent_at = clock.now()
         self.tokens_total = 0
         self.frames_total = 0
         self.sessions_total = 0
@@ -208,6 +235,13 @@ class Lane:
         if self.is_open:
             self._post(Describe(lane=self._name), "describe")
 
+    def probe(self) -> None:
+        """Find out whether what is sent still arrives, if nothing else would; call it often."""
+        if not self.is_open or (self._jobs and not self.is_closing):
+            return
+        if self._clock.now() - self._last_sent_at >= PROBE_S:
+            self._post(Cancel(lane=self._name, handle=NO_JOB), "probe")
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
@@ -228,12 +262,20 @@ class Lane:
             self._breaking = reason
             self._session.cancel()
 
+    def reopen(self) -> None:
+        """Give this stream up as stale, as another one to the same worker was found to be."""
+        if self.is_open:
+            self.is_open, self.is_reopening = False, True
+            self.break_off(_STALE)
+
     async def _run(self) -> None:
         pause = self._config.reconnect_min_s
         while True:
             sessions = self.sessions_total
             self._session = asyncio.create_task(self._connect_and_read())
             reason = await self._outcome(self._session)
+            told = self.is_reopening and self._session.cancelled()
+            self.is_reopening = told or _was_stale(self._session)
             self._close_session(reason)
             if self.sessions_total > sessions:
                 pause = self._config.reconnect_min_s
@@ -264,7 +306,7 @@ class Lane:
         return f"unexpected {type(error).__name__}"
 
     def _close_session(self, reason: str) -> None:
-        self.is_open = False
+        self.is_open = self.is_closing = False
         self._breaking = None
         self._session = None
         self._outbox.clear()
@@ -305,13 +347,16 @@ class Lane:
 
     async def _open(self, call: _Call) -> int:
         self._name = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-        await call.write(to_request(Open(PROTOCOL_VERSION, self._name), f"open/{self._name}"))
+        message = Open(PROTOCOL_VERSION, self._name, self._config.token)
+        await call.write(to_request(message, "open"))
+        self._last_sent_at = self._clock.now()
         frame = self._frame(await call.read())
         if frame is None or frame.card is None:
             raise LaneBroken("the first frame carried no model card")
         self.sessions_total += 1
         self.last_frame_at = self._clock.now()
         self.is_open = True
+        self.is_reopening = False
         self._owner.lane_opened(self, frame)
         self._dispatch(frame, self.last_frame_at)
         return frame.seq
@@ -356,13 +401,24 @@ class Lane:
     def _refused(self, request_id: str, message: str) -> None:
         """An error in-band: one job's where the id says so, else the whole lane's.
 
-        A worker says what is wrong with a job in a frame, so this is Triton's own trouble.
+        A worker says what is wrong with a job in a frame, so this is Triton's own trouble, or the
+        word of a worker that does not know this lane.
         """
+        if _LANE_CLOSED in message:
+            # Nobody may be given a job here from now on, and those there are go back to the queue.
+            self.is_open, self.is_reopening = False, True
+            raise LaneStale(_STALE)
         head = request_id.partition("/")[0]
         job = self._jobs.pop(int(head), None) if head.isascii() and head.isdigit() else None
-        if job is None:
+        if _UNAVAILABLE in message:
+            # Unloaded, or going down: what runs may end there, but nothing new gets through.
+            self.is_closing = True
+        elif job is None:
             raise LaneBroken(message)
-        job.lost(InstanceLost(f"the instance could not go on with this: {message}"))
+        if job is not None:
+            job.lost(InstanceLost(f"the instance could not go on with this: {message}"))
+        if self.is_closing and not self._jobs:
+            raise LaneBroken(message)
 
     def _dispatch(self, frame: Frame, now: float) -> int:
         """Hand a frame's parts to their jobs; returns how many tokens there were."""
@@ -405,5 +461,6 @@ class Lane:
             lane_log.debug("a lane's writer ended: %s", error, extra=fields(instance=self.address))
 
     def _post(self, message: LaneMessage, request_id: str) -> None:
+        self._last_sent_at = self._clock.now()
         self._outbox.append(to_request(message, request_id))
         self._outbox_filled.set()

@@ -59,13 +59,23 @@ class TritonControl:
             return False
         return bool(answer.ready)
 
-    async def drain(self, model: str, grace_s: float, timeout_s: float) -> bool:
+    async def is_unloaded(self, model: str, timeout_s: float) -> bool:
+        """Whether the server answers, and says that ``model`` cannot be used."""
+        request = service_pb2.ModelReadyRequest(name=model)
+        try:
+            answer = await self._stub.ModelReady(request, timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return not answer.ready
+
+    async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
         """Have ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
 
-        A model that knows nothing of lanes refuses, which is no reason not to stop it.
+        ``token`` is what its worker asks for. A model that knows nothing of lanes refuses, which is
+        no reason not to stop it.
         """
         call = self._stub.ModelStreamInfer(
-            iter([_drain_request(model, grace_s)]), timeout=timeout_s
+            iter([_drain_request(model, grace_s, token)]), timeout=timeout_s
         )
         with contextlib.suppress(grpc.RpcError):
             async for answer in call:
@@ -73,13 +83,13 @@ class TritonControl:
         return False
 
 
-def _drain_request(model: str, grace_s: float) -> service_pb2.ModelInferRequest:
+def _drain_request(model: str, grace_s: float, token: str) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model)
     # without this Triton keeps the empty final response, the only answer there is, to itself
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, value in (
         (TEXT_INPUT, b""),
-        (LANE_MESSAGE, encode(Drain(grace_ms=grace_s * 1000))),
+        (LANE_MESSAGE, encode(Drain(grace_ms=grace_s * 1000, token=token))),
     ):
         request.inputs.add(name=name, datatype="BYTES", shape=[1])
         request.raw_input_contents.append(len(value).to_bytes(4, "little") + value)

@@ -6,6 +6,7 @@ ProvisionError
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
  ├─ LogUnusable        a log file cannot be written              (also OSError)
+ ├─ PortsUnguarded     Triton would listen off loopback and ask nobody for a token
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
 
@@ -44,3 +45,7 @@ class StartFailed(ProvisionError):
 
 class GaveUp(ProvisionError):
     """A supervised process failed again and again."""
+
+
+class PortsUnguarded(ProvisionError):
+    """Others could reach Triton, and nobody would be asked for a token."""

@@ -6,6 +6,8 @@ What can happen to it, each seen on a real server, and how it is noticed:
 - the Python stub of a model is killed         → Triton goes on and calls the model ready, so the
                                                  stub processes are watched (0.1 s)
 - the server hangs                             → it misses three heartbeats 15 s apart (PV-1)
+- a model is unloaded                            → its stub ends, or Triton says twice, 2 s apart,
+                                                 that it is not ready
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from orchestrator.provision.triton import (
     TritonInstall,
     TritonPorts,
     TritonSpec,
+    compile_models,
     triton_command,
     triton_environment,
 )
@@ -33,6 +36,7 @@ TERM_S = 1.5
 
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
+_MODEL_POLL_S = 2.0
 _ASK_S = 2.0
 
 
@@ -92,6 +96,7 @@ class TritonInstance:
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"
         self._log = usable_log(self._log_path, self._warn)
+        compile_models(self._spec)
         self._process = await GuardedProcess.start(
             self.name,
             triton_command(self._install, self._spec, self.ports, server_id),
@@ -115,6 +120,7 @@ class TritonInstance:
             return await first_of(
                 self._process_end(),
                 self._stub_end(),
+                self._unloading(control),
                 missed_heartbeats(lambda: self._has_models(control)),
             )
 
@@ -127,7 +133,7 @@ class TritonInstance:
             async with TritonControl(self.grpc_address) as control:
                 await asyncio.gather(
                     *(
-                        control.drain(model, drain_s, timeout_s=drain_s + 0.5)
+                        control.drain(model, drain_s, drain_s + 0.5, token=self._spec.lane_token)
                         for model in self._spec.models
                     )
                 )
@@ -162,9 +168,22 @@ class TritonInstance:
         return f"the server ended with status {await self._process.wait()}"
 
     async def _stub_end(self) -> str:
-        stubs = self._stubs
-        await _until(lambda: not all(map(is_running, stubs)))
-        return "a model's Python process ended"
+        assert self._process is not None, "start it first"
+        while True:
+            await _until(lambda: not all(map(is_running, self._stubs)))
+            known, now = len(self._stubs), children_of(self._process.pid)
+            if len(now) < known:
+                return "a model's Python process ended"
+            self._stubs = now  # a model was loaded anew: its new process came before this
+
+    async def _unloading(self, control: TritonControl) -> str:
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(_MODEL_POLL_S)
+            unloaded = {m for m in self._spec.models if await control.is_unloaded(m, _ASK_S)}
+            if before & unloaded:
+                return f"the model {min(before & unloaded)} is not loaded any more"
+            before = unloaded
 
 
 async def _until(condition: Callable[[], bool]) -> None:

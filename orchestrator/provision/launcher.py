@@ -15,15 +15,16 @@ import errno
 import json
 import os
 import random
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provision.errors import StartFailed, StateFileUnusable
+from orchestrator.provision.errors import PortsUnguarded, StartFailed, StateFileUnusable
 from orchestrator.provision.instance import TritonInstance
 from orchestrator.provision.logs import require_writable
-from orchestrator.provision.ports import free_ports, is_free, require_free
+from orchestrator.provision.ports import free_ports, is_free, is_loopback, require_free
 from orchestrator.provision.service import OrchestratorProcess
 from orchestrator.provision.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
 from orchestrator.provision.supervise import Unit, supervise
@@ -48,12 +49,15 @@ class Launcher:
         self.orchestrator: OrchestratorProcess | None = None
         self._emit = on_event
         self._rng = rng or random.Random()
+        # An orchestrator elsewhere could not know one that is made up here.
+        self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then end everything.
 
         Raises ``ProvisionError``, with everything ended, when the service cannot go on.
         """
+        self._require_guard()
         self._require_state_file()
         try:
             await _unless(stop, self._serve())
@@ -151,6 +155,7 @@ class Launcher:
                 {
                     "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
+                    "TIDEGATE_LANE_TOKEN": self._lane_token,
                 },
                 log=logs and logs / "orchestrator.log",
                 warn=self._warn,
@@ -168,9 +173,33 @@ class Launcher:
             host=spec.triton_host,
             load_timeout_s=spec.load_timeout_s,
             env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
+            lane_token=self._lane_token,
         )
         log = logs and logs / f"{name}.log"
         return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
+
+    def _require_guard(self) -> None:
+        """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
+        spec = self.spec
+        if is_loopback(spec.triton_host):
+            return
+        lacking = []
+        if not self._lane_token:
+            lacking.append(
+                "set TIDEGATE_LANE_TOKEN, to the same value for the orchestrator: whoever opens a "
+                "lane must show it"
+            )
+        if not spec.triton_open and not spec.worker_env.get("TIDEGATE_WORKER_PLAIN_TOKEN"):
+            lacking.append(
+                "set TIDEGATE_WORKER_PLAIN_TOKEN, which clients of Triton's own protocols then "
+                "state as the request parameter token, or say with --triton-open that whoever "
+                "reaches Triton may generate"
+            )
+        if lacking:
+            raise PortsUnguarded(
+                f"Triton would listen on {spec.triton_host or 'every address'}, which is not "
+                f"loopback: {'; and '.join(lacking)}"
+            )
 
     def _choose_port(self) -> int:
         """The orchestrator's port: the one asked for, a free one where none was."""

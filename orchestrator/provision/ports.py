@@ -1,5 +1,6 @@
 """Ports that nobody listens on, and how a host and its port are spelled together."""
 
+import ipaddress
 import socket
 from contextlib import ExitStack
 
@@ -53,6 +54,15 @@ def require_free(host: str, port: int, remedy: str) -> None:
             raise PortInUse(
                 f"cannot listen on {host_port(host, port)}: {error.strerror}; {remedy}"
             ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. A name other than localhost may be
+    anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_free(host: str, port: int) -> bool:

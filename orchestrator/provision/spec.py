@@ -30,6 +30,10 @@ class LaunchSpec:
     triton: Path | None = None
     """A server to use rather than the first that is found."""
     triton_host: str = "127.0.0.1"
+    triton_open: bool = False
+    """Off loopback, too, whoever reaches Triton may generate without a token."""
+    lane_token: str = field(default="", repr=False)
+    """Shared by orchestrator and workers; made up at each start when empty and both are started."""
     triton_ports: TritonPorts = field(default_factory=lambda: TritonPorts(0, 0, 0))
     """Of the first instance, the next ones' ``PORT_STRIDE`` higher each; 0 chooses a free one."""
     model_repository: Path = MODEL_REPOSITORY

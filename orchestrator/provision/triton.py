@@ -5,10 +5,12 @@ set-up unpacked. The first that exists is used; one that exists but does not fit
 its fix, never skipped in silence.
 """
 
+import contextlib
 import os
+import py_compile
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,13 @@ from orchestrator.provision.paths import NGC_ROOT
 from orchestrator.provision.process import command_environment
 
 Source = Literal["path", "ngc", "wheel"]
+
+LOCKED = "shared-memory,model-repository,trace,logging"
+"""Triton's protocols that are no client's business: loading and unloading models, mapping shared
+memory, and having the server write files."""
+_NO_HEADER = "no header\ncan carry this"
+"""What a request for one of them must show. A key would stand in the command line, for every local
+user to read; neither HTTP nor gRPC can send a line break, so nobody can show this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,11 @@ class TritonSpec:
     load_timeout_s: float = 300.0
     env: Mapping[str, str] | None = None
     """More variables for the server and its models (``TIDEGATE_WORKER_…``)."""
+    lane_token: str = field(default="", repr=False)
+    """What its workers ask of whoever opens a lane or drains them; empty for nothing. It travels in
+    the environment, which only the same user can read."""
+    is_locked: bool = True
+    """Refuse the protocols of ``LOCKED`` to everybody."""
 
 
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
@@ -111,12 +125,14 @@ def triton_command(
         "shm-region-prefix-name": shm_prefix,
         "stub-timeout-seconds": round(spec.load_timeout_s),
     }
+    locks = ("http-restricted-api", "grpc-restricted-protocol") if spec.is_locked else ()
     return [
         str(install.binary),
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in flags.items()),
         *(f"--backend-config=python,{name}={value}" for name, value in backend_config.items()),
         *(f"--load-model={name}" for name in spec.models),
+        *(f"--{name}={LOCKED}:tidegate-locked={_NO_HEADER}" for name in locks),
     ]
 
 
@@ -131,8 +147,25 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
             "VIRTUAL_ENV": sys.prefix if in_venv else None,
             "PYTHONUNBUFFERED": "1",
             "TIDEGATE_WORKER_LEGACY_STUB": "1" if install.legacy_stub else None,
+            **({"TIDEGATE_WORKER_LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )
+
+
+def compile_models(spec: TritonSpec) -> None:
+    """Have the models' ``__pycache__`` before the server looks at the repository.
+
+    The stub would write it at its first start; Triton then takes the new file for a change of the
+    model, and the next ``load`` of it, which should do nothing, loads it anew.
+    """
+    for name in spec.models:
+        for source in (spec.model_repository / name).glob("*/model.py"):
+            tag = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+            compiled = source.parent / "__pycache__" / tag
+            if compiled.exists() and compiled.stat().st_mtime >= source.stat().st_mtime:
+                continue  # another server may be running on it
+            with contextlib.suppress(OSError, py_compile.PyCompileError):  # the stub will say more
+                py_compile.compile(str(source), str(compiled), doraise=True)
 
 
 def _path_list(*first: Path, before: str) -> str:

@@ -90,6 +90,26 @@ def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
     assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
 
 
+def test_the_lane_token_is_the_operators_where_one_is_set(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "chosen")
+    assert cli.main(["up", "--triton-open"]) == 0
+    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "chosen")
+    assert cli.main(["worker"]) == 0
+    specs = [spec for spec, _ in launched]
+    assert [(spec.lane_token, spec.triton_open) for spec in specs] == [
+        ("chosen", True),
+        ("chosen", False),
+    ]
+    assert "chosen" not in repr(specs)
+    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "another")
+    assert cli.main(["up"]) == command.EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "TIDEGATE_LANE_TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
+    assert "chosen" not in said and "another" not in said
+
+
 def test_no_model_there(launched: list[Any], capsys: Any) -> None:
     assert cli.main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
     assert "no model in /nowhere: expected a checkpoint" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -46,10 +47,19 @@ class LoopThread:
 class Triton:
     """One real Triton with our ``llm`` model; ``worker`` are ``TIDEGATE_WORKER_…`` settings."""
 
-    def __init__(self, **worker: object) -> None:
+    def __init__(
+        self,
+        *,
+        repository: Path = MODEL_REPOSITORY,
+        lane_token: str = "",
+        is_locked: bool = True,
+        **worker: object,
+    ) -> None:
         settings = {"model_path": DEMO_CHECKPOINT, "model_name": "demo", "device": "cpu"} | worker
         env = {f"TIDEGATE_WORKER_{k.upper()}": str(v) for k, v in settings.items()}
-        spec = TritonSpec(MODEL_REPOSITORY, (MODEL_NAME,), env=env)
+        spec = TritonSpec(
+            repository, (MODEL_NAME,), env=env, lane_token=lane_token, is_locked=is_locked
+        )
         logs = state_dir() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._loop = LoopThread()
@@ -94,7 +104,7 @@ class Orchestrator:
         self.url = f"http://127.0.0.1:{self.port}"
         env = {"INSTANCES": ",".join(instances), "HOST": "127.0.0.1", "PORT": self.port} | settings
         self._env = os.environ | {f"TIDEGATE_{k.upper()}": str(v) for k, v in env.items()}
-        self._log = state_dir() / "logs" / f"e2e-orchestrator-{self.port}.log"
+        self.log = state_dir() / "logs" / f"e2e-orchestrator-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -102,12 +112,13 @@ class Orchestrator:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        with self._log.open("ab") as log:
+    def start(self, patience_s: float = PATIENCE_S) -> None:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator"], env=self._env, stdout=log, stderr=log
             )
-        eventually(lambda: self.status("/health/ready") == 200, "the orchestrator to be ready")
+        ready = "/health/ready"
+        eventually(lambda: self.status(ready) == 200, "the orchestrator to be ready", patience_s)
 
     def kill(self) -> None:
         assert self._process is not None

@@ -1,6 +1,7 @@
 """``tidegate up`` as a person runs it: it serves, comes back from crashes, and however it ends
 leaves no process and no shared memory (OR-14, PV-1)."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.provision.control import TritonControl
 from orchestrator.provision.paths import CHECKOUT
 from orchestrator.provision.ports import is_free
 from tests.orchestrator.provision.processes import Marked, eventually
@@ -25,6 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 UP = (sys.executable, "-m", "client.cli", "up", "--device", "cpu", "--port", "0")
 PACED = ("--engine", "synthetic-paced", "--model-name", "demo")
 LOADING_S = 90.0
+LANE_TOKEN = b"TIDEGATE_LANE_TOKEN="
 
 
 class Up:
@@ -58,7 +61,7 @@ class Up:
         return state
 
     def pid_of(self, role: str) -> int:
-        (instance,) = self.state["instances"]
+        instance = self.state["instances"][0]
         return {
             "launcher": self.state["launcher_pid"],
             "orchestrator": self.state["orchestrator_pid"],
@@ -174,6 +177,7 @@ def test_two_instances_serve_beside_each_other(tmp_path: Path, marks: list[Marke
     assert up.generates()
     assert len(up.regions) == 2  # in which prompts and answers travel
     assert {Path("/dev/shm", name).stat().st_mode & 0o777 for name in up.regions} == {0o600}
+    assert_guarded(up)
     up.process.terminate()
     assert up.process.wait() == 0
     up.marked.wait_gone(up.regions)
@@ -188,6 +192,24 @@ def test_it_serves_on_ipv6(tmp_path: Path, marks: list[Marked]) -> None:
     up.process.terminate()
     assert up.process.wait() == 0
     up.marked.wait_gone(up.regions)
+
+
+def assert_guarded(up: Up) -> None:
+    """Both Tritons refuse a stranger's drain, and no local user can read what would let him."""
+    for each in up.state["instances"]:
+        assert not asyncio.run(drains(f"127.0.0.1:{each['grpc_port']}"))
+    environ = Path(f"/proc/{up.pid_of('orchestrator')}/environ").read_bytes().split(b"\0")
+    (token,) = [each.partition(b"=")[2] for each in environ if each.startswith(LANE_TOKEN)]
+    assert len(token) > 40
+    for pid in up.marked.pids():
+        assert token not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert token.decode() not in up.output
+    assert up.generates()
+
+
+async def drains(address: str) -> bool:
+    async with TritonControl(address) as control:
+        return await control.drain("llm", grace_s=0.0, timeout_s=10.0)
 
 
 def fails(marked: Marked, *arguments: str) -> str:

@@ -14,6 +14,7 @@ import grpc
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from orchestrator.lanes.lane import NO_JOB
 from worker.protocol import (
     PROTOCOL_VERSION,
     CacheReport,
@@ -128,6 +129,7 @@ class FakeWorker:
         self.opens: list[Open] = []
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
+        self.probes = 0
         self.pauses: list[Pause] = []
         self.resumes: list[Resume] = []
         self.lanes: list[_FakeLane] = []
@@ -135,6 +137,10 @@ class FakeWorker:
         self.cached: list[bytes] | None = None
         """Names of the blocks that it holds; None: it reports none."""
         self.describes = 0
+        self.generation = 0
+        """How often the model was loaded anew: older lanes live on, and get nothing through."""
+        self.is_unloaded = False
+        """Triton refuses whatever is sent; lanes live on."""
         self.step_ms: float | None = None
         """Tells a step of so long for every token; None: it does not count its steps."""
         self.tokens_total = 0
@@ -221,6 +227,7 @@ class _FakeLane:
     def __init__(self, worker: FakeWorker, context: grpc.aio.ServicerContext) -> None:
         self.worker = worker
         self.name = ""
+        self.generation = worker.generation
         self.draining = False
         self.silent = False
         self.jobs: dict[int, asyncio.Task[None]] = {}
@@ -308,8 +315,25 @@ class _FakeLane:
             await self._apply(message, request.id)
             await self.worker.tell()
 
+    async def _refuse(self, request_id: str, message: str) -> None:
+        """An error in-band, as Triton has it."""
+        async with self._writing:
+            await self._context.write(
+                service_pb2.ModelStreamInferResponse(
+                    error_message=message,
+                    infer_response=service_pb2.ModelInferResponse(id=request_id),
+                )
+            )
+
     async def _apply(self, message: object, request_id: str) -> None:
         worker = self.worker
+        if worker.is_unloaded:
+            unknown = "Request for unknown model: 'llm' has no available versions"
+            await self._refuse(request_id, unknown)
+            return
+        if self.generation != worker.generation:
+            await self._refuse(request_id, f"lane_closed: lane '{self.name}' is not open here")
+            return
         match message:
             case Open():
                 worker.opens.append(message)
@@ -326,18 +350,14 @@ class _FakeLane:
                 worker.jobs_total += 1
                 plan = worker.plan(message)
                 if plan.in_band_error:
-                    async with self._writing:
-                        await self._context.write(
-                            service_pb2.ModelStreamInferResponse(
-                                error_message=plan.in_band_error,
-                                infer_response=service_pb2.ModelInferResponse(id=request_id),
-                            )
-                        )
+                    await self._refuse(request_id, plan.in_band_error)
                     return
                 self._cancelled[message.handle] = asyncio.Event()
                 self._may_go_on[message.handle] = asyncio.Event()
                 self._may_go_on[message.handle].set()
                 self.jobs[message.handle] = asyncio.create_task(self._run(message, plan))
+            case Cancel() if message.handle == NO_JOB:
+                worker.probes += 1
             case Cancel():
                 worker.cancels.append(message)
                 if message.handle in self._cancelled:

@@ -196,7 +196,7 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
 ) -> None:
     instance = Instance("a:1")
     instance.lanes = [
-        SimpleNamespace(is_open=is_open, last_frame_at=at, load=load)  # type: ignore[misc]
+        SimpleNamespace(is_open=is_open, is_closing=False, last_frame_at=at, load=load)  # type: ignore[misc]
         for is_open, at, load in lanes
     ]
     assert instance.best_lane() is instance.lanes[best]

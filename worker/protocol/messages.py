@@ -19,6 +19,9 @@ the lane lives::
 ``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
 answered by exactly one ``End``; nothing follows it. A frame without news is a heartbeat.
 
+Who may do what: ``Open`` and ``Drain`` carry the worker's lane token where it has one. The others
+name a lane, which only its opener can: the name is random, and never sent to anybody else.
+
 Times are milliseconds. Budgets are relative to receipt: clocks need not agree (DL-2).
 Frames are arrays rather than maps on the wire, since they are the hot path; fields are only ever
 appended, with a default.
@@ -36,11 +39,12 @@ PROTOCOL_VERSION = 1
 # ── to the worker ────────────────────────────────────────────────────────────────────────────
 
 
-class Open(msgspec.Struct, tag="open", frozen=True):
-    """Opens a lane. ``lane`` is a name that no other open lane has (a UUID)."""
+class Open(msgspec.Struct, tag="open", frozen=True, omit_defaults=True):
+    """Opens a lane. ``lane`` is a name that no other open lane has (a random UUID)."""
 
     version: int
     lane: str
+    token: str = ""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
@@ -100,13 +104,15 @@ class Resume(msgspec.Struct, tag="resume", frozen=True):
     handle: int
 
 
-class Drain(msgspec.Struct, tag="drain", frozen=True):
+class Drain(msgspec.Struct, tag="drain", frozen=True, omit_defaults=True):
     """Refuse new work, let running jobs finish for ``grace_ms``, end the rest, close all lanes.
 
     Needs no lane: whoever stops a worker sends it, since an open lane keeps Triton from stopping.
+    A worker that is not stopped then takes work again after its ``drain_hold_s``.
     """
 
     grace_ms: float
+    token: str = ""
 
 
 class Describe(msgspec.Struct, tag="describe", frozen=True):
@@ -276,7 +282,14 @@ def encode(message: LaneMessage | Frame) -> bytes:
 
 def decode_message(data: bytes) -> LaneMessage:
     """A message to the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
-    return _message_decoder.decode(data)
+    try:
+        return _message_decoder.decode(data)
+    except UnicodeDecodeError as error:  # msgspec leaves this one as it is
+        raise msgspec.DecodeError(
+            f"a lane message's strings must be UTF-8: {error.reason} (byte {error.start} of one)"
+        ) from None
+    except RecursionError:
+        raise msgspec.DecodeError("a lane message must not be nested so deeply") from None
 
 
 def decode_frame(data: bytes) -> Frame:

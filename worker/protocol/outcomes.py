@@ -71,5 +71,8 @@ class Code(StrEnum):
     DRAINING = "draining"
     INSTANCE_LOST = "instance_lost"
     PROTOCOL_VERSION = "protocol_version"
+    LANE_CLOSED = "lane_closed"
+    """Between orchestrator and worker: a message names a lane that this worker does not have open.
+    """
     ENGINE_ERROR = "engine_error"
     INTERNAL = "internal"

@@ -1,4 +1,11 @@
-"""Draining: an open lane keeps Triton from stopping, so whoever stops a worker drains it first."""
+"""Draining: an open lane keeps Triton from stopping, so whoever stops a worker drains it first.
+
+::
+
+    serving ──Drain──▶ jobs end, lanes close ──▶ drained ──stopped──▶ gone
+       ▲                                            │
+       └────────── nobody stopped it for hold_s ────┘
+"""
 
 from worker.engine.core import Clock, EngineService
 from worker.log import service_log
@@ -13,18 +20,29 @@ class Drainer:
     Runs on the emitter's thread, once per cycle.
     """
 
-    def __init__(self, engine: EngineService, emitter: Emitter, clock: Clock) -> None:
+    def __init__(
+        self, engine: EngineService, emitter: Emitter, clock: Clock, *, hold_s: float
+    ) -> None:
         self._engine = engine
         self._emitter = emitter
         self._clock = clock
+        self._hold_s = hold_s
         self._ends_at = 0.0
+        self._drained_at: float | None = None
+        self._stops = False
         self._asked_by: list[Responder] = []
 
     def begin(self, grace_s: float, responder: Responder | None) -> None:
-        """Start draining, or shorten a drain that runs. ``responder`` is closed at its end."""
+        """Start draining, or shorten a drain that runs. ``responder`` is closed at its end.
+
+        None is the worker itself, which stops for good.
+        """
         ends_at = self._clock() + grace_s
-        if responder is not None:
+        if responder is None:
+            self._stops = True
+        else:
             self._asked_by.append(responder)
+        self._drained_at = None  # whoever asked again has as long again to stop it
         if self._emitter.draining:
             self._ends_at = min(self._ends_at, ends_at)
             return
@@ -46,3 +64,12 @@ class Drainer:
         for responder in self._asked_by:
             responder.close()
         self._asked_by.clear()
+        now = self._clock()
+        if self._drained_at is None:
+            self._drained_at = now
+        elif not self._stops and now - self._drained_at >= self._hold_s:
+            service_log.warning(
+                "drained %.0f s ago and not stopped since: taking work again", self._hold_s
+            )
+            self._drained_at = None
+            self._emitter.draining = False

@@ -67,8 +67,9 @@ _DEADLINE_NAMES = (
     "on_deadline",
 )
 
-TRITONS_OWN = ("priority", "timeout")
-"""Parameters that a client states to Triton itself; they come through and mean nothing here."""
+TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
+"""Parameters that a client states to Triton itself, or that were looked at before; they come
+through and mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from worker.protocol import (
     encode,
     excerpt,
 )
-from worker.protocol.names import FRAME, LANE_MESSAGE
+from worker.protocol.names import FRAME, LANE_MESSAGE, PARAM_TOKEN
+from worker.service.access import Secret, say_what_is_open
 from worker.service.call import Call, InvalidCall, Responder, ResponderLost, Tensors, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -44,6 +45,19 @@ from worker.settings import WorkerSettings
 
 STOP_GRACE_S = 2.0
 """How long ``close`` waits for aborted jobs to be answered."""
+MAX_DRAIN_MS = 24 * 3_600_000.0
+"""Longer is no drain but an outage."""
+
+
+WRONG_LANE_TOKEN = (
+    "this worker asks for a lane token, and another one or none was shown: set the same value as "
+    "TIDEGATE_LANE_TOKEN for the orchestrator and TIDEGATE_WORKER_LANE_TOKEN for the worker"
+)
+WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
+
+
+class LaneNotOpen(InvalidCall):
+    """A message names a lane that this worker does not have: another instance of the model may."""
 
 
 class WorkerService:
@@ -59,11 +73,14 @@ class WorkerService:
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(self._engine, heartbeat_s=settings.heartbeat_ms / 1000, clock=clock)
-        self._drainer = Drainer(self._engine, self._emitter, clock)
+        self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
+        self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)
+        self._plain_token = Secret(settings.plain_token, "a plain request was", clock)
         self._intake = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
     def start(self) -> None:
         """Start the threads; requests may come from now on."""
+        say_what_is_open(self._lane_token)
         self._emitter.each_cycle(self._drainer.advance)
         self._engine.start(self._emitter.sink)
         self._emitter.start()
@@ -76,6 +93,8 @@ class WorkerService:
                 self._intake.submit(self._accept_plain, call, self._clock())
             else:
                 self._apply(decode_message(data), call)
+        except LaneNotOpen as error:
+            self._fail(call, Code.LANE_CLOSED, error)
         except (InvalidCall, msgspec.DecodeError) as error:
             self._fail(call, Code.INVALID_REQUEST, error)
         except Exception as error:
@@ -116,8 +135,18 @@ class WorkerService:
                 self._emitter.post(lambda: self._emitter.describe(lane, self._card))
                 self._emitter.post(call.responder.close)
             case Drain():
-                grace_s = message.grace_ms / 1000
-                self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+                self._drain(message, call)
+
+    def _drain(self, message: Drain, call: Call) -> None:
+        if not self._lane_token.admits(message.token):
+            self._fail(call, Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
+            return
+        if not 0 <= message.grace_ms <= MAX_DRAIN_MS:
+            raise InvalidCall(
+                f"grace_ms must be from 0 to {MAX_DRAIN_MS:.0f}, got {message.grace_ms:g}"
+            )
+        grace_s = message.grace_ms / 1000
+        self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
 
     def _open(self, message: Open, responder: Responder) -> None:
         error: LaneError | None = None
@@ -127,6 +156,8 @@ class WorkerService:
                 f"this worker speaks lane protocol {PROTOCOL_VERSION}, not {message.version}; "
                 "run the same Tidegate version on both sides",
             )
+        elif not self._lane_token.admits(message.token):
+            error = LaneError(Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
         elif self._emitter.draining:
             error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
         if error is not None:
@@ -184,14 +215,19 @@ class WorkerService:
             message.sampling.check(self._card.vocab_size)
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
+        ids = message.token_ids
+        # Here and not in the engine alone: its block names cannot be made of any other number.
+        if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
+            return Code.INVALID_REQUEST, f"token ids are from 0 to {self._card.vocab_size - 1}"
+        parts = (message.budget_ms, message.first_token_budget_ms, message.token_gap_ms)
+        if any(part is not None and math.isnan(part) for part in parts):
+            return Code.INVALID_REQUEST, "a budget must be a number of milliseconds"
         return None
 
     def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None or lane.ended:
-            raise InvalidCall(
-                f"lane {excerpt(name)} is not open; send Open on the same stream first"
-            )
+            raise LaneNotOpen(f"lane {excerpt(name)} is not open here; open one first")
         return lane
 
     def _refuse(self, lane: Lane, handle: int, prompt_tokens: int, code: Code, text: str) -> None:
@@ -202,6 +238,9 @@ class WorkerService:
 
     def _accept_plain(self, call: Call, received: float) -> None:
         try:
+            if not self._plain_token.admits(call.parameters.get(PARAM_TOKEN)):
+                self._fail(call, Code.UNAUTHENTICATED, WRONG_PLAIN_TOKEN)
+                return
             if self._emitter.draining:
                 self._fail(call, Code.DRAINING, "the worker is draining; retry elsewhere")
                 return

@@ -63,6 +63,8 @@ ERROR_CODES = {
     Code.CLIENT_DISCONNECTED: "CANCELLED",
     Code.NO_CAPACITY: "UNAVAILABLE",
     Code.DRAINING: "UNAVAILABLE",
+    Code.LANE_CLOSED: "UNAVAILABLE",
+    Code.UNAUTHENTICATED: "INVALID_ARG",
 }
 """By name: the stub adds ``TritonError`` to its module only after it has imported this one. Triton
 has no code for a missed deadline; the message always begins with ours."""

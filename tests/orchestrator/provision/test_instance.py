@@ -6,7 +6,9 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.provision import instance as instance_module
 from orchestrator.provision import supervise
@@ -34,12 +36,22 @@ class Run:
         self._tmp_path = tmp_path
         self._made: list[TritonInstance] = []
 
-    def make(self, source: str) -> TritonInstance:
-        repository = write_model(self._tmp_path / "models", "tiny", source)
+    @property
+    def repository(self) -> Path:
+        return self._tmp_path / "models"
+
+    def make(self, source: str, *, is_locked: bool = True) -> TritonInstance:
+        repository = write_model(self.repository, "tiny", source)
         made = TritonInstance(
             "triton",
             find_triton(None, state_dir()),
-            TritonSpec(repository, ("tiny",), env=self.marked.mark, load_timeout_s=60.0),
+            TritonSpec(
+                repository,
+                ("tiny",),
+                env=self.marked.mark,
+                load_timeout_s=60.0,
+                is_locked=is_locked,
+            ),
             TritonPorts(*free_ports(3)),
             log=self._tmp_path / "triton.log",
         )
@@ -115,6 +127,28 @@ async def test_a_server_that_hangs_misses_its_heartbeats(
     assert "heartbeats" in await triton.lost()
     await triton.stop(0.0)
     run.marked.wait_gone(regions)
+
+
+async def test_a_model_loaded_anew_is_not_lost_and_an_unloaded_one_is(run: Run) -> None:
+    triton = run.make(QUIET, is_locked=False)
+    await triton.start()
+    losing = asyncio.create_task(triton.lost())
+    _, stub = pids_of(triton)
+    async with grpc.aio.insecure_channel(triton.grpc_address) as channel:
+        control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        load = service_pb2.RepositoryModelLoadRequest(model_name="tiny")
+        await control.RepositoryModelLoad(load)
+        assert pids_of(triton)[1] == stub, "nothing has changed, no compiled file either"
+        (run.repository / "tiny" / "1" / "model.py").write_text(QUIET + "\n")
+        await control.RepositoryModelLoad(load)
+        while pids_of(triton)[1] == stub:  # noqa: ASYNC110 - it looks at /proc now and then
+            await asyncio.sleep(0.05)
+        assert not losing.done(), "the new process has taken the place of the old one"
+        unload = service_pb2.RepositoryModelUnloadRequest(model_name="tiny")
+        await control.RepositoryModelUnload(unload)
+    reason = await losing
+    assert "process ended" in reason or "not loaded" in reason
+    await triton.stop(0.0)
 
 
 async def test_a_model_that_does_not_load_says_why(run: Run) -> None:

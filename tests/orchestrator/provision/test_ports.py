@@ -6,7 +6,14 @@ import socket
 import pytest
 
 from orchestrator.provision.errors import PortInUse
-from orchestrator.provision.ports import connect_host, free_ports, host_port, is_free, require_free
+from orchestrator.provision.ports import (
+    connect_host,
+    free_ports,
+    host_port,
+    is_free,
+    is_loopback,
+    require_free,
+)
 
 
 def test_free_ports_are_different_and_can_be_listened_on() -> None:
@@ -70,3 +77,21 @@ def test_an_ipv6_address_has_brackets_before_its_port() -> None:
 def test_a_host_that_is_not_ours() -> None:
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:80"):
         require_free("192.0.2.1", 80, "")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("", False),
+        ("::", False),
+        ("192.168.0.1", False),
+        ("localhost.evil.example", False),
+    ],
+)
+def test_only_this_machine_reaches_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -1,6 +1,9 @@
 """Which Triton is found, and how it is started."""
 
+import importlib.util
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from orchestrator.provision.triton import (
     TritonInstall,
     TritonPorts,
     TritonSpec,
+    compile_models,
     find_triton,
     triton_command,
     triton_environment,
@@ -104,6 +108,50 @@ def test_an_ipv6_address_is_spelled_as_each_endpoint_takes_it(home: Path, tmp_pa
         "--grpc-address=[::1]",
         "--metrics-address=ipv6:::1",
     } <= set(command)
+
+
+def test_what_is_no_clients_business_is_locked_without_a_key(home: Path, tmp_path: Path) -> None:
+    """A key would stand in the command line; what no header can carry need not be kept secret."""
+    install, ports = find_triton(None, home, tmp_path), TritonPorts(1, 2, 3)
+    spec = TritonSpec(Path("/models"), ("llm",), lane_token="a-lane-token")
+    command = triton_command(install, spec, ports, "x_")
+    for option in ("http-restricted-api", "grpc-restricted-protocol"):
+        (lock,) = [each for each in command if each.startswith(f"--{option}=")]
+        protocols, _, key = lock.partition("=")[2].partition(":")
+        assert protocols == "shared-memory,model-repository,trace,logging"
+        assert "\n" in key.partition("=")[2]
+    assert "a-lane-token" not in " ".join(command) + repr(spec)
+    unlocked = triton_command(install, replace(spec, is_locked=False), ports, "x_")
+    assert "restricted" not in " ".join(unlocked)
+
+
+def test_the_lane_token_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "from outside")
+    install = TritonInstall(Path("/t"), Path("/b"), (), "1", "wheel")
+    for chosen, expected in (("", "from outside"), ("ours", "ours")):
+        env = triton_environment(install, TritonSpec(Path("/m"), ("llm",), lane_token=chosen))
+        assert env["TIDEGATE_WORKER_LANE_TOKEN"] == expected
+
+
+def test_models_are_compiled_before_triton_looks_at_them(tmp_path: Path) -> None:
+    """The stub would write the file at its first start, and Triton take it for a new model."""
+    source = tmp_path / "llm" / "1" / "model.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n")
+    spec = TritonSpec(tmp_path, ("llm", "absent"))
+    compile_models(spec)
+    (compiled,) = (source.parent / "__pycache__").iterdir()
+    assert compiled == Path(importlib.util.cache_from_source(str(source)))
+    os.utime(source, ns=(10**18, 10**18))
+    later = 10**18 + 10**9
+    os.utime(compiled, ns=(later, later))
+    compile_models(spec)
+    assert compiled.stat().st_mtime_ns == later, "another server may be running on it"
+    source.write_text("x = 2\n")
+    compile_models(spec)
+    assert compiled.stat().st_mtime_ns > later
+    source.write_text("this is no Python\n")
+    compile_models(spec)  # the stub says so
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:

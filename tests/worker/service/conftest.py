@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -53,8 +54,8 @@ class Harness:
         self.service.accept(lane_call(message, responder))
         return responder
 
-    def open(self) -> None:
-        self.service.accept(lane_call(Open(PROTOCOL_VERSION, "lane"), self.lane))
+    def open(self, token: str = "") -> None:
+        self.service.accept(lane_call(Open(PROTOCOL_VERSION, "lane", token), self.lane))
         self.lane.wait(lambda: self.lane.sent, "the first frame")
 
     def submit(self, handle: int, **sampling: object) -> tuple[Job, FakeResponder]:
@@ -93,8 +94,9 @@ class Harness:
         return end
 
 
-@pytest.fixture
-def harness(tokenizer: Tokenizer) -> Iterator[Harness]:
+@contextmanager
+def serving(tokenizer: Tokenizer, *, token: str = "", **changes: object) -> Iterator[Harness]:
+    """A worker with ``changes`` to its settings, and a lane that was opened with ``token``."""
     engine = FakeEngine()
     card = ModelCard(
         model="fake",
@@ -116,7 +118,8 @@ def harness(tokenizer: Tokenizer) -> Iterator[Harness]:
         max_waiting=4,
         min_start_budget_ms=0.0,
     )
-    settings = WorkerSettings(model_path="unused", heartbeat_ms=50)  # type: ignore[arg-type]
+    values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
+    settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
     service = WorkerService(EngineBundle(engine, tokenizer, card), settings)
     service.start()
     harness = Harness(service, engine, tokenizer)
@@ -125,8 +128,14 @@ def harness(tokenizer: Tokenizer) -> Iterator[Harness]:
     engine.on_cancel = lambda job, cause: harness.finish(
         job, *codes.get(cause.value, (FinishReason.CANCELLED, Code.CANCELLED))
     )
-    harness.open()
+    harness.open(token)
     yield harness
     service.close()
     assert harness.lane.finals == 1, "every request ends in exactly one final response"
     assert not harness.lane.asked_after_final
+
+
+@pytest.fixture
+def harness(tokenizer: Tokenizer) -> Iterator[Harness]:
+    with serving(tokenizer) as harness:
+        yield harness

@@ -1,0 +1,181 @@
+"""Triton's own ports, as a stranger finds them; and a model loaded anew under a running service."""
+
+import asyncio
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import InferenceServerClient, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from orchestrator.lanes.wire import to_frame, to_request
+from orchestrator.provision.control import TritonControl
+from orchestrator.provision.paths import MODEL_REPOSITORY
+from orchestrator.provision.process import children_of
+from tests.e2e.conftest import Stack
+from tests.e2e.stack import Orchestrator, Triton, eventually, running
+from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open
+
+pytestmark = pytest.mark.e2e
+
+TOKEN = "the-lane-token-of-this-test"
+BODY = {"model": "demo", "prompt": "Once", "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Stack]:
+    """A service whose Triton asks for tokens."""
+    triton = Triton(engine="synthetic-paced", lane_token=TOKEN, plain_token="plain")
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc, lane_token=TOKEN)
+        with running(orchestrator):
+            yield Stack(triton, orchestrator)
+    finally:
+        triton.close()
+
+
+def post(url: str, body: object) -> tuple[int, str]:
+    """Status and body of a POST."""
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return int(response.status), response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def generates(stack: Stack) -> bool:
+    return post(f"{stack.url}/v1/completions", BODY)[0] == 200
+
+
+async def first_frame(address: str, token: str = "") -> Frame:
+    """What a stranger's ``Open`` is answered with."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await call.write(to_request(Open(PROTOCOL_VERSION, "stranger", token), "open"))
+        frame = to_frame((await call.read()).infer_response)
+        call.cancel()
+        assert frame is not None
+        return frame
+
+
+async def test_a_stranger_opens_no_lane_and_drains_nothing(guarded: Stack) -> None:
+    for token in ("", TOKEN[:-1]):
+        frame = await first_frame(guarded.triton.grpc, token)
+        assert frame.error is not None and frame.error.code is Code.UNAUTHENTICATED
+        assert frame.card is None and frame.cache is None
+        async with TritonControl(guarded.triton.grpc) as control:
+            assert not await control.drain("llm", 0.0, 10.0, token=token)
+    assert (await first_frame(guarded.triton.grpc, TOKEN)).card is not None
+    assert generates(guarded)
+
+
+def test_no_local_user_reads_the_token(guarded: Stack) -> None:
+    """It is in no command line and in no log; /proc shows the environment to its owner only."""
+    assert TOKEN not in Path(f"/proc/{guarded.triton.server_pid}/cmdline").read_text()
+    assert Path(f"/proc/{guarded.triton.server_pid}/environ").stat().st_mode & 0o077 == 0
+    for log in (guarded.triton.log, guarded.orchestrator.log):
+        assert TOKEN not in log.read_text()
+
+
+def test_nobody_unloads_a_model_or_has_triton_write_files(guarded: Stack) -> None:
+    """The key is in the command line for all to read, and no header can carry it."""
+    for path in (
+        "repository/models/llm/unload",
+        "repository/models/llm/load",
+        "repository/index",
+        "systemsharedmemory/region/mine/register",
+        "trace/setting",
+        "logging",
+    ):
+        for _ in range(2):
+            assert post(f"{guarded.triton.http}/v2/{path}", {})[0] == 403
+    with InferenceServerClient(guarded.triton.grpc) as client:
+        for call in (
+            lambda: client.unload_model("llm"),
+            lambda: client.register_system_shared_memory("mine", "/mine", 64),
+            lambda: client.update_log_settings({"log_file": "/tmp/written-by-a-stranger"}),
+            lambda: client.update_trace_settings("llm", {"trace_file": "/tmp/written"}),
+        ):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                call()
+    assert generates(guarded)
+
+
+def test_a_plain_request_shows_the_token(guarded: Stack) -> None:
+    url = f"{guarded.triton.http}/v2/models/llm/generate"
+    status, said = post(url, {"text_input": "x", "max_tokens": 2})
+    assert status == 400 and "request parameter token" in said
+    assert post(url, {"text_input": "x", "max_tokens": 2, "token": "plain"})[0] == 200
+
+
+def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> None:
+    stranger = Orchestrator(guarded.triton.grpc)
+    with pytest.raises(AssertionError, match="to be ready"):
+        stranger.start(patience_s=3.0)
+    try:
+        assert "TIDEGATE_WORKER_LANE_TOKEN" in stranger.log.read_text()
+    finally:
+        stranger.stop()
+
+
+def test_a_drain_that_nobody_follows_is_mended() -> None:
+    triton = Triton(engine="synthetic-paced", drain_hold_s=1.0)
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc)
+        with running(orchestrator):
+            asyncio.run(_drain(triton.grpc))
+            eventually(lambda: orchestrator.status("/health/ready") == 503, "it to be drained")
+            eventually(lambda: orchestrator.status("/health/ready") == 200, "it to come back")
+            assert generates(Stack(triton, orchestrator))
+            assert "the worker drains, which nobody asked for" in orchestrator.log.read_text()
+    finally:
+        triton.close()
+
+
+async def _drain(address: str) -> None:
+    async with TritonControl(address) as control:
+        assert await control.drain("llm", 0.0, 30.0)
+
+
+def test_a_model_loaded_anew_serves_and_the_old_one_lets_go(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    shutil.copytree(MODEL_REPOSITORY, repository)
+    triton = Triton(repository=repository, is_locked=False, engine="synthetic-paced")
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc)
+        stack = Stack(triton, orchestrator)
+        with running(orchestrator), InferenceServerClient(triton.grpc) as client:
+            assert generates(stack)
+            (old,) = children_of(triton.server_pid)
+            client.load_model("llm")
+            assert children_of(triton.server_pid) == [old], "nothing had changed"
+
+            (repository / "llm" / "1" / "note.txt").write_text("changed")
+            client.load_model("llm")
+            assert generates(stack), "the very next request"
+            eventually(lambda: len(children_of(triton.server_pid)) == 1, "the old one to end")
+            assert children_of(triton.server_pid) != [old]
+
+            (repository / "llm" / "1" / "note.txt").write_text("changed again")
+            client.load_model("llm")
+            eventually(lambda: len(children_of(triton.server_pid)) == 1, "an idle one to end")
+
+            client.unload_model("llm")
+            eventually(lambda: orchestrator.status("/health/ready") == 503, "ready to turn 503")
+            client.load_model("llm")
+            eventually(lambda: orchestrator.status("/health/ready") == 200, "ready to return")
+            assert generates(stack)
+    finally:
+        triton.close()

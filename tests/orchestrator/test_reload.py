@@ -1,0 +1,114 @@
+"""A model that Triton loads anew or unloads under open lanes: the old instance's heartbeats go on,
+and what is sent does not reach it any more."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator.lanes import lane as lane_module
+from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+
+TASK = {"prompt": "hello", "max_tokens": 4}
+
+
+async def run(service: Service) -> list[Any]:
+    """All events of a task."""
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202, await response.text()
+        url = (await response.json())["events_url"]
+    async with service.http.get(url) as response:
+        return [event async for event in read_events(response)]
+
+
+async def test_a_lane_to_a_model_loaded_anew_is_opened_anew(
+    worker: FakeWorker, service: Service
+) -> None:
+    assert (await run(service))[-1].event == "end"
+    worker.generation += 1
+    events = await run(service)
+    assert events[-1].event == "end", "it is sent again, to the new instance"
+    assert (len(worker.opens), len(worker.submits)) == (2, 2)
+    (instance,) = service.gateway.registry
+    assert service.gateway.registry.breakers.state(instance.address).value == "closed"
+
+
+async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
+    worker: FakeWorker, service: Service
+) -> None:
+    """They never began, so the budget for what is done twice has nothing to say."""
+    worker.generation += 1
+    ends = await asyncio.gather(*(run(service) for _ in range(40)))
+    assert [events[-1].event for events in ends] == ["end"] * 40
+    assert len(worker.opens) == 2
+
+
+async def test_one_stale_lane_is_enough_for_all_of_an_instance(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """A job must not try one after the other until its attempts are used up."""
+    pause = {"reconnect_min_s": 0.6, "reconnect_max_s": 0.6}
+    service = await make_service(worker, lanes_per_instance=6, **pause)
+    await service.until(lambda: len(worker.lanes) == 6)
+    worker.generation += 1
+    assert (await run(service))[-1].event == "end"
+    await worker.until(lambda: len(worker.opens) == 12)
+
+
+async def test_what_had_begun_on_the_old_instance_ends_once(
+    worker: FakeWorker, service: Service
+) -> None:
+    """Its cancel could not reach it any more, so it is not left running there."""
+    worker.plan = lambda submit: Plan(stall_at=2)
+    begun = asyncio.create_task(run(service))
+    await service.until(lambda: any(t.completion_tokens for t in service.gateway._live))
+    worker.plan = lambda submit: Plan()
+    worker.generation += 1
+    assert (await run(service))[-1].event == "end"
+    events = await begun
+    assert [e.event for e in events].count("error") == 1
+    assert events[-1].json()["code"] == "instance_lost"
+    assert worker.running == 0
+
+
+async def test_an_idle_lane_finds_out_by_itself(
+    worker: FakeWorker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the old engine stays in memory until somebody asks for something."""
+    monkeypatch.setattr(lane_module, "PROBE_S", 0.05)
+    await worker.until(lambda: worker.probes > 1)
+    assert len(worker.opens) == 1, "a probe changes nothing"
+    worker.generation += 1
+    await worker.until(lambda: len(worker.opens) == 2)
+    await service.until_ready()
+
+
+async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
+    worker: FakeWorker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "PROBE_S", 0.05)
+    plan = Plan(stall_at=2)
+    worker.plan = lambda submit: plan
+    begun = asyncio.create_task(run(service))
+    await service.until(lambda: any(t.completion_tokens for t in service.gateway._live))
+    worker.is_unloaded = True
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        assert response.status == 503
+    (instance,) = service.gateway.registry
+    assert not instance.ready
+    await service.until(lambda: service.gateway.health.ready.status == 503)
+    plan.release.set()
+    assert (await begun)[-1].event == "end"
+    await service.until(lambda: not any(lane.is_open for lane in instance.lanes))
+    worker.plan = lambda submit: Plan()
+    worker.is_unloaded = False
+    await service.until_ready()
+    assert (await run(service))[-1].event == "end"
+
+
+async def test_lanes_are_opened_with_the_token(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    await make_service(worker, lane_token="shared-secret")
+    assert [message.token for message in worker.opens] == ["shared-secret"]

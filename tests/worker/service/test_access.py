@@ -1,0 +1,214 @@
+"""Who may open a lane, drain the worker and generate; and what becomes of a forgotten drain."""
+
+import logging
+import math
+import time
+
+import msgspec
+import pytest
+
+from tests.worker.service.conftest import Harness, serving
+from tests.worker.service.fakes import FakeEngine, FakeResponder, plain_call
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Code,
+    Drain,
+    Open,
+    Sampling,
+    Submit,
+    decode_message,
+    encode,
+)
+from worker.protocol.names import LANE_MESSAGE, TEXT_INPUT
+from worker.service.call import Call, strings
+from worker.service.drain import Drainer
+from worker.service.emitter import Emitter
+from worker.text import Tokenizer
+
+TOKEN = "a-lane-token-of-the-test"
+WRONG = ("", "a-lane-token-of-the-tess", TOKEN + "x", TOKEN[:-1], "ä\U0001f512")
+
+
+@pytest.mark.parametrize("token", WRONG)
+def test_a_stranger_gets_no_lane_and_learns_nothing(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, token: str
+) -> None:
+    """Neither the card with its hash salt nor the names of cached blocks."""
+    with serving(tokenizer, token=TOKEN, lane_token=TOKEN) as harness:
+        for _ in range(3):
+            request = harness.send(Open(PROTOCOL_VERSION, "stranger", token))
+            request.wait_final()
+            (frame,) = request.frames()
+            assert frame.error is not None and frame.error.code == Code.UNAUTHENTICATED
+            assert "TIDEGATE_LANE_TOKEN" in frame.error.message
+            assert (frame.card, frame.cache, frame.stats) == (None, None, None)
+        refused = [r for r in caplog.records if "wrong token" in r.message]
+        assert len(refused) == 1, "a line for each would fill the disk"
+        assert TOKEN not in caplog.text and (not token or token not in caplog.text)
+
+
+@pytest.mark.parametrize("token", WRONG)
+def test_a_stranger_cannot_drain_the_worker(tokenizer: Tokenizer, token: str) -> None:
+    with serving(tokenizer, token=TOKEN, lane_token=TOKEN) as harness:
+        request = harness.send(Drain(0.0, token))
+        request.wait_final()
+        assert request.error is not None and request.error[0] == Code.UNAUTHENTICATED
+        job, _ = harness.submit(1)
+        harness.finish(job)
+        assert harness.wait_end(1).code is None, "it goes on serving"
+
+
+def test_the_token_drains(tokenizer: Tokenizer) -> None:
+    with serving(tokenizer, token=TOKEN, lane_token=TOKEN) as harness:
+        request = harness.send(Drain(0.0, TOKEN))
+        request.wait_final()
+        assert request.error is None
+        harness.lane.wait_final()
+
+
+def test_without_a_token_anybody_may_and_the_log_says_so_once(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tokenizer, lane_token="") as harness:
+        harness.send(Open(PROTOCOL_VERSION, "another", "whatever")).wait(
+            lambda: True, "nothing: it is open"
+        )
+        said = [r for r in caplog.records if "TIDEGATE_WORKER_LANE_TOKEN" in r.message]
+        assert [r.levelno for r in said] == [logging.WARNING]
+    caplog.clear()
+    with serving(tokenizer, token=TOKEN, lane_token=TOKEN):
+        assert "no lane token" not in caplog.text
+
+
+@pytest.mark.parametrize("shown", [None, "", "nearly", 7, True])
+def test_a_plain_request_shows_the_token_that_is_asked(tokenizer: Tokenizer, shown: object) -> None:
+    with serving(tokenizer, plain_token="right") as harness:
+        stranger, friend = FakeResponder(), FakeResponder()
+        parameters = {} if shown is None else {"token": shown}
+        harness.service.accept(plain_call("ab", stranger, parameters=parameters))
+        stranger.wait_final()
+        assert stranger.error is not None and stranger.error[0] == Code.UNAUTHENTICATED
+        assert "request parameter token" in stranger.error[1]
+        harness.service.accept(plain_call("ab", friend, parameters={"token": "right"}))
+        (job,) = harness.engine.wait_submitted(1)
+        harness.finish(job)
+        friend.wait_final()
+        assert friend.error is None
+
+
+def test_a_drain_that_nobody_follows_is_taken_back(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message must not take a worker out of service for good."""
+    with serving(tokenizer, drain_hold_s=0.05) as harness:
+        harness.send(Drain(0.0)).wait_final()
+        harness.lane.wait_final()
+        responder = _lane_again(harness)
+        assert responder.frames()[0].card is not None
+        assert not responder.frames()[0].draining
+        assert "not stopped since: taking work again" in caplog.text
+
+
+def test_a_worker_that_stops_stays_drained() -> None:
+    engine, now = FakeEngine(), 0.0
+    emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
+    drainer = Drainer(engine, emitter, lambda: now, hold_s=1.0)
+    drainer.begin(0.0, FakeResponder())
+    drainer.begin(0.0, None)
+    for _ in range(3):
+        now += 10.0
+        drainer.advance()
+        assert emitter.draining
+
+
+def test_who_drains_again_has_as_long_again_to_stop_the_worker() -> None:
+    engine, now = FakeEngine(), 0.0
+    emitter = Emitter(engine, heartbeat_s=1.0, clock=lambda: now)
+    drainer = Drainer(engine, emitter, lambda: now, hold_s=10.0)
+    drainer.begin(0.0, FakeResponder())
+    drainer.advance()
+    now = 9.0
+    drainer.begin(0.0, FakeResponder())
+    drainer.advance()
+    now = 18.0
+    drainer.advance()
+    assert emitter.draining
+    now = 20.0
+    drainer.advance()
+    assert not emitter.draining
+
+
+@pytest.mark.parametrize("grace_ms", [-1.0, math.nan, math.inf, 1e300])
+def test_a_grace_beyond_reason_is_refused(harness: Harness, grace_ms: float) -> None:
+    request = harness.send(Drain(grace_ms))
+    request.wait_final()
+    assert request.error is not None and request.error[0] == Code.INVALID_REQUEST
+    assert "grace_ms" in request.error[1]
+
+
+def _lane_again(harness: Harness) -> FakeResponder:
+    """Open lanes until one is taken."""
+    give_up_at = time.monotonic() + 20
+    for number in range(100_000):
+        responder = harness.send(Open(PROTOCOL_VERSION, f"lane-{number}"))
+        responder.wait(lambda r=responder: r.sent, "an answer")
+        if responder.frames()[0].error is None:
+            return responder
+        assert time.monotonic() < give_up_at, "it stays drained"
+        time.sleep(0.005)
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": [1, -1]},
+        {"token_ids": [2**32] * 40},
+        {"token_ids": [256]},
+        {"budget_ms": math.nan},
+        {"first_token_budget_ms": math.nan},
+        {"token_gap_ms": math.nan},
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_the_engine(
+    harness: Harness, wrong: dict[str, object]
+) -> None:
+    message = Submit("lane", 5, [1, 2], Sampling(max_tokens=1), 1000.0)
+    request = harness.send(msgspec.structs.replace(message, **wrong))
+    assert harness.wait_end(5).code == Code.INVALID_REQUEST
+    request.wait_final()
+    assert not harness.engine.submitted and not harness.service._emitter.routes
+
+
+def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:
+    """The orchestrator takes this code for a lane that it has to open anew."""
+    request = harness.send(Cancel("somewhere else", 1))
+    request.wait_final()
+    assert request.error is not None and request.error[0] == Code.LANE_CLOSED
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(Cancel("xy", 1)).replace(b"xy", b"\xff\xfe"),
+        encode(Open(PROTOCOL_VERSION, "xy")).replace(b"open", b"op\xc3n"),
+        b"\x91" * 5000,
+        b"\x81\xa4type\x91" + b"\x91" * 100_000,
+        b"",
+        b"\xc1",
+        b"\xdf\xff\xff\xff\xff",
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_without_a_traceback(
+    harness: Harness, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_message(data)
+    responder = FakeResponder()
+    harness.service.accept(
+        Call({TEXT_INPUT: strings(b""), LANE_MESSAGE: strings(data)}, {}, "", responder)
+    )
+    responder.wait_final()
+    assert responder.error is not None and responder.error[0] == Code.INVALID_REQUEST
+    assert not [r for r in caplog.records if r.exc_info]

@@ -1,0 +1,51 @@
+"""Who may open a lane, drain the worker, or generate through the plain contract."""
+
+import hmac
+from collections.abc import Callable
+
+from pydantic import SecretStr
+
+from worker.engine.core import Clock
+from worker.log import service_log
+
+WARN_EVERY_S = 60.0
+"""Refusals are logged this often at most: whoever causes them must not fill the disk."""
+
+
+class Secret:
+    """A token that callers must show, or none. Compared in constant time, never logged."""
+
+    def __init__(self, token: SecretStr | None, what: str, clock: Clock) -> None:
+        """``what`` it is asked for, as a log line has it."""
+        self._token = None if token is None else token.get_secret_value().encode()
+        self._what = what
+        self._clock = clock
+        self._warn_at = -float("inf")
+        self._refused = 0
+
+    def admits(self, shown: object) -> bool:
+        """Whether ``shown`` is the token, or none is asked. A refusal is counted and logged."""
+        if self._token is None:
+            return True
+        given = shown.encode("utf-8", "surrogatepass") if isinstance(shown, str) else b""
+        if hmac.compare_digest(given, self._token):
+            return True
+        self._refused += 1
+        now = self._clock()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            service_log.warning("%s refused: wrong token (%d so far)", self._what, self._refused)
+        return False
+
+    @property
+    def is_asked(self) -> bool:
+        return self._token is not None
+
+
+def say_what_is_open(lane: Secret, say: Callable[[str], None] = service_log.warning) -> None:
+    """Tell the operator once, at start, what anybody who reaches Triton's ports may do."""
+    if not lane.is_asked:
+        say(
+            "no lane token is set (TIDEGATE_WORKER_LANE_TOKEN): whoever reaches Triton's gRPC port "
+            "may open lanes, read the names of cached blocks and drain this worker"
+        )
