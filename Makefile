@@ -15,7 +15,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim \
+.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim attack \
   clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
+	@echo 'make attack        hostile and clumsy clients, and what became of it   ARGS="--seconds 60"'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make setup         only what each of these does first'
@@ -64,6 +65,9 @@ bench-goodput: setup
 
 bench-peers: setup
 	$(BIN)/python -m perf.peers --json build/peers.json $(ARGS)
+
+attack: setup
+	$(BIN)/python -m perf.attack --json build/attack.json $(ARGS)
 
 sim: setup
 	$(BIN)/python -m perf.sim $(ARGS)

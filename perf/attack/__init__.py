@@ -1,0 +1,1 @@
+"""Attacks from outside on a running service, and the books that must balance after each."""

@@ -1,0 +1,133 @@
+"""``make attack``: every attack on a stack of its own, for as long as asked, and a table.
+
+Exits with 1 when something was found that must not be.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.provision.paths import state_dir
+from perf.attack import attacks, triton_attacks
+from perf.attack.books import Books, HealthProbe
+from perf.attack.target import Budget, Tally, Target
+from perf.machine import commit, describe_machine
+from perf.stack import HOST, Stack, StackSpec, running
+from perf.stats import percentile
+
+ATTACKS = attacks.ATTACKS | triton_attacks.ATTACKS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one attack."""
+
+    attack: str
+    what: str
+    seed: int
+    tries: int
+    outcomes: dict[str, int]
+    faults: list[str]
+    health_p99_ms: float
+    health_worst_ms: float
+    rss_mib: dict[str, tuple[float, float]]
+    fds: dict[str, tuple[int, int]]
+
+
+def target_of(stack: Stack) -> Target:
+    """Where a stack is attacked."""
+    logs = state_dir() / "perf"
+    return Target(
+        HOST,
+        stack.port,
+        stack.triton.ports.http,
+        stack.grpc_address,
+        "demo",
+        stack.pids(),
+        (logs / "orchestrator.log", logs / "triton-0.log"),
+    )
+
+
+async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
+    """One attack of ``seconds`` behind a short one that warms up what grows once."""
+    one = ATTACKS[name]
+    warm = Tally()
+    await one(target, random.Random(seed + 1), warm, Budget(1e9, max(1.0, seconds / 5)))
+    await Books(target).close(warm)
+    books, tally, probe = Books(target), Tally(), HealthProbe(target)
+    async with probe:
+        await one(target, random.Random(seed), tally, Budget(1e9, seconds))
+    after = await books.close(tally)
+    return Row(
+        attack=name,
+        what=(one.__doc__ or "").strip(),
+        seed=seed,
+        tries=tally.tries,
+        outcomes=dict(tally.outcomes.most_common()),
+        faults=tally.faults,
+        health_p99_ms=percentile(probe.latencies_ms, 99),
+        health_worst_ms=max(probe.latencies_ms),
+        rss_mib={p: (books.before.rss_mib[p], after.rss_mib[p]) for p in target.pids},
+        fds={p: (books.before.fds[p], after.fds[p]) for p in target.pids},
+    )
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """Tries and outcomes as a table, faults below it."""
+    table = Table("attack", "tries", "outcomes", "health p99", "orchestrator MiB", "faults")
+    for row in rows:
+        outcomes = ", ".join(f"{what} {count}" for what, count in list(row.outcomes.items())[:8])
+        before, after = row.rss_mib["orchestrator"]
+        table.add_row(
+            row.attack,
+            str(row.tries),
+            outcomes,
+            f"{row.health_p99_ms:.0f} ms",
+            f"{before:.0f} → {after:.0f}",
+            str(len(row.faults)),
+        )
+    console.print(table)
+    for row in rows:
+        for fault in row.faults:
+            console.print(f"{row.attack}: {fault}", markup=False, style="red")
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    machine, rows = describe_machine(), []
+    async with running(StackSpec()) as stack:
+        target = target_of(stack)
+        for name in arguments.only or ATTACKS:
+            console.print(f"{name} …", style="dim")
+            rows.append(await attack(name, target, arguments.seed, arguments.seconds))
+    show(rows, console)
+    if arguments.json:
+        bundle = {
+            "machine": msgspec.to_builtins(machine),
+            "commit": commit(),
+            "seconds": arguments.seconds,
+            "rows": [asdict(row) for row in rows],
+        }
+        arguments.json.write_text(json.dumps(bundle, indent=1) + "\n")
+    return int(any(row.faults for row in rows))
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="perf.attack", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each attack")
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, help="these attacks")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main(parse_args())))

@@ -1,0 +1,127 @@
+"""The books after an attack: nothing runs, nothing is lost, nothing has grown, nothing was said."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf.attack.target import SECRET, Tally, Target
+from perf.metrics import scrape
+
+IDLE_S = 30.0
+"""What was under way has ended after as long, on a busy machine too."""
+SETTLE_S = 1.0
+GROWTH = 1.05
+_FEW_FDS = 8
+_FEW_MIB = 8.0
+"""Below this, growth by a share is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of the stack's processes: open files and resident memory, by part."""
+
+    fds: dict[str, int]
+    rss_mib: dict[str, float]
+
+    @classmethod
+    def of(cls, target: Target) -> "Size":
+        return cls(
+            {part: len(os.listdir(f"/proc/{pid}/fd")) for part, pid in target.pids.items()},
+            {part: _rss_mib(pid) for part, pid in target.pids.items()},
+        )
+
+
+class Books:
+    """Opened before an attack; closed behind it, they add what does not balance to its tally."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._read = {log: _length(log) for log in target.logs}
+        self.before = Size.of(target)
+
+    async def close(self, tally: Tally, *, sizes: bool = True) -> Size:
+        """``sizes``: whether growth is a fault. Returns what there is now."""
+        await self._balance(tally)
+        after = Size.of(self._target)
+        for log in self._target.logs:
+            said = _tail(log, self._read[log])
+            for what in ("Traceback", SECRET):
+                if what in said:
+                    at = said.index(what)
+                    tally.fault(f"{log.name}: {said[max(0, at - 200) : at + 300]}")
+        if sizes:
+            for part in self._target.pids:
+                _compare(tally, f"{part} files", self.before.fds[part], after.fds[part], _FEW_FDS)
+                _compare(
+                    tally, f"{part} MiB", self.before.rss_mib[part], after.rss_mib[part], _FEW_MIB
+                )
+        return after
+
+    async def _balance(self, tally: Tally) -> None:
+        target, wrong = self._target, "nothing was read"
+        for _ in range(int(IDLE_S / 0.25)):
+            await asyncio.sleep(0.25)
+            metrics = await scrape(target.host, target.port)
+            used, free, total = (
+                metrics.total("tidegate_kv_blocks", kind=kind) for kind in ("used", "free", "total")
+            )
+            offered = metrics.total("tidegate_offered_total")
+            ended = metrics.total("tidegate_outcomes_total")
+            wrong = ""
+            if not metrics.is_idle:
+                wrong = "something runs or waits"
+            elif used or free != total or not total:
+                wrong = f"KV blocks: {used} used, {free} free of {total}"
+            elif offered != ended:
+                wrong = f"{offered} offered, {ended} outcomes"
+            if not wrong:
+                await asyncio.sleep(SETTLE_S)
+                return
+        tally.fault(f"after {IDLE_S:g} s: {wrong}")
+
+
+class HealthProbe:
+    """Asks for ``/health/live`` fifty times a second, from a process of its own."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.latencies_ms: list[float] = []
+
+    async def __aenter__(self) -> "HealthProbe":
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "perf.attack.health"),
+            *(self._target.host, str(self._target.port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        output = (await self._process.communicate(b""))[0]  # closes its stdin
+        self.latencies_ms = json.loads(output)
+
+
+def _compare(tally: Tally, what: str, before: float, after: float, few: float) -> None:
+    if after > before * GROWTH and after > before + few:
+        tally.fault(f"{what}: {before:.0f} before, {after:.0f} after")
+
+
+def _rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+def _length(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _tail(log: Path, begin: int) -> str:
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(begin if _length(log) >= begin else 0)
+        return file.read().decode(errors="replace")

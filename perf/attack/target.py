@@ -1,0 +1,115 @@
+"""What is attacked, and what becomes of the tries."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worker.protocol import Code
+
+SECRET = "sk-planted-4711"
+"""In every prompt and every key that an attack sends: it must be in no log and in no error."""
+
+_CODES = frozenset(code.value for code in Code)
+_SERVER_ERRORS = (503, 504)
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running stack. ``pids`` are by part; ``logs`` are searched after each attack."""
+
+    host: str
+    port: int
+    triton_http_port: int
+    triton_grpc: str
+    model: str
+    pids: dict[str, int]
+    logs: tuple[Path, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many tries came to what, and what should not have been."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    fault_count: int = 0
+
+    @property
+    def tries(self) -> int:
+        return sum(self.outcomes.values())
+
+    def add(self, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+
+    def fault(self, what: str) -> None:
+        """Something that must not happen; a few are kept as examples."""
+        self.fault_count += 1
+        if len(self.faults) < _EXAMPLES and what not in self.faults:
+            self.faults.append(what[:500])
+
+    def answer(self, raw: bytes, sent: object) -> None:
+        """Count an HTTP answer as read off the wire; ``sent`` is for the example of a fault."""
+        head, _, body = raw.partition(b"\r\n\r\n")
+        words = head.split(b"\r\n", 1)[0].split()
+        if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+            self.add("no answer" if not raw else "garbage")
+            if raw:
+                self.fault(f"not HTTP: {raw[:100]!r} to {sent!r}")
+            return
+        status = int(words[1])
+        if status < 400:
+            self.add(str(status))
+            return
+        if not body and isinstance(sent, bytes) and sent.startswith(b"HEAD "):
+            self.add(str(status))  # such an answer has none
+            return
+        code = _code_of(body)
+        self.add(f"{status} {code}")
+        if code not in _CODES:
+            self.fault(f"{status} not in our shape: {raw[:300]!r} to {sent!r}")
+        if status >= 500 and status not in _SERVER_ERRORS:
+            self.fault(f"{status} {code} to {sent!r}")
+        if SECRET.encode() in raw:
+            self.fault(f"the secret is echoed: {raw[:300]!r} to {sent!r}")
+
+
+class Budget:
+    """When an attack has done enough: after so many tries or so long, whichever comes first."""
+
+    def __init__(self, tries: float, seconds: float) -> None:
+        self._left = tries
+        self._until = time.monotonic() + seconds
+
+    def more(self) -> bool:
+        """Whether another try is to be made; counts it."""
+        self._left -= 1
+        return self._left >= 0 and time.monotonic() < self._until
+
+
+async def several(budget: Budget, one: Callable[[], Awaitable[None]], at_once: int = 8) -> None:
+    """Makes tries, so many at a time, until the budget is spent."""
+
+    async def loop() -> None:
+        while budget.more():
+            await one()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(loop())
+
+
+Attack = Callable[[Target, random.Random, Tally, Budget], Awaitable[None]]
+
+
+def _code_of(body: bytes) -> str:
+    try:
+        error = json.loads(body)["error"]
+        return str(error.get("code") or error["type"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "?"
