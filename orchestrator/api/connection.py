@@ -218,6 +218,8 @@ class Connection(RequestHandler):
         """Of the last request of which the head has come."""
         self._in_head = False
         """The last bytes belong to a request of which the head has not come yet."""
+        self._discards = False
+        """More came behind a running request than is kept: no more is read of the connection."""
         self._prober: Prober | None = None
         """The client's input has ended."""
         self.is_kept = False
@@ -260,6 +262,8 @@ class Connection(RequestHandler):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._discards:
+            return
         # The last byte that is no line end, and all behind it, are looked at apart: a request that
         # ends with them is whole, and nothing of another has come.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
@@ -269,6 +273,9 @@ class Connection(RequestHandler):
             self._in_head = False
         elif data.strip(b"\r\n"):
             self._in_head = True
+        is_first = len(self._messages) + self.is_serving < 2
+        if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
+            self._discard_input()  # no handler is about to read it
         if self.is_kept:
             self._server.heard(self)
         if not self._is_idle:  # a request has come
@@ -338,12 +345,13 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if self._close and isinstance(resp, web.StreamResponse):
+        is_last = self._close or (self._discards and not self._messages)
+        if is_last and isinstance(resp, web.StreamResponse):
             resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
         if self._in_head and not self._messages:
             self._expect_head()
-        if self._prober is not None and not self._messages:
+        if (self._prober is not None or self._discards) and not self._messages:
             self.close()
         return finished
 
@@ -356,6 +364,19 @@ class Connection(RequestHandler):
         if self._server.hang_ups is not None and self._prober is None:
             self._server.hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
+
+    def _discard_input(self) -> None:
+        """Read on, but keep no more: unread bytes would hide the end of input for ever once they
+        fill the window. What has come whole is answered, and the connection closed behind it, as
+        it may be (RFC 9112, 9.3.2).
+        """
+        self._discards = True
+        self._in_head = False
+        if self._messages and not self._payload.is_eof():
+            self._messages.pop()
+            self._payload.set_exception(web.RequestPayloadError("discarded"))
+        self._payload = EMPTY_PAYLOAD
+        self._resume_transport_reading()
 
     def _ended_unread(self) -> None:
         """The client's input has ended, behind bytes that are not read yet."""
