@@ -38,6 +38,8 @@ class StackSpec:
     """Of the orchestrator."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
+    lane_token: str = ""
+    """Of Triton and the orchestrator; a benchmark's own lanes know none."""
 
     def worker_env(self) -> dict[str, str]:
         return {
@@ -92,7 +94,11 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     async with (
         tritons(spec, 1) as (triton,),
         orchestrating(
-            [triton.grpc_address], {"TIDEGATE_QUEUE_SIZE": str(spec.queue_size)}
+            [triton.grpc_address],
+            {
+                "TIDEGATE_QUEUE_SIZE": str(spec.queue_size),
+                "TIDEGATE_LANE_TOKEN": spec.lane_token,
+            },
         ) as orchestrator,
     ):
         yield Stack(triton, orchestrator, find_triton(None, state_dir()).version)
@@ -107,7 +113,11 @@ async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInsta
             f"triton-{number}",
             install,
             TritonSpec(
-                MODEL_REPOSITORY, (MODEL_NAME,), env=spec.worker_env(), load_timeout_s=_LOAD_S
+                MODEL_REPOSITORY,
+                (MODEL_NAME,),
+                env=spec.worker_env(),
+                load_timeout_s=_LOAD_S,
+                lane_token=spec.lane_token,
             ),
             TritonPorts(*free_ports(3)),
             log=state_dir() / "perf" / f"triton-{number}.log",

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import random
+import secrets
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def show(rows: list[Row], console: Console) -> None:
 async def _main(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     machine, rows = describe_machine(), []
-    async with running(StackSpec()) as stack:
+    async with running(StackSpec(lane_token=secrets.token_hex(16))) as stack:
         target = target_of(stack)
         for name in arguments.only or ATTACKS:
             console.print(f"{name} …", style="dim")

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,24 +10,39 @@ from perf.attack.__main__ import ATTACKS
 from perf.attack.books import Books
 from perf.attack.target import Budget, Tally, Target
 from tests.e2e.conftest import Stack
+from tests.e2e.stack import Orchestrator, Triton, running
 
 pytestmark = pytest.mark.e2e
 
 TRIES = {"prompts": 2, "connections": 2, "clients": 40, "lanes": 40}
 SECONDS = 8.0
+TOKEN = "a-lane-token-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Stack]:
+    """As ``tidegate up`` starts them: lanes want a token."""
+    triton = Triton(lane_token=TOKEN)
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc, lane_token=TOKEN)
+        with running(orchestrator):
+            yield Stack(triton, orchestrator)
+    finally:
+        triton.close()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_books_balance_after(name: str, demo: Stack) -> None:
+def test_the_books_balance_after(name: str, guarded: Stack) -> None:
     """No undocumented error, no secret in any answer or log, nothing left running, nothing lost."""
     target = Target(
         "127.0.0.1",
-        demo.orchestrator.port,
-        demo.triton.instance.ports.http,
-        demo.triton.grpc,
+        guarded.orchestrator.port,
+        guarded.triton.instance.ports.http,
+        guarded.triton.grpc,
         "demo",
-        {"orchestrator": demo.orchestrator.pid, "worker": demo.triton.stub_pid},
-        (demo.orchestrator.log, demo.triton.log),
+        {"orchestrator": guarded.orchestrator.pid, "worker": guarded.triton.stub_pid},
+        (guarded.orchestrator.log, guarded.triton.log),
     )
     tally = Tally()
 
