@@ -47,6 +47,7 @@ _MOST_PER_ADDRESS = 0.75
 _LOG_EVERY_S = 1.0
 """A flood of malformed requests is one line a second."""
 _ACCEPT_LOG_EVERY_S = 60.0
+_EXPECTED = "100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 takes, asked for or not."""
 
@@ -184,10 +185,14 @@ class _Server(web.Server):
             connection = request.protocol
             assert isinstance(connection, Connection)
             if connection.is_kept and not _is_for_operators(request):
-                error = NoCapacity("too many connections are open", retry_after_ms=1000.0)
-                response = self.refused(error, new_context(request, self.gateway.clock))
+                no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
+                response = self.refused(no_room, new_context(request, self.gateway.clock))
                 response.headers.update(self._browsers.headers(request.headers))
                 return response
+            if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
+                # aiohttp's own answer repeats it, and breaks off where it is no text.
+                wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
+                return self.refused(wrong, new_context(request, self.gateway.clock))
             try:
                 return await handle(request)
             except web.HTTPException as error:

@@ -58,10 +58,10 @@ def target_of(stack: Stack) -> Target:
 
 
 async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
-    """One attack of ``seconds`` behind a short one that warms up what grows once."""
+    """One attack of ``seconds`` behind another that warms up what grows once."""
     one = ATTACKS[name]
     warm = Tally()
-    await one(target, random.Random(seed + 1), warm, Budget(1e9, max(1.0, seconds / 5)))
+    await one(target, random.Random(seed + 1), warm, Budget(1e9, seconds / 2))
     await Books(target).close(warm)
     books, tally, probe = Books(target), Tally(), HealthProbe(target)
     async with probe:

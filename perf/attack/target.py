@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,9 @@ from worker.protocol import Code
 
 SECRET = "sk-planted-4711"
 """In every prompt and every key that an attack sends: it must be in no log and in no error."""
+
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+"""Of an HTTP answer's head."""
 
 _CODES = frozenset(code.value for code in Code)
 _SERVER_ERRORS = (503, 504)
@@ -56,6 +60,10 @@ class Tally:
     def answer(self, raw: bytes, sent: object) -> None:
         """Count an HTTP answer as read off the wire; ``sent`` is for the example of a fault."""
         head, _, body = raw.partition(b"\r\n\r\n")
+        length = LENGTH.search(head)
+        if length is not None and len(body) > int(length[1]):  # what was sent was two requests
+            body, rest = body[: int(length[1])], body[int(length[1]) :]
+            self.answer(rest, sent)
         words = head.split(b"\r\n", 1)[0].split()
         if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
             self.add("no answer" if not raw else "garbage")

@@ -1,13 +1,11 @@
 """Raw sockets: what a client library would never send."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from perf.attack.target import Target
+from perf.attack.target import LENGTH, Target
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 SILENCE_S = 0.3
 """Without a byte for as long, no answer comes."""
 _ANSWER_S = 30.0
@@ -66,5 +64,5 @@ async def exchange(
 
 def _is_whole(answer: bytes) -> bool:
     head, gap, body = answer.partition(b"\r\n\r\n")
-    length = _LENGTH.search(head)
+    length = LENGTH.search(head)
     return bool(gap) and length is not None and len(body) >= int(length[1])

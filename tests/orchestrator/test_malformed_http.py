@@ -55,6 +55,7 @@ MALFORMED = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + SECRET + b"\r\n\r\n",
     "an encoding that is no text": sized(headers=b"Content-Encoding: \xff\r\n"),
     "an unknown expectation": sized(headers=b"Expect: " + SECRET + b"\r\n"),
+    "an expectation that is no text": sized(headers=b"Expect: \xec" + SECRET + b"\r\n"),
     "CONNECT": b"CONNECT /v1/chat/completions HTTP/1.1\r\n" + HEADERS + b"\r\n",
     "an upgrade": b"GET /v2/tasks HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     + HEADERS

@@ -224,9 +224,14 @@ def _read_stated(call: Call) -> _Stated:
         elif value is not None and name not in TRITONS_OWN and not name.startswith("triton_"):
             stated[name] = value
     try:
+        json.dumps(stated, ensure_ascii=False).encode()
         return msgspec.convert(stated, _Stated, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {excerpt(error, 200)}") from None
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
+        raise InvalidCall(
+            f"{names.SAMPLING_PARAMETERS}: a string in it is no Unicode text"
+        ) from None
 
 
 def _positive(name: str, value: float | None) -> float | None:

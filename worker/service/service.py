@@ -101,6 +101,11 @@ class WorkerService:
             service_log.exception("a request could not be accepted")
             self._fail(call, Code.INTERNAL, error)
 
+    def refuse(self, responder: Responder, reason: str) -> None:
+        """Answer a request that is no ``Call``."""
+        message = excerpt(reason, MOST_MESSAGE_CHARS)
+        self._emitter.post(lambda: responder.fail(Code.INVALID_REQUEST, message))
+
     def close(self) -> None:
         """Abort everything, answer everything, end the threads. Idempotent."""
         self._emitter.post(lambda: self._drainer.begin(0.0, None))

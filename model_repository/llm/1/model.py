@@ -42,14 +42,18 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._service.accept(
-                Call(
+            responder = TritonResponder(request.get_response_sender(), self._outgoing)
+            try:
+                call = Call(
                     inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
                     parameters=json.loads(request.parameters() or "{}"),
                     request_id=request.request_id(),
-                    responder=TritonResponder(request.get_response_sender(), self._outgoing),
+                    responder=responder,
                 )
-            )
+            except ValueError:  # Triton passes bytes on in parameters and ids that are no UTF-8
+                self._service.refuse(responder, "a parameter or the id is no Unicode text")
+            else:
+                self._service.accept(call)
 
     def finalize(self) -> None:
         self._service.close()

@@ -309,3 +309,22 @@ def test_or16_what_a_plain_client_states_is_not_echoed_at_length(
     code, message = responder.error
     assert code is Code.INVALID_REQUEST and len(message) < 1024
     assert "planted" not in caplog.text
+
+
+@pytest.mark.parametrize("stated", [r'{"stop": "\ud800"}', r'{"\ud800": 1}', r'{"seed": "\udfff"}'])
+def test_half_a_surrogate_pair_is_no_fault_of_ours(
+    harness: Harness, caplog: pytest.LogCaptureFixture, stated: str
+) -> None:
+    responder = FakeResponder()
+    harness.service.accept(plain_call("ab", responder, sampling_parameters=stated))
+    responder.wait_final()
+    assert responder.error is not None
+    assert responder.error[0] is Code.INVALID_REQUEST
+    assert not caplog.records
+
+
+def test_what_is_no_call_is_answered(harness: Harness) -> None:
+    responder = FakeResponder()
+    harness.service.refuse(responder, "a parameter or the id is no Unicode text")
+    responder.wait_final()
+    assert responder.error == (Code.INVALID_REQUEST, "a parameter or the id is no Unicode text")
