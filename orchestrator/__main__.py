@@ -32,6 +32,7 @@ from orchestrator.clock import LoopClock
 from orchestrator.gateway import Gateway
 from orchestrator.journal import MemoryJournal
 from orchestrator.log import fields, service_log
+from orchestrator.memory import return_large_blocks
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 
 CLOSE_CONNECTIONS_S = 0.5
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"The settings do not fit:\n{error}", file=sys.stderr)
         return 2
     log.configure(settings.log_format, settings.log_level)
+    return_large_blocks()
     return asyncio.run(serve(settings))
 
 

@@ -15,22 +15,27 @@ from aiohttp import web
 
 from orchestrator.api.body_budget import BodyBudget, BodyShare
 from orchestrator.api.choices import choices_at
-from orchestrator.api.context import GATEWAY
+from orchestrator.api.context import CONTEXT, GATEWAY
+from orchestrator.deadline import read_deadline
 from orchestrator.errors import (
     BodyTooLarge,
     BodyTooSlow,
+    DeadlineExceeded,
     InvalidRequest,
     UnsupportedMediaType,
 )
 from worker.protocol import excerpt
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 BODIES = web.AppKey("bodies", BodyBudget)
-BODY_BYTES = web.RequestKey("body_bytes", int)
 
 INLINE_BYTES = 64 * 1024
 """Up to this many bytes a body costs the event loop less than a millisecond."""
+
+_BYTES_PER_S = 2**20
+"""What a large body yields to smaller ones that come after it."""
 
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`")
@@ -38,27 +43,33 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 
 
 class LargeBodies:
-    """Turns large bodies into requests on a thread, one after the other, the smallest first.
+    """Turns large bodies into requests on a thread, one after the other.
 
     The decoder holds the interpreter lock throughout, for some 10 ms a megabyte, so the thread
-    rests after each as long as it took: between two of them everybody else has a turn.
+    rests after each as long as it took: between two of them everybody else has a turn. A body goes
+    before those that came up to a second earlier for each megabyte that they are larger.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tidegate-bodies")
-        self._waiting: list[tuple[int, int, asyncio.Event]] = []
+        self._waiting: list[tuple[float, int, asyncio.Event]] = []
         self._numbers = count()
         self._is_busy = False
         self._rests_until = 0.0
 
-    async def work(self, call: Callable[[], T], size: int) -> T:
-        """What ``call`` returns or raises. ``size`` is the body's, in bytes."""
+    async def work(self, call: Callable[[], T], size: int, due_at: float) -> T:
+        """What ``call`` returns or raises. ``size`` is the body's, in bytes; ``due_at`` is on the
+        loop's clock. Raises ``TimeoutError`` when its turn has not come by then.
+        """
+        loop = asyncio.get_running_loop()
         if self._is_busy:
             turn = asyncio.Event()
-            heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+            place = loop.time() + size / _BYTES_PER_S
+            heapq.heappush(self._waiting, (place, next(self._numbers), turn))
             try:
-                await turn.wait()
-            except asyncio.CancelledError:
+                async with asyncio.timeout_at(due_at):
+                    await turn.wait()
+            except (asyncio.CancelledError, TimeoutError):
                 if turn.is_set():
                     self._next()
                 else:
@@ -66,7 +77,7 @@ class LargeBodies:
                     heapq.heapify(self._waiting)
                 raise
         self._is_busy = True
-        work = asyncio.get_running_loop().run_in_executor(self._executor, self._work, call)
+        work = loop.run_in_executor(self._executor, self._work, call)
         work.add_done_callback(self._done)
         return await asyncio.shield(work)
 
@@ -99,8 +110,14 @@ class LargeBodies:
 LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
-async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The request's body as ``decoder``'s type. Raises ``InvalidRequest`` or a kind of it."""
+async def read_body(
+    request: web.Request, decoder: msgspec.json.Decoder[T], make: Callable[[T], R]
+) -> R:
+    """What ``make`` makes of the request's body as ``decoder``'s type; nothing else of it stays.
+
+    For a large body both happen on a thread. Raises ``InvalidRequest`` or a kind of it, and
+    ``DeadlineExceeded`` when the deadline of the headers passes meanwhile.
+    """
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
         # aiohttp reports a missing header as application/octet-stream.
@@ -125,15 +142,29 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
 
     with request.app[BODIES].share(give_up) as share:
         body = await _read(request, share, patience)
-        request[BODY_BYTES] = len(body)
-        return await of_body(request, lambda: decode(body, decoder))
+        if len(body) <= INLINE_BYTES:
+            return make(decode(body, decoder))
+        due_at = _due_at(request)
+        try:
+            return await request.app[LARGE_BODIES].work(
+                lambda: make(decode(body, decoder)), len(body), due_at
+            )
+        except DeadlineExceeded:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the deadline passed before the body was read; send less",
+                exceeded_by_ms=1000 * (request.app[GATEWAY].clock.now() - due_at),
+            ) from None
 
 
-async def of_body(request: web.Request, call: Callable[[], T]) -> T:
-    """What ``call`` makes of a body that has been read: at once, or aside for a large one."""
-    if request[BODY_BYTES] <= INLINE_BYTES:
-        return call()
-    return await request.app[LARGE_BODIES].work(call, request[BODY_BYTES])
+def _due_at(request: web.Request) -> float:
+    """The deadline as far as it is known without the body."""
+    gateway, arrival = request.app[GATEWAY], request[CONTEXT].arrival
+    try:
+        return read_deadline(request.headers, None, arrival, gateway.deadlines).at
+    except InvalidRequest:  # is told with all that the body says
+        return arrival.mono + gateway.deadlines.default_s
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:

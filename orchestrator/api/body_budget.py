@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from orchestrator.errors import NoCapacity
 
 RETRY_AFTER_MS = 1000.0
+SMALL_BYTES = 64 * 2**10
+"""The last eighth is for bodies up to this: whole ones that wait to be decoded are not given up."""
 
 
 class BodyShare:
@@ -69,7 +71,9 @@ class BodyBudget:
 
     def make_room(self, share: BodyShare, count: int) -> bool:
         """Count ``count`` more bytes for ``share``; False when it may not have them."""
-        while self.total_bytes + count > self.most_bytes:
+        is_small = share.held_bytes + count <= SMALL_BYTES
+        most = self.most_bytes if is_small else self.most_bytes * 7 // 8
+        while self.total_bytes + count > most:
             others = (other for other in self._unfinished if other is not share)
             largest = max(others, key=lambda other: other.held_bytes, default=None)
             if largest is None or largest.held_bytes <= share.held_bytes + count:

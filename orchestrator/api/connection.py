@@ -25,7 +25,7 @@ from orchestrator.api.context import (
     error_response,
     new_context,
 )
-from orchestrator.api.hang_ups import CAN_WATCH, HangUps, Prober
+from orchestrator.api.hang_ups import CAN_WATCH, HangUps, Prober, unacknowledged_bytes
 from orchestrator.auth import is_admin_call, is_open_path
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.gateway import Gateway
@@ -259,8 +259,27 @@ class Connection(RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:
-            timeout_s = self._server.gateway.settings.idle_timeout_s
-            self._write_timer = self._loop.call_later(timeout_s, self.drop)
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        """Drop a client that takes nothing for as long as an idle connection may stand."""
+        timeout_s = self._server.gateway.settings.idle_timeout_s
+        held = self._unsent_bytes()
+
+        def look() -> None:
+            self._write_timer = None
+            if self._unsent_bytes() < held:
+                self._watch_writing()
+            else:
+                self.drop()
+
+        self._write_timer = self._loop.call_later(timeout_s, look)
+
+    def _unsent_bytes(self) -> int:
+        """What we and the kernel hold for the client."""
+        assert self.transport is not None
+        ours: int = self.transport.get_write_buffer_size()
+        return ours + unacknowledged_bytes(self._fd)
 
     def resume_writing(self) -> None:
         self._stop_write_timer()

@@ -116,5 +116,9 @@ class Prober:
         """Whether the kernel or we hold something that the client has not acknowledged."""
         if self._transport.get_write_buffer_size():
             return True
-        held = fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0" * 4)
-        return int.from_bytes(held, sys.byteorder) > 0
+        return unacknowledged_bytes(self._fd) > 0
+
+
+def unacknowledged_bytes(fd: int) -> int:
+    """What the kernel has sent or is to send on a socket, and the peer has not acknowledged."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)

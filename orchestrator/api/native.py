@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.body import of_body, read_body
+from orchestrator.api.body import read_body
 from orchestrator.api.context import (
     CONTEXT,
     GATEWAY,
@@ -77,41 +77,8 @@ _decoder = msgspec.json.Decoder(TaskRequest)
 
 async def submit(request: web.Request) -> web.Response:
     """Take a task on: 202 with where to follow it."""
-    body = await read_body(request, _decoder)
-    gateway, context = request.app[GATEWAY], request[CONTEXT]
-    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
-    wishes = read_wishes(body, context.key)
-    job = Job(
-        api=Api.NATIVE,
-        model=body.model,
-        sampling=Sampling(
-            max_tokens=body.max_tokens or 0,
-            min_tokens=body.min_tokens,
-            seed=body.seed,
-            stop=stop_strings(body.stop),
-            ignore_eos=body.ignore_eos,
-            logprobs=body.logprobs,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            logit_bias=logit_biases(body.logit_bias),
-            **stated_of(body),
-        ),
-        unstated=unstated_of(body),
-        max_tokens=body.max_tokens,
-        deadline=deadline,
-        correlation_id=context.correlation_id,
-        arrived=context.arrival.mono,
-        parts=read_parts(request.headers, body, context.arrival),
-        on_deadline=body.on_deadline,
-        on_disconnect=body.on_disconnect,
-        keep=True,
-        key=context.key.fingerprint,
-        priority=wishes.priority,
-        tenant=wishes.tenant,
-        session_id=wishes.session_id,
-        placement=wishes.placement,
-    )
-    prompt = await of_body(request, lambda: _prompt(body))
+    gateway = request.app[GATEWAY]
+    job, prompt = await read_body(request, _decoder, lambda body: _asked(request, body))
     task = await gateway.submit(job, prompt)
     answer = {
         "task_id": task.id,
@@ -121,7 +88,7 @@ async def submit(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
-    headers = {**deadline_headers(deadline), **fit_headers(task)}
+    headers = {**deadline_headers(job.deadline), **fit_headers(task)}
     return json_response(answer | task.fitted(), status=202, headers=headers)
 
 
@@ -241,6 +208,43 @@ def stream_limits(gateway: Gateway) -> StreamLimits:
         keepalive_s=gateway.settings.sse_keepalive_s or None,
         behind_s=gateway.settings.slow_client_pause_s,
     )
+
+
+def _asked(request: web.Request, body: TaskRequest) -> tuple[Job, Prompt]:
+    gateway, context = request.app[GATEWAY], request[CONTEXT]
+    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
+    wishes = read_wishes(body, context.key)
+    job = Job(
+        api=Api.NATIVE,
+        model=body.model,
+        sampling=Sampling(
+            max_tokens=body.max_tokens or 0,
+            min_tokens=body.min_tokens,
+            seed=body.seed,
+            stop=stop_strings(body.stop),
+            ignore_eos=body.ignore_eos,
+            logprobs=body.logprobs,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            logit_bias=logit_biases(body.logit_bias),
+            **stated_of(body),
+        ),
+        unstated=unstated_of(body),
+        max_tokens=body.max_tokens,
+        deadline=deadline,
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        parts=read_parts(request.headers, body, context.arrival),
+        on_deadline=body.on_deadline,
+        on_disconnect=body.on_disconnect,
+        keep=True,
+        key=context.key.fingerprint,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
+    )
+    return job, _prompt(body)
 
 
 def _prompt(body: TaskRequest) -> Prompt:

@@ -1,11 +1,12 @@
 """``/v1``: OpenAI's chat completions, completions and models; the official SDK works unmodified."""
 
 import asyncio
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.body import of_body, read_body
+from orchestrator.api.body import read_body
 from orchestrator.api.context import (
     CONTEXT,
     GATEWAY,
@@ -29,16 +30,27 @@ _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 
+class Asked(NamedTuple):
+    """A request, without its body."""
+
+    job: Job
+    prompt: Prompt
+    is_streamed: bool
+    with_usage: bool
+
+
 async def chat(request: web.Request) -> web.StreamResponse:
     """One answer to a chat."""
-    body = await read_body(request, _chat_decoder)
-    return await _complete(request, body, Api.CHAT, CHAT)
+    asked = await read_body(request, _chat_decoder, lambda body: _asked(request, body, Api.CHAT))
+    return await _complete(request, asked, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """The continuation of a text."""
-    body = await read_body(request, _completion_decoder)
-    return await _complete(request, body, Api.COMPLETIONS, COMPLETION)
+    asked = await read_body(
+        request, _completion_decoder, lambda body: _asked(request, body, Api.COMPLETIONS)
+    )
+    return await _complete(request, asked, COMPLETION)
 
 
 async def models(request: web.Request) -> web.Response:
@@ -65,38 +77,37 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-async def _complete(
-    request: web.Request, body: OpenAiRequest, api: Api, shape: Shape
-) -> web.StreamResponse:
+def _asked(request: web.Request, body: OpenAiRequest, api: Api) -> Asked:
     body.refuse_unsupported()
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    return Asked(_job(request, body, api), body.prompt_of(), bool(body.stream), with_usage)
+
+
+async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
-    job = _job(request, body, api)
-    prompt = await of_body(request, body.prompt_of)
     created = int(request[CONTEXT].arrival.unix)
-    if body.stream:
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return await _stream(request, gateway, job, prompt, shape, created, with_usage)
-    return await _answer(gateway, job, prompt, shape, created)
+    if asked.is_streamed:
+        return await _stream(request, gateway, asked, shape, created)
+    return await _answer(gateway, asked.job, asked.prompt, shape, created)
 
 
 async def _stream(
     request: web.Request,
     gateway: Gateway,
-    job: Job,
-    prompt: Prompt,
+    asked: Asked,
     shape: Shape,
     created: int,
-    with_usage: bool,
 ) -> web.StreamResponse:
+    job = asked.job
     stream = EventStream(request, deadline_headers(job.deadline), stream_limits(gateway))
     chunks = ChunkStream(
         stream,
         shape,
         created=created,
         token_of=lambda token_id: gateway.model(job.model).token(token_id),
-        with_usage=with_usage,
+        with_usage=asked.with_usage,
     )
-    task = await gateway.submit(job, prompt, [chunks])
+    task = await gateway.submit(job, asked.prompt, [chunks])
     stream.on_behind = lambda: gateway.reads(task, not stream.is_behind)
     try:
         return await stream.run()

@@ -20,6 +20,9 @@ from worker.protocol import OnDeadline, Sampling, stated_of
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+_prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
+    str | tuple[int, ...]
+)
 _MOST_LOOKED_AT = 256
 """Bytes of a field of which one value is served; that one is short."""
 
@@ -41,7 +44,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | tuple[TextPart, ...]
     name: str | None = None
     refusal: None = None
     tool_calls: list[None] | None = None
@@ -175,7 +178,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Unused
     logprobs: int | None = None
 
     echo: bool | None = None
@@ -186,14 +189,13 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return self.logprobs
 
     def prompt_of(self) -> Prompt:
-        prompt: str | list[Any] = self.prompt
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return prompt
-        try:  # a loop of ours over as many as fit a body would take far longer
-            return msgspec.convert(prompt, tuple[int, ...])
-        except msgspec.ValidationError:
+        text = bytes(memoryview(self.prompt)).strip()
+        # Of a list of prompts only the first is looked at, for there must be no other: a million
+        # lists of one id would hold the interpreter for a second.
+        inner = text[1:-1].strip() if text.startswith(b"[") else b""
+        try:
+            return _prompt_decoder.decode(inner if inner.startswith((b'"', b"[")) else text)
+        except msgspec.DecodeError:
             raise InvalidRequest(
                 "one prompt per request is served: a string, a list with one string, or token ids",
                 field="prompt",

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-_NFC_SHRINKS = 3
-"""NFC makes at most three bytes of UTF-8 one (Unicode's FAQ on normalization, expansion factors).
-"""
 _CHUNK = 2**18
 
 
 class TokenBound:
-    """A lower bound that holds for every text, or 0 where this tokenizer allows none.
+    """A lower bound that holds for every text, or 0 where tokenizer or text allow none.
 
     ``spellings`` are the bytes that tokens stand for.
     """
@@ -47,14 +44,13 @@ class TokenBound:
         """No encoding of ``text`` has fewer tokens, special ones that are added not counted."""
         if not self._holds:
             return 0
+        if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
+            return 0  # other bytes than these become tokens
         data = np.frombuffer(text.encode(errors="replace"), np.uint8)
         counts = np.zeros(256, np.int64)
         for start in range(0, len(data), _CHUNK):
             counts += np.bincount(data[start : start + _CHUNK], minlength=256)
-        least = float(counts @ self._weights)
-        if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
-            least /= _NFC_SHRINKS
-        return int(least * (1 - 1e-9))
+        return int(float(counts @ self._weights) * (1 - 1e-9))
 
 
 def _keeps_every_byte(parts: dict[str, Any]) -> bool:

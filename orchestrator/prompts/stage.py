@@ -35,6 +35,7 @@ class _Job:
     size: int
     done: asyncio.Future[Any]
     is_long: bool = False
+    is_running: bool = False
     took_s: float = 0.0
 
     def step(self) -> tuple[bool, Any]:
@@ -78,6 +79,7 @@ class EncodingStage:
             )
         job = _Job(steps, size, asyncio.get_running_loop().create_future())
         self.held_bytes += size
+        job.done.add_done_callback(lambda _: self._left(job))
         self._wait(job, due_at)
         timer = self.clock.call_at(due_at, partial(_time_out, job.done))
         try:
@@ -97,10 +99,11 @@ class EncodingStage:
             entry = heapq.heappop(self._waiting)
             due_at, _, job = entry
             if job.done.done():  # nobody waits for it any more
-                self._release(job)
-            elif job.is_long and self._running_long >= max(1, self.threads - 1):
+                continue
+            if job.is_long and self._running_long >= max(1, self.threads - 1):
                 put_off.append(entry)
             else:
+                job.is_running = True
                 self._running += 1
                 self._running_long += job.is_long
                 step = asyncio.get_running_loop().run_in_executor(self.executor, job.step)
@@ -111,6 +114,7 @@ class EncodingStage:
     def _stepped(
         self, job: _Job, due_at: float, was_long: bool, step: "asyncio.Future[tuple[bool, Any]]"
     ) -> None:
+        job.is_running = False
         self._running -= 1
         self._running_long -= was_long
         if step.cancelled():  # the service is going down
@@ -120,19 +124,23 @@ class EncodingStage:
                 job.done.set_exception(error)
         else:
             is_over, result = step.result()
-            if not is_over:
+            if not is_over and not job.done.done():
                 job.is_long = result
                 self._wait(job, due_at)
                 return
-            self._s_per_byte += 0.1 * (job.took_s / max(1, job.size) - self._s_per_byte)
+            if is_over:
+                self._s_per_byte += 0.1 * (job.took_s / max(1, job.size) - self._s_per_byte)
             if not job.done.done():
                 job.done.set_result(result)
-        self._release(job)
+        self._left(job)
         self._start()
 
-    def _release(self, job: _Job) -> None:
-        job.steps.close()
-        self.held_bytes -= job.size
+    def _left(self, job: _Job) -> None:
+        """Nobody waits for it, or it is over: what it held is free once no step runs."""
+        if not job.is_running and job.size:
+            job.steps.close()
+            self.held_bytes -= job.size
+            job.size = 0
 
 
 def _time_out(done: "asyncio.Future[Any]") -> None:

@@ -24,6 +24,10 @@ from perf.machine import commit, describe_machine
 from perf.stack import HOST, Stack, StackSpec, running
 from perf.stats import percentile
 
+HEALTH_P99_MS = 100.0
+PEAK_GROWTH_MIB = 768.0
+"""256 MiB of bodies, 64 of prompts, what one of them is while it is decoded, and as much again."""
+
 ATTACKS = attacks.ATTACKS | triton_attacks.ATTACKS
 
 
@@ -39,6 +43,8 @@ class Row:
     faults: list[str]
     health_p99_ms: float
     health_worst_ms: float
+    peak_mib: float
+    """Of the orchestrator."""
     rss_mib: dict[str, tuple[float, float]]
     fds: dict[str, tuple[int, int]]
 
@@ -67,6 +73,12 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
     async with probe:
         await one(target, random.Random(seed), tally, Budget(1e9, seconds))
     after = await books.close(tally)
+    p99_ms = percentile(probe.latencies_ms, 99)
+    if p99_ms > HEALTH_P99_MS:
+        tally.fault(f"health checks took {p99_ms:.0f} ms at the 99th percentile")
+    growth_mib = probe.peak_mib - books.before.rss_mib["orchestrator"]
+    if growth_mib > PEAK_GROWTH_MIB:
+        tally.fault(f"the orchestrator grew by {growth_mib:.0f} MiB")
     return Row(
         attack=name,
         what=(one.__doc__ or "").strip(),
@@ -74,8 +86,9 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
         tries=tally.tries,
         outcomes=dict(tally.outcomes.most_common()),
         faults=tally.faults,
-        health_p99_ms=percentile(probe.latencies_ms, 99),
+        health_p99_ms=p99_ms,
         health_worst_ms=max(probe.latencies_ms),
+        peak_mib=probe.peak_mib,
         rss_mib={p: (books.before.rss_mib[p], after.rss_mib[p]) for p in target.pids},
         fds={p: (books.before.fds[p], after.fds[p]) for p in target.pids},
     )
@@ -92,7 +105,7 @@ def show(rows: list[Row], console: Console) -> None:
             str(row.tries),
             outcomes,
             f"{row.health_p99_ms:.0f} ms",
-            f"{before:.0f} → {after:.0f}",
+            f"{before:.0f} → {row.peak_mib:.0f} → {after:.0f}",
             str(len(row.faults)),
         )
     console.print(table)

@@ -165,6 +165,39 @@ async def prompts(target: Target, rng: random.Random, tally: Tally, budget: Budg
             tally.fault(f"a good request beside long prompts got {answer[:200]!r}")
 
 
+async def large_bodies(target: Target, rng: random.Random, tally: Tally, budget: Budget) -> None:
+    """Dozens of legal bodies of 4 MB at once, dear to decode, beside a good request."""
+    few = json.dumps({"model": target.model, "max_tokens": 2})[:-1]
+    kinds = (
+        ("/v1/completions", ', "prompt": [' + "[]," * 1_390_000 + "[]]}"),
+        ("/v1/completions", ', "prompt": [' + "99999," * 690_000 + "1]}"),
+        ("/v1/completions", ', "prompt": ["' + '","' * 1_390_000 + '"]}'),
+        ("/v2/tasks", ', "prompt_token_ids": [' + "9," * 2_090_000 + "9]}"),
+        ("/v1/chat/completions", ', "metadata": ' + "[" * 2_090_000 + "]" * 2_090_000 + "}"),
+        (
+            "/v1/chat/completions",
+            ', "messages": [' + '{"role":"user","content":[]},' * 140_000 + "]}",
+        ),
+    )
+    good = json.dumps({"model": target.model, "prompt": _PROMPT, "max_tokens": 2}).encode()
+
+    async def large() -> None:
+        path, rest = rng.choice(kinds)
+        headers = {"X-Timeout-Ms": rng.choice(("500", "60000"))}
+        sent = request(target, "POST", path, (few + rest).encode(), headers)
+        tally.answer(await exchange(target, sent), sent[:300])
+
+    while budget.more():
+        sent = request(target, "POST", "/v1/completions", good)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5 * _WORKERS):
+                group.create_task(large())
+            answer = await exchange(target, sent)
+        tally.answer(answer, sent)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            tally.fault(f"a good request beside large bodies got {answer[:200]!r}")
+
+
 async def clients(target: Target, rng: random.Random, tally: Tally, budget: Budget) -> None:
     """Clients that hang up, say no more, do not read, ask twice in one packet or cancel."""
     body = {"model": target.model, "prompt": _PROMPT, "max_tokens": 200, "ignore_eos": True}
@@ -238,6 +271,7 @@ ATTACKS: dict[str, Attack] = {
     "malformed": malformed,
     "connections": connections,
     "prompts": prompts,
+    "large-bodies": large_bodies,
     "clients": clients,
     "browsers": browsers,
 }

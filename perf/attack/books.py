@@ -86,11 +86,13 @@ class Books:
 
 
 class HealthProbe:
-    """Asks for ``/health/live`` fifty times a second, from a process of its own."""
+    """Asks for ``/health/live`` fifty times a second, from a process of its own, and looks how
+    large the orchestrator gets."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.latencies_ms: list[float] = []
+        self.peak_mib = 0.0
 
     async def __aenter__(self) -> "HealthProbe":
         self._process = await asyncio.create_subprocess_exec(
@@ -99,9 +101,16 @@ class HealthProbe:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
+        self._looking = asyncio.create_task(self._look())
         return self
 
+    async def _look(self) -> None:
+        while True:
+            self.peak_mib = max(self.peak_mib, _rss_mib(self._target.pids["orchestrator"]))
+            await asyncio.sleep(0.05)
+
     async def __aexit__(self, *_: object) -> None:
+        self._looking.cancel()
         output = (await self._process.communicate(b""))[0]  # closes its stdin
         self.latencies_ms = json.loads(output)
 

@@ -14,7 +14,7 @@ from tests.e2e.stack import Orchestrator, Triton, running
 
 pytestmark = pytest.mark.e2e
 
-TRIES = {"prompts": 2, "connections": 2, "clients": 40, "lanes": 40}
+TRIES = {"prompts": 2, "large-bodies": 1, "connections": 2, "clients": 40, "lanes": 40}
 SECONDS = 8.0
 TOKEN = "a-lane-token-of-this-test"
 

@@ -195,7 +195,7 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
     service = await make_service(worker)
     held = []
 
-    async def stand_still(request: web.Request, decoder: object) -> None:
+    async def stand_still(request: web.Request, *_: object) -> None:
         await asyncio.sleep(0.3)
         held.append(request.content._size)
         raise InvalidRequest("not read")

@@ -293,7 +293,7 @@ async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
 async def test_a_card_that_nobody_foresaw_is_said_too(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("odd")
 
     monkeypatch.setattr(registry, "PromptEncoder", fail)

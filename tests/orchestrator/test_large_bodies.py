@@ -96,10 +96,13 @@ def test_the_thread_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() -> None:
     large, release, log = LargeBodies(), threading.Event(), list[int]()
-    first = asyncio.create_task(large.work(lambda: release.wait(20), 1))
+    far = asyncio.get_running_loop().time() + 3600
+    first = asyncio.create_task(large.work(lambda: release.wait(20), 1, far))
     await asyncio.sleep(0)
     waiting = {
-        size: asyncio.create_task(large.work(lambda size=size: log.append(size), size))  # type: ignore[misc]
+        size: asyncio.create_task(
+            large.work(lambda size=size: log.append(size), size * 2**20, far)  # type: ignore[misc]
+        )
         for size in (30, 10, 40, 20)
     }
     await asyncio.sleep(0)
@@ -113,6 +116,83 @@ async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() ->
     assert log == [10, 30, 40]
     assert not large._is_busy
     large.close()
+
+
+async def test_a_large_body_is_not_waited_for_beyond_its_deadline() -> None:
+    large, release, log = LargeBodies(), threading.Event(), list[int]()
+    now = asyncio.get_running_loop().time()
+    first = asyncio.create_task(large.work(lambda: release.wait(20), 1, now + 3600))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await large.work(lambda: log.append(1), 1, now + 0.01)
+    release.set()
+    assert await first
+    await large.work(lambda: log.append(2), 1, now + 3600)
+    assert log == [2]
+    large.close()
+
+
+@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
+async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    release = threading.Event()
+    original = bodies.decode
+
+    def slow(*args: Any) -> Any:
+        release.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(bodies, "decode", slow)
+    data = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 3}) + LARGE
+    first = asyncio.create_task(service.http.post(path, data=data, headers=JSON))
+    await service.until(lambda: threading.active_count() and _busy(service))
+    headers = JSON | {"X-Timeout-Ms": "50"}
+    async with service.http.post(path, data=data, headers=headers) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+    release.set()
+    async with await first as response:
+        assert response.status in (200, 202)
+    await worker.until(lambda: len(worker.submits) == 1)
+
+
+def _busy(service: Service) -> bool:
+    app = service.runner.app
+    return app is not None and app[bodies.LARGE_BODIES]._is_busy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ('"ab"', [103, 104]),
+        ('["ab"]', [103, 104]),
+        (' [ "ab" ] ', [103, 104]),
+        ("[7, 8]", [7, 8]),
+        ("[[7,8]]", [7, 8]),
+        ('["a","b"]', None),
+        ("[[7],[8]]", None),
+        ("[" + "[]," * 1000 + "[]]", None),
+        ("[[[7]]]", None),
+        ('[7, "a"]', None),
+        ("null", None),
+        ("{}", None),
+        ("7", None),
+        ("[1.5]", None),
+    ],
+)
+async def test_one_prompt_in_every_spelling(
+    service: Service, worker: FakeWorker, prompt: str, ids: list[int] | None
+) -> None:
+    text = f'{{"model": "fake", "max_tokens": 1, "prompt": {prompt}}}'
+    async with service.http.post("/v1/completions", data=text, headers=JSON) as response:
+        assert response.status == (400 if ids is None else 200)
+        if ids is None:
+            error = (await response.json())["error"]
+            assert error["param"] == "prompt" and "one prompt per request" in error["message"]
+    if ids is not None and ids[0] < 10:
+        assert worker.submits[0].token_ids == ids
+    assert len(worker.submits) == (ids is not None)
 
 
 def test_messages_are_not_the_collectors() -> None:

@@ -43,6 +43,9 @@ from worker.service.lanes import Lane, LaneRoute
 from worker.service.plain import CannotFit, PlainReply, parse_plain
 from worker.settings import WorkerSettings
 
+MESSAGE_BYTES = 2**20
+"""A lane message has at most as many bytes, and these for each token of the context."""
+BYTES_PER_TOKEN = 5
 STOP_GRACE_S = 2.0
 """How long ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0
@@ -69,6 +72,7 @@ class WorkerService:
         self._engine = bundle.engine
         self._tokenizer = bundle.tokenizer
         self._card = bundle.card
+        self._most_message_bytes = MESSAGE_BYTES + BYTES_PER_TOKEN * bundle.card.context_tokens
         self._settings = settings
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
@@ -91,6 +95,11 @@ class WorkerService:
             data = call.data(LANE_MESSAGE)
             if data is None:
                 self._intake.submit(self._accept_plain, call, self._clock())
+            elif len(data) > self._most_message_bytes:
+                raise InvalidCall(
+                    f"a lane message of {len(data)} bytes is too long; at most "
+                    f"{self._most_message_bytes} are taken"
+                )
             else:
                 self._apply(decode_message(data), call)
         except LaneNotOpen as error:

@@ -1,5 +1,6 @@
 """Slices of a text give its own tokens, and the bound is one: for tokenizers of all kinds."""
 
+import unicodedata
 from collections.abc import Callable
 from functools import cache
 
@@ -83,6 +84,14 @@ def test_no_text_has_fewer_tokens_than_the_bound(kind: Callable[[], Tokenizer], 
     tokenizer = kind()
     least = bound_of(kind).least_tokens(text)
     assert least <= len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_text_that_is_composed_first_has_no_bound() -> None:
+    """Its bytes are others than those that become tokens."""
+    bound = bound_of(byte_level)
+    text = "\u1100\u1161\u11a8" * 1000
+    assert bound.least_tokens(text) == 0
+    assert bound.least_tokens(unicodedata.normalize("NFC", text)) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

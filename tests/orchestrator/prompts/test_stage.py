@@ -145,3 +145,19 @@ async def test_an_error_is_its_owners_alone(executor: ThreadPoolExecutor) -> Non
         await stage.run(broken(), 1, stage.clock.now() + FAR_S)
     assert await stage.run(counting(1, [], "next"), 1, stage.clock.now() + FAR_S) == "next"
     assert stage.held_bytes == 0
+
+
+async def test_what_nobody_waits_for_holds_no_bytes_while_all_threads_are_busy(
+    executor: ThreadPoolExecutor,
+) -> None:
+    stage = stage_of(executor, max_bytes=2**20)
+    gate = threading.Event()
+    busy = asyncio.create_task(stage.run(held(gate), 5, stage.clock.now() + FAR_S))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await stage.run(counting(3, [], "late"), 2**19, stage.clock.now() + 0.01)
+    await asyncio.sleep(0)
+    assert stage.held_bytes == 5
+    gate.set()
+    assert await busy == "held"
+    assert stage.held_bytes == 0
