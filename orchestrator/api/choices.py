@@ -32,7 +32,7 @@ def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
         for field in place.fields:
             if field.encode_name == step:
                 yield from _alternatives(field.type)
-    elif isinstance(place, types.ListType):
+    elif isinstance(place, types.ListType | types.VarTupleType):
         yield from _alternatives(place.item_type)
 
 
