@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from orchestrator.provision import command
-from orchestrator.provision.console import curl_line
-from orchestrator.provision.paths import DEMO_CHECKPOINT
-from orchestrator.provision.spec import LaunchSpec
-from orchestrator.provision.triton import TritonPorts
+from orchestrator.pool import command
+from orchestrator.pool.console import curl_line
+from orchestrator.pool.engines.triton import TritonPorts
+from orchestrator.pool.paths import DEMO_CHECKPOINT
+from orchestrator.pool.spec import LaunchSpec
 from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"

@@ -19,21 +19,21 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from orchestrator import log
-from orchestrator.api.connection import (
+from orchestrator.api.http.connection import (
     ACCEPT_BACKLOG,
     KEPT_FILES,
     LEAST_CONNECTIONS,
     QuietAccept,
     raise_file_limit,
 )
-from orchestrator.app import build_runner
+from orchestrator.api.server import build_runner
 from orchestrator.clock import LoopClock
-from orchestrator.gateway import Gateway
-from orchestrator.journal import MemoryJournal
-from orchestrator.log import fields, service_log
 from orchestrator.memory import return_large_blocks
+from orchestrator.service import Gateway
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.telemetry import log
+from orchestrator.telemetry.log import fields, service_log
 
 CLOSE_CONNECTIONS_S = 0.5
 

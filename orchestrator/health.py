@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from orchestrator.admission import Admission
-from orchestrator.log import fields, service_log
-from orchestrator.queue import TaskQueue
-from orchestrator.registry import Instance, Registry
-from orchestrator.task import Task
+from orchestrator.admission.admission import Admission
+from orchestrator.instances.registry import Instance, Registry
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9

@@ -27,10 +27,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from orchestrator.choices import AdmissionMode, QueueOrder, QueuePolicy
-from orchestrator.instances.addresses import check_entry
-from orchestrator.log import LogFormat
-from orchestrator.policy import Policy
+from orchestrator.instances.discovery.addresses import check_entry
+from orchestrator.placement.policy import Policy
+from orchestrator.queue.order import AdmissionMode, QueueOrder, QueuePolicy
+from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
 
 ENV_PREFIX = "TIDEGATE_"

@@ -18,12 +18,12 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from orchestrator.api.openai_chunks import ChunkStream
-from orchestrator.api.openai_shapes import COMPLETION
-from orchestrator.deadline import Deadline
-from orchestrator.stream import EventStream, StreamLimits
-from orchestrator.task import Api, Ending, Job, Task
-from orchestrator.tokens import Token
+from orchestrator.api.http.event_stream import EventStream, StreamLimits
+from orchestrator.api.openai.chunks import ChunkStream
+from orchestrator.api.openai.shapes import COMPLETION
+from orchestrator.prompts.encoder import Token
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Api, Ending, Job, Task
 from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.provision.paths import DEMO_CHECKPOINT
+from orchestrator.pool.paths import DEMO_CHECKPOINT
 from perf.stats import median
-from worker.engine.core import Job
+from worker.core import Job
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.engine.factory import build_engine
 from worker.protocol import AbortCause, Sampling
 from worker.settings import WorkerSettings
 

@@ -40,9 +40,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.provision.paths import state_dir
-from orchestrator.provision.service import OrchestratorProcess
-from orchestrator.provision.triton import find_triton
+from orchestrator.pool.engines.triton import find_triton
+from orchestrator.pool.paths import state_dir
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from perf import goodput_plot
 from perf.bundle import BenchResult, Bundle, write
 from perf.goodput_cell import Cell, Scene, cell_of, show_cells

@@ -22,7 +22,7 @@ from perf.trace import (
 from perf.workload import Sizes, Speed
 from worker.demo_model import words
 from worker.demo_model.grammar import articles
-from worker.engine.synthetic import length_ids
+from worker.runner.synthetic import length_ids
 
 LOG_NORMAL = "log-normal"
 """The name of the load that comes from no trace."""

@@ -15,12 +15,12 @@ from perf.gpu_rows import Report
 from perf.gpu_timing import copy_gb_per_s, synchronize, timed_ms
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
-from worker.engine.compute import Tiled
-from worker.engine.core import Event, Job, JobFinished, JobTokens
-from worker.engine.cuda_runner import CudaRunner
+from worker.core import Event, Job, JobFinished, JobTokens
 from worker.models.config import ModelConfig
-from worker.models.registry import Model
+from worker.models.model import Model
 from worker.protocol import AbortCause, FinishReason, Sampling
+from worker.runner.cuda_runner import CudaRunner
+from worker.runner.forward import Tiled
 
 _NEVER = 1e12
 _EXACT = Shape(4, 256, 512, 8, 2, 32, 1000, 512, "float32")

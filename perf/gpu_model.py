@@ -16,16 +16,16 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import AttentionSetting, Choice, choose_attention
-from worker.engine.block_pool import BlockPool
-from worker.engine.compute import Whole
-from worker.engine.cuda_runner import build_cuda_runner
-from worker.engine.decode_graphs import CudaRecorder, Recorder
 from worker.engine.engine import Engine
-from worker.engine.sampling import Sampler
-from worker.engine.scheduler import Scheduler, SchedulerConfig
-from worker.engine.torch_runner import TorchRunner
 from worker.models.config import ModelConfig, read_config
-from worker.models.registry import Model, load_model
+from worker.models.model import Model, load_model
+from worker.runner.cuda_graphs import CudaRecorder, Recorder
+from worker.runner.cuda_runner import build_cuda_runner
+from worker.runner.forward import Whole
+from worker.runner.torch_runner import TorchRunner
+from worker.sampling.sampler import Sampler
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
 
 _SHARD_BYTES: Final = 2 * 2**30
 _NOISE_BYTES: Final = 64 * 2**20

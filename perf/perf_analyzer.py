@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.provision.paths import state_dir
-from orchestrator.provision.wheel import wheel_dir
+from orchestrator.pool.engines.triton_wheel import wheel_dir
+from orchestrator.pool.paths import state_dir
 from perf.context import Skip
 
 WHEEL = "tritonclient==2.50.0"

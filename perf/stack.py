@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.provision.instance import TritonInstance
-from orchestrator.provision.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
-from orchestrator.provision.ports import free_ports
-from orchestrator.provision.service import OrchestratorProcess
-from orchestrator.provision.triton import TritonPorts, TritonSpec, find_triton
-from worker.protocol.names import MODEL_NAME
+from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
+from orchestrator.pool.process.ports import free_ports
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from orchestrator.pool.units.triton import TritonInstance
+from worker.protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
 
 HOST = "127.0.0.1"

@@ -42,7 +42,7 @@ class WorkerSettings(BaseSettings):
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long."""
     synthetic_lengths: Literal["cap", "prompt"] = "cap"
     """Where a synthetic answer ends: at ``max_tokens``, or by itself, after as many tokens as the
-    first two ids of its prompt say (``worker.engine.synthetic``)."""
+    first two ids of its prompt say (``worker.runner.synthetic``)."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"

@@ -1,9 +1,10 @@
-"""Which Triton instances there are, as that changes while the service runs.
+"""The workers' side: which instances there are, and how they are.
 
-``sources`` says where addresses come from, ``roster`` keeps the registry in step with them.
+- ``registry``      the instances, their lanes, cards and states; ``candidate`` is one as placement
+  sees it
+- ``discovery``     keeps the registry in step with where addresses come from
+- ``breaker``       takes one out that fails; ``conduct`` says what a job's end counts as
+- ``concurrency``   how many jobs to have in flight there
+- ``prefix_index``  which instance holds which KV blocks
+- ``metrics``
 """
-
-from orchestrator.instances.roster import Roster
-from orchestrator.instances.sources import DnsName, Source, SourceError, WatchedFile, source_of
-
-__all__ = ["DnsName", "Roster", "Source", "SourceError", "WatchedFile", "source_of"]

@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
-from orchestrator.log import fields, lane_log
+from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,

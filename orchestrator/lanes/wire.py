@@ -9,7 +9,7 @@ import struct
 from tritonclient.grpc import service_pb2
 
 from worker.protocol import Frame, LaneMessage, decode_frame, encode
-from worker.protocol.names import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
+from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
 
 _LENGTH = struct.Struct("<I")
 _EMPTY_ELEMENT = _LENGTH.pack(0)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.placement.candidates import Candidate, Need, Spec
-from orchestrator.task import PlacementMode
+from orchestrator.instances.candidate import Candidate, Need, Spec
+from orchestrator.tasks.task import PlacementMode
 
 TIE_MS, TIE_SHARE = 1.0, 0.05
 """Finishes that are no further apart than this, or this share, are no reason to choose."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.clock import Clock
+from orchestrator.instances.candidate import UNLIMITED, Candidate, Need, Spec
+from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.affinity import Affinity
-from orchestrator.placement.candidates import UNLIMITED, Candidate, Need, Spec
 from orchestrator.placement.choose import feasible, finish_ms, place
-from orchestrator.placement.prefixes import PrefixIndex
-from orchestrator.policy import Fact, Policy
-from orchestrator.task import PlacementMode, PlacementWish, Task
+from orchestrator.placement.policy import Fact, Policy
+from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
 
 FEASIBLE_TTL_S = 1.0
 _MOST_SETS = 1024

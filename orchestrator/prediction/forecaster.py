@@ -21,7 +21,7 @@ from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthC
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
-from orchestrator.task import Task
+from orchestrator.tasks.task import Task
 from worker.protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9

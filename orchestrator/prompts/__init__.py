@@ -1,4 +1,12 @@
-"""What turns text into token ids without ever holding up those who are in a hurry."""
+"""Text and chats become token ids, without ever holding up those who are in a hurry.
+
+- ``encoder``        one model's tokenizer and chat template
+- ``chat_template``  the Jinja sandbox
+- ``stage``          long prompts, on threads, by deadline
+- ``slices``         where a text may be cut without changing its tokens
+- ``bound``          how many tokens a text has at the least
+- ``lookalikes``     a client's text that looks like a special token
+"""
 
 from orchestrator.prompts.bound import TokenBound
 from orchestrator.prompts.lookalikes import Lookalikes, unicode_normalizer

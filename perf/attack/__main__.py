@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.provision.paths import state_dir
+from orchestrator.pool.paths import state_dir
 from perf.attack import attacks, triton_attacks
 from perf.attack.books import Books, HealthProbe
 from perf.attack.target import Budget, Tally, Target
@@ -59,7 +59,7 @@ def target_of(stack: Stack) -> Target:
         stack.grpc_address,
         "demo",
         stack.pids(),
-        (logs / "orchestrator.log", logs / "triton-0.log"),
+        (logs / "orchestrator.telemetry.log", logs / "triton-0.log"),
     )
 
 

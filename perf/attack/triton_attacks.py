@@ -28,7 +28,7 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
-from worker.protocol.names import MODEL_NAME
+from worker.protocol.tensors import MODEL_NAME
 
 _LOOK_S = 0.3
 

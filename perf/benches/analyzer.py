@@ -14,7 +14,7 @@ from perf import perf_analyzer
 from perf.bundle import Figure
 from perf.context import Bench, Context
 from perf.stack import StackSpec
-from worker.protocol.names import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT
+from worker.protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT
 
 _CONCURRENCY = 4
 _TOKENS = 32

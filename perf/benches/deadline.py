@@ -11,12 +11,12 @@ import time
 
 from perf.bundle import Figure
 from perf.context import Bench, Context
-from worker.engine.block_pool import BlockPool
-from worker.engine.core import Job
+from worker.core import Job
 from worker.engine.engine import Engine
-from worker.engine.scheduler import Scheduler, SchedulerConfig
-from worker.engine.synthetic import FreeRunner
 from worker.protocol import Sampling
+from worker.runner.synthetic import FreeRunner
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
 
 JOBS = 64
 _CONTEXT = 100_000

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.clock import Timer
-from orchestrator.deadline import Deadline
 from orchestrator.placement import Candidate, Need, Placer, PrefixIndex, Spec, place
 from orchestrator.prediction import Load, StepModel
-from orchestrator.task import Api, Job, Task
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Api, Job, Task
 from perf.bundle import Figure
 from perf.context import SEED, Bench, Context
 from worker.protocol import CacheReport, Sampling

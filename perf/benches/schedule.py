@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from orchestrator.gateway import Gateway
-from orchestrator.task import Task
+from orchestrator.service import Gateway
+from orchestrator.tasks.task import Task
 from perf.bundle import Figure
 from perf.context import SEED, Bench, Context
 from perf.sim.loop import VirtualClock, VirtualLoop
@@ -26,8 +26,8 @@ from perf.sim.run import Fleet, new_gateway, new_job
 from perf.sim.worker import SimLane, WorkerSpec
 from perf.stats import percentile
 from perf.workload import Speed
-from worker.engine.synthetic import StepPace
 from worker.protocol import End
+from worker.runner.synthetic import StepPace
 
 QUEUED = 1000
 TENANTS = 10

@@ -18,7 +18,7 @@ from perf.context import Bench, Context
 from perf.http import FIRST_TEXT, HttpConnection
 from perf.load import PATH
 from perf.stack import HOST, Stack, StackSpec
-from worker.protocol.names import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
+from worker.protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 
 _PROMPT = "Once upon a time there was a small lighthouse at the edge of the sea, and in it"
 _SAMPLING = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from perf.context import SEED
-from worker.engine.core import Event, Job, JobFinished, JobTokens
+from worker.core import Event, Job, JobFinished, JobTokens
+from worker.engine.build import EngineBundle, build_engine
 from worker.engine.engine import Engine
-from worker.engine.factory import EngineBundle, build_engine
-from worker.engine.torch_runner import TorchRunner
-from worker.models.registry import Model
+from worker.models.model import Model
 from worker.protocol import Sampling
+from worker.runner.torch_runner import TorchRunner
 from worker.settings import WorkerSettings
 
 _PATIENCE_S: Final = 600.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.provision.paths import state_dir
+from orchestrator.pool.paths import state_dir
 from perf.context import Skip
 
 _HERE = Path(__file__).resolve().parent

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.provision.errors import StartFailed
-from orchestrator.provision.logs import fresh_log, tail
-from orchestrator.provision.paths import DEMO_CHECKPOINT, state_dir
-from orchestrator.provision.ports import free_ports
-from orchestrator.provision.process import GuardedProcess, children_of, command_environment
-from orchestrator.provision.service import http_status
+from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
+from orchestrator.pool.process.logs import fresh_log, tail
+from orchestrator.pool.process.ports import free_ports
+from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
+from orchestrator.pool.units.orchestrator import http_status
 from perf.context import Skip
 from perf.cpu import process_cpu_s
 from perf.load import apply_openloop

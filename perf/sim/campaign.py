@@ -21,8 +21,8 @@ from perf.sim.worker import WorkerSpec
 from perf.stats import percentile
 from perf.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
 from perf.workload import Speed
-from worker.engine.synthetic import StepPace
 from worker.protocol import Outcome
+from worker.runner.synthetic import StepPace
 
 # perf.fit_pace on the demo model, 2 cores, slowed five times as in perf.goodput.
 PACE = StepPace(6.4e-3, 0.635e-3, 0.44e-3)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.task import Priority
+from orchestrator.tasks.task import Priority
 from perf.trace import TraceLoad
 from perf.workload import Sizes, Speed
 from worker.protocol import OnDeadline

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.clock import Clock
-from orchestrator.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.errors import TidegateError
-from orchestrator.gateway import Gateway
-from orchestrator.journal import MemoryJournal
 from orchestrator.lanes import LaneConfig, LaneOwner
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.service import Gateway
 from orchestrator.settings import load_settings
-from orchestrator.task import Api, Job, Task
-from orchestrator.tokens import PromptEncoder
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.task import Api, Job, Task
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer
 from perf.sim.worker import SimLane, SimWorker, WorkerSpec

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.task import Priority
+from orchestrator.tasks.task import Priority
 from perf.sim.run import Run
 from perf.stats import percentile
 from worker.protocol import Outcome

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
-from orchestrator.task import Task
+from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.campaign import PACE
 from perf.sim.loop import VirtualClock, VirtualLoop

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from orchestrator.clock import Clock, Timer
 from orchestrator.lanes import JobSink, Lane, LaneConfig, LaneOwner
-from worker.engine.prompt_order import prompt_urgency
-from worker.engine.synthetic import StepPace
 from worker.protocol import (
     AbortCause,
     Code,
@@ -28,6 +26,8 @@ from worker.protocol import (
     Started,
     WorkerStats,
 )
+from worker.runner.synthetic import StepPace
+from worker.scheduler.prompt_order import prompt_urgency
 
 HEARTBEAT_S = 0.25
 _STEPS_TOLD = 4

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from client import chat, cli
-from orchestrator.provision import command
-from orchestrator.provision.paths import DEMO_CHECKPOINT
-from orchestrator.provision.spec import LaunchSpec
-from orchestrator.provision.triton import TritonPorts
+from orchestrator.pool import command
+from orchestrator.pool.engines.triton import TritonPorts
+from orchestrator.pool.paths import DEMO_CHECKPOINT
+from orchestrator.pool.spec import LaunchSpec
 
 
 @pytest.fixture(autouse=True)

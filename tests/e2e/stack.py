@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.provision.instance import TritonInstance
-from orchestrator.provision.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
-from orchestrator.provision.ports import free_ports
-from orchestrator.provision.triton import TritonPorts, TritonSpec, find_triton
-from worker.protocol.names import MODEL_NAME
+from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
+from orchestrator.pool.process.ports import free_ports
+from orchestrator.pool.units.triton import TritonInstance
+from worker.protocol.tensors import MODEL_NAME
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

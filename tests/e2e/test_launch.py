@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provision.control import TritonControl
-from orchestrator.provision.paths import CHECKOUT
-from orchestrator.provision.ports import is_free
-from tests.orchestrator.provision.processes import Marked, eventually
+from orchestrator.pool.paths import CHECKOUT
+from orchestrator.pool.process.ports import is_free
+from orchestrator.pool.units.triton_control import TritonControl
+from tests.orchestrator.pool.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.orchestrator.test_lane import lane_to, submit
+from tests.orchestrator.lanes.test_lane import lane_to, submit
 from worker.protocol import FinishReason, Sampling
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]

@@ -14,9 +14,9 @@ from tritonclient.grpc import InferenceServerClient, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from orchestrator.lanes.wire import to_frame, to_request
-from orchestrator.provision.control import TritonControl
-from orchestrator.provision.paths import MODEL_REPOSITORY
-from orchestrator.provision.process import children_of
+from orchestrator.pool.paths import MODEL_REPOSITORY
+from orchestrator.pool.process.process import children_of
+from orchestrator.pool.units.triton_control import TritonControl
 from tests.e2e.conftest import Stack
 from tests.e2e.stack import Orchestrator, Triton, eventually, running
 from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open

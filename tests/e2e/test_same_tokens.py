@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from orchestrator.provision.paths import DEMO_CHECKPOINT
+from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
 from tests.e2e.sse import events_of
 from tests.e2e.test_plain import stream, text_of
-from worker.engine.core import Event, Job, JobFinished, JobTokens
-from worker.engine.factory import EngineBundle, build_engine
+from worker.core import Event, Job, JobFinished, JobTokens
+from worker.engine.build import EngineBundle, build_engine
 from worker.protocol import Sampling
 from worker.settings import WorkerSettings
 

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from orchestrator.app import build_runner
+from orchestrator.api.server import build_runner
 from orchestrator.clock import LoopClock
-from orchestrator.gateway import Gateway
-from orchestrator.journal import MemoryJournal
+from orchestrator.service import Gateway
 from orchestrator.settings import load_settings
+from orchestrator.tasks.journal.memory import MemoryJournal
 from tests.orchestrator.fake_worker import FakeWorker, make_card
 
 

@@ -39,7 +39,7 @@ from worker.protocol import (
     decode_message,
     encode,
 )
-from worker.protocol.names import FRAME, LANE_MESSAGE, MODEL_NAME
+from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
 
 MODEL = "fake"
 CONTEXT = 512

@@ -11,7 +11,7 @@ from perf.engine.parts import PARTS
 from perf.engine.rig import Rig
 from perf.engine.shapes import SHAPES, make_checkpoint, write_config
 from worker.models.config import read_config
-from worker.models.registry import load_model, parameter_count
+from worker.models.model import load_model, parameter_count
 
 KEYS = {
     "decode": ["bandwidth.gb_per_s", "decode.b1.ratio", "decode.b8.bandwidth_share"],

@@ -28,7 +28,7 @@ from perf.openloop import NEVER_MS, Ask, Result
 from perf.sim import plot as sim_plot
 from perf.trace import Manner
 from perf.workload import Speed, Workload
-from worker.engine.synthetic import length_ids
+from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
 WORKLOAD = Workload(SPEED, vocab_size=500)

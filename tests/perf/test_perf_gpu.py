@@ -11,7 +11,7 @@ import torch
 
 from perf import gpu, gpu_engine, gpu_model
 from perf.gpu_rows import Report, read_rows
-from tests.worker.engine.test_cuda_runner import CallAgain, RefilledReference
+from tests.worker.runner.test_cuda_runner import CallAgain, RefilledReference
 from worker.attention.choice import Choice
 
 ROOT = Path(__file__).resolve().parents[2]

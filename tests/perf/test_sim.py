@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.task import Priority
+from orchestrator.tasks.task import Priority
 from perf.goodput_policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.campaign import PACE
@@ -15,8 +15,8 @@ from perf.sim.run import Fate, Fleet, Run, simulate
 from perf.sim.table import Summary
 from perf.sim.worker import SimWorker
 from tests.perf.sim_load import SCENARIO, SEED, plain_capacity
-from worker.engine.synthetic import StepPace
 from worker.protocol import OnDeadline, Outcome
+from worker.runner.synthetic import StepPace
 
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
 """Deadlines that a request can make in a full house: the others are lost whoever asks."""

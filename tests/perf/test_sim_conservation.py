@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway import Gateway
-from orchestrator.task import Priority
+from orchestrator.service import Gateway
+from orchestrator.tasks.task import Priority
 from perf.goodput_policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.offers import Offer
@@ -16,8 +16,8 @@ from perf.sim.run import Fleet, Run, simulate
 from perf.sim.table import Summary
 from perf.sim.worker import WorkerSpec
 from tests.perf.sim_load import SCENARIO, SEED
-from worker.engine.synthetic import StepPace
 from worker.protocol import OnDeadline, Outcome
+from worker.runner.synthetic import StepPace
 
 # ── the situations ───────────────────────────────────────────────────────────────────────
 

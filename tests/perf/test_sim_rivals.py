@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.task import Priority
+from orchestrator.tasks.task import Priority
 from perf.sim.offers import Offer
 from perf.sim.rivals.fleet import Job, Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe
 from perf.sim.worker import WorkerSpec
-from worker.engine.synthetic import StepPace
+from worker.runner.synthetic import StepPace
 
 PACE = StepPace(10e-3, 0.0, 0.1e-3)
 MACHINE = Machine(2, 0.1e-3, 10e-3)

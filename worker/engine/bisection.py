@@ -16,10 +16,10 @@ of seed and position. Memory that runs out is not such a failure; ``step_memory`
 
 from collections.abc import Sequence
 
-from worker.engine.request import Ending, Request
-from worker.engine.runner import Plan, Row
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
+from worker.runner.base import Plan, Row
+from worker.scheduler.request import Ending, Request
 
 
 class Bisection:

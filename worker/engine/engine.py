@@ -23,9 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from secrets import randbits
 
-from worker.engine.bisection import Bisection, step_failed
-from worker.engine.cache_journal import CacheJournal
-from worker.engine.core import (
+from worker.core import (
     Clock,
     EngineStats,
     Event,
@@ -35,11 +33,19 @@ from worker.engine.core import (
     JobStarted,
     JobTokens,
 )
-from worker.engine.flight import Flight
-from worker.engine.lookout import Lookout
-from worker.engine.pauses import Pauses
-from worker.engine.records import finished
-from worker.engine.request import (
+from worker.engine.bisection import Bisection, step_failed
+from worker.engine.expiry import Lookout
+from worker.engine.kv_events import CacheJournal
+from worker.engine.stats import Totals, snapshot
+from worker.kv_disk.base import NoTier, Tier
+from worker.log import engine_log
+from worker.protocol import AbortCause, CacheReport, FinishReason, TokenLogprob, prefix_salt
+from worker.runner.base import OverlappingRunner, Plan, Row, Runner, StepResult
+from worker.runner.flight import Flight
+from worker.runner.out_of_memory import StepMemory, StepOutcome
+from worker.scheduler.pauses import Pauses
+from worker.scheduler.records import finished
+from worker.scheduler.request import (
     ABORTED,
     DRAINED,
     LENGTH,
@@ -49,13 +55,7 @@ from worker.engine.request import (
     Request,
     make_request,
 )
-from worker.engine.runner import OverlappingRunner, Plan, Row, Runner, StepResult
-from worker.engine.scheduler import Scheduler
-from worker.engine.step_memory import StepMemory, StepOutcome
-from worker.engine.totals import Totals, snapshot
-from worker.kv.tier import NoTier, Tier
-from worker.log import engine_log
-from worker.protocol import AbortCause, CacheReport, FinishReason, TokenLogprob, prefix_salt
+from worker.scheduler.scheduler import Scheduler
 
 IDLE_CHECK_S = 1.0
 """Once idle for so long, the books are checked: nobody waits for it then."""

@@ -9,7 +9,7 @@ Without torch, what a checkpoint is:
 - ``folder``       what a folder is called, and what it is when it is no checkpoint
 - ``errors``       what can be wrong with a checkpoint
 - ``digest``       a name for its contents
-- ``phases``       how long each phase of a start took
+- ``load_timing``  how long each phase of a start took
 
 With torch, from files to logits:
 

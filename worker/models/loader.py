@@ -25,7 +25,6 @@ from worker.log import model_log
 from worker.models.checkpoint import Checkpoint
 from worker.models.cuda_loader import load_on_cuda
 from worker.models.errors import UnsupportedModel
-from worker.models.heap import returning_large_blocks
 from worker.models.linear import (
     DenseFormat,
     Format,
@@ -35,6 +34,7 @@ from worker.models.linear import (
     TurnedFormat,
     packs,
 )
+from worker.models.malloc import returning_large_blocks
 from worker.models.parameters import Kind, Parameter, Part, stacked_shape
 
 _READERS: Final = 2

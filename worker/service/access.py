@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pydantic import SecretStr
 
-from worker.engine.core import Clock
+from worker.core import Clock
 from worker.log import service_log
 
 WARN_EVERY_S = 60.0

@@ -7,7 +7,7 @@
        └────────── nobody stopped it for hold_s ────┘
 """
 
-from worker.engine.core import Clock, EngineService
+from worker.core import Clock, EngineService
 from worker.log import service_log
 from worker.protocol import AbortCause
 from worker.service.call import Responder

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from worker.engine.core import (
+from worker.core import (
     Clock,
     EngineService,
     Event,
@@ -28,10 +28,10 @@ from worker.engine.core import (
 )
 from worker.log import service_log
 from worker.protocol import AbortCause, ModelCard, WorkerStats
-from worker.service.cache_news import CacheNews, CacheView
 from worker.service.call import ResponderLost
-from worker.service.lanes import Lane
-from worker.service.outlet import Outlet, Route
+from worker.service.kv_events import CacheNews, CacheView
+from worker.service.lane import Lane
+from worker.service.replies import Outlet, Route
 
 Action = Callable[[], None]
 

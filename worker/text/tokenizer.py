@@ -9,14 +9,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from worker.protocol.token_bytes import TokenPieces, token_bytes_of
 from worker.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
     LibraryDetokenizer,
     TokenTexts,
 )
-from worker.text.pieces import TokenPieces, token_bytes_of
-from worker.text.stream import TextStream
+from worker.text.text_stream import TextStream
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 

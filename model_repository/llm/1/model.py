@@ -10,11 +10,11 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from worker import stub_abi
-from worker.engine.factory import build_engine
+from worker.engine.build import build_engine
 from worker.log import configure_logging
 from worker.protocol import Code
 from worker.service.call import Call, ResponderLost, Tensors
-from worker.service.service import WorkerService
+from worker.service.worker import WorkerService
 from worker.settings import read_settings
 from worker.shared_memory import restrict_shared_memory
 

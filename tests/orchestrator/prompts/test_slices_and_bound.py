@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from orchestrator.prompts import Lookalikes, Slicer, TokenBound
-from orchestrator.tokens import _spellings
+from orchestrator.prompts.encoder import _spellings
 from tests.orchestrator.prompts.tokenizers_of_all_kinds import byte_level, demo, metaspace
-from worker.text.pieces import token_bytes_of
+from worker.protocol.token_bytes import token_bytes_of
 
 KINDS = (byte_level, metaspace, demo)
 PIECES = (

@@ -5,7 +5,7 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
-from worker.engine.memory import ProcessMemory
+from worker.runner.memory import ProcessMemory
 
 MIB = 2**20
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from worker.engine.block_pool import BlockPool
-from worker.engine.core import Event, Job, JobFinished, JobStarted, JobTokens
+from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine
-from worker.engine.runner import Plan, StepResult
-from worker.engine.scheduler import Scheduler, SchedulerConfig
 from worker.protocol import OnDeadline, Sampling
+from worker.runner.base import Plan, StepResult
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
 
 EOS = 2
 VOCABULARY = 100

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.engine.harness import Bench, end_of, ids_of
-from worker.engine.core import Event, Job
-from worker.engine.runner import Plan
+from worker.core import Event, Job
 from worker.protocol import AbortCause, Code, FinishReason
+from worker.runner.base import Plan
 
 
 def fail_with(bench: Bench, guilty: list[Job]) -> list[int]:

@@ -10,12 +10,12 @@ import torch
 from tests.worker.engine.harness import ids_of
 from tests.worker.models.checkpoints import DEMO, make_checkpoint
 from worker.attention import PackedBatch
-from worker.engine import sampling
-from worker.engine.compute import NotDeterministic, Tiled
-from worker.engine.core import Event, Job, JobPaused, JobTokens
+from worker.core import Event, Job, JobPaused, JobTokens
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.engine.factory import build_engine
 from worker.protocol import Sampling, TokenLogprob
+from worker.runner.forward import NotDeterministic, Tiled
+from worker.sampling import sampler as sampling
 from worker.settings import WorkerSettings
 
 SEEDS = range(64)

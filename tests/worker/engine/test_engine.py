@@ -3,9 +3,9 @@ import math
 import pytest
 
 from tests.worker.engine.harness import EOS, Bench, end_of, ids_of, was_started
-from worker.engine.core import Job, JobFinished, JobTokens
-from worker.engine.runner import Plan, StepResult
+from worker.core import Job, JobFinished, JobTokens
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from worker.runner.base import Plan, StepResult
 
 ABORTS = [
     (AbortCause.CANCEL, Code.CANCELLED),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.worker.engine.harness import EOS, Bench, end_of, ids_of
-from worker.engine.core import Event, Job, JobFinished
+from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
-from worker.engine.runner import Plan
-from worker.engine.synthetic import FreeRunner
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
+from worker.runner.base import Plan
+from worker.runner.synthetic import FreeRunner
 
 PATIENCE_S = 30.0
 

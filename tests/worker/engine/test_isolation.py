@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.worker.models.checkpoints import make_checkpoint
-from worker.engine.core import Event, Job, JobFinished, JobTokens
+from worker.core import Event, Job, JobFinished, JobTokens
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.engine.factory import build_engine
 from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.settings import WorkerSettings
 

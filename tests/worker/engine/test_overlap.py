@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.worker.engine.fake_device import FakeDevice, continuation
 from tests.worker.engine.harness import EOS, FakeClock, FakeRunner, config, end_of, ids_of
-from worker.engine.block_pool import BlockPool
-from worker.engine.core import (
+from tests.worker.runner.fake_device import FakeDevice, continuation
+from worker.core import (
     Event,
     Job,
     JobFinished,
@@ -20,8 +19,9 @@ from worker.engine.core import (
     JobTokens,
 )
 from worker.engine.engine import Engine
-from worker.engine.scheduler import Scheduler
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler
 
 BLOCK_TOKENS = 4
 

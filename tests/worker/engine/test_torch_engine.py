@@ -9,9 +9,9 @@ from transformers import LlamaForCausalLM
 
 from tests.worker.engine.harness import end_of, ids_of
 from tests.worker.models.checkpoints import DEMO, make_checkpoint
-from worker.engine.core import Event, Job, JobTokens
+from worker.core import Event, Job, JobTokens
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.engine.factory import build_engine
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.settings import WorkerSettings
 
@@ -174,7 +174,7 @@ def test_a_failing_step_leaves_a_sound_engine(tiny: Path, monkeypatch: pytest.Mo
     engine = build(tiny)
     job, after = greedy(prompt(5)), greedy(prompt(5))
     with monkeypatch.context() as patch:
-        patch.setattr("worker.engine.torch_runner.Sampler.sample", lambda *args: 1 / 0)
+        patch.setattr("worker.runner.torch_runner.Sampler.sample", lambda *args: 1 / 0)
         assert end_of(job, run(engine, [job])).code is Code.ENGINE_ERROR
     assert end_of(after, run(engine, [after])).reason is FinishReason.LENGTH
 

@@ -10,7 +10,7 @@ from worker.attention import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.models.config import read_config
 from worker.models.loader import Layout
-from worker.models.registry import load_model
+from worker.models.model import load_model
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 4

@@ -13,7 +13,7 @@ from tests.worker.models.rig import CPU, Rig
 from worker.models.config import Llama3Scaling, read_config
 from worker.models.digest import model_digest
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel
-from worker.models.registry import load_model
+from worker.models.model import load_model
 
 
 @pytest.fixture(scope="module")

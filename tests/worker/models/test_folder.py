@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker.models.checkpoints import DEMO
-from worker.engine.factory import build_engine
+from worker.engine.build import build_engine
 from worker.models.config import read_config
 from worker.models.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable

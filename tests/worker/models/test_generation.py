@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker.models.checkpoints import make_checkpoint
-from worker.engine.factory import build_engine
+from worker.engine.build import build_engine
 from worker.models.errors import BrokenCheckpoint
 from worker.models.generation import read_sampling_defaults
 from worker.protocol import SamplingDefaults

@@ -18,8 +18,8 @@ from worker.models.cuda_loader import cut
 from worker.models.decoder import Decoder
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.loader import Layout
+from worker.models.model import load_model, parameter_count
 from worker.models.parameters import stacked_shape
-from worker.models.registry import load_model, parameter_count
 from worker.text import Tokenizer
 
 TEXT = "Once upon a time a fox named Mia lived near the sea. One day she found a"
@@ -113,7 +113,7 @@ import sys, torch
 from pathlib import Path
 from worker.models.config import read_config
 from worker.models.loader import Layout
-from worker.models.registry import load_model
+from worker.models.model import load_model
 
 def memory(field):
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.worker.service.fakes import FakeEngine, FakeResponder, lane_call
-from worker.engine.core import Job, JobFinished, JobStarted, JobTokens
-from worker.engine.factory import EngineBundle
+from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.engine.build import EngineBundle
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,
@@ -21,7 +21,7 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
-from worker.service.service import WorkerService
+from worker.service.worker import WorkerService
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer
 

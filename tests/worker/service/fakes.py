@@ -7,17 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.engine.core import EngineStats, Event, EventSink, Job
-from worker.protocol import (
-    AbortCause,
-    CacheReport,
-    Code,
-    Frame,
-    LaneMessage,
-    decode_frame,
-    encode,
-    names,
-)
+from worker.core import EngineStats, Event, EventSink, Job
+from worker.protocol import AbortCause, CacheReport, Code, Frame, LaneMessage, decode_frame, encode
+from worker.protocol import tensors as names
 from worker.service.call import Call, ResponderLost, Tensors, strings
 
 

@@ -20,7 +20,7 @@ from worker.protocol import (
     decode_message,
     encode,
 )
-from worker.protocol.names import LANE_MESSAGE, TEXT_INPUT
+from worker.protocol.tensors import LANE_MESSAGE, TEXT_INPUT
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter

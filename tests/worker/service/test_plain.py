@@ -7,7 +7,7 @@ import pytest
 
 from tests.worker.service.conftest import Harness
 from tests.worker.service.fakes import FakeResponder, plain_call
-from worker.engine.core import Job, JobFinished, JobTokens
+from worker.core import Job, JobFinished, JobTokens
 from worker.protocol import (
     AbortCause,
     Code,
@@ -17,10 +17,10 @@ from worker.protocol import (
     Sampling,
     SamplingDefaults,
     TokenLogprob,
-    names,
 )
+from worker.protocol import tensors as names
 from worker.service.call import Call, InvalidCall, strings
-from worker.service.plain import parse_plain
+from worker.service.plain_request import parse_plain
 
 
 def ask(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Job, FakeResponder]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.worker.text.tokenizers_for_tests import ALL, ours
 from worker.text import TextStream
-from worker.text.stops import StopMatcher
+from worker.text.stop_strings import StopMatcher
 
 LIBRARY = ALL["byte_level"]
 TOKENIZER = ours(LIBRARY)

@@ -1,0 +1,210 @@
+"""Rate limits, per key and for the whole service (OR-12).
+
+Rates are kept by the generic cell rate algorithm (ITU-T I.371): one number per limit, the time at
+which everything taken so far would have been earned at the steady rate. A full minute's worth may
+be taken at once; no stretch of ``w`` seconds ever sees more than ``limit · (1 + w / 60)``.
+
+A request takes one from the requests at the door, and from the tokens its prompt and all that it
+may generate once these are known; what it did not use is given back when it ends.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.api.auth import keys_of
+from orchestrator.clock import Clock
+from orchestrator.errors import RateLimited
+from orchestrator.settings import Settings
+from orchestrator.tasks.task import Task
+
+WINDOW_S = 60.0
+_ROUNDING = 1e-9
+"""Of one unit: nobody is sent away for what only arithmetic lacks."""
+_BUSY_RETRY_MS = 1000.0
+"""When to try again at the bound on concurrent requests: nobody knows which one ends when."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """0 is no limit. Tokens are those of prompts and answers together."""
+
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    concurrent: int = 0
+
+
+class Rate:
+    """At most ``per_min`` a minute, sustained, and as much again in a burst."""
+
+    __slots__ = ("_paid_until", "_unit_s", "per_min")
+
+    def __init__(self, per_min: int) -> None:
+        self.per_min = per_min
+        self._unit_s = WINDOW_S / per_min
+        self._paid_until = -math.inf
+
+    def wait_s(self, count: int, now: float) -> float:
+        """How long until ``count`` can be taken; 0 when they can be now, inf when never."""
+        if count > self.per_min:
+            return math.inf
+        wait_s = self.reset_s(now) + count * self._unit_s - WINDOW_S
+        return wait_s if wait_s > _ROUNDING * self._unit_s else 0.0
+
+    def take(self, count: int, now: float) -> None:
+        """Take what ``wait_s`` allowed."""
+        self._paid_until = max(self._paid_until, now) + count * self._unit_s
+
+    def give_back(self, count: int) -> None:
+        """Undo a part of what was taken; never leaves more than a full burst."""
+        self._paid_until -= count * self._unit_s
+
+    def remaining(self, now: float) -> int:
+        """How many could be taken at once."""
+        return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
+
+    def reset_s(self, now: float) -> float:
+        """How long until the whole burst is there again."""
+        return max(0.0, self._paid_until - now)
+
+
+@dataclass(slots=True)
+class Account:
+    """What one key, or everybody together, has taken."""
+
+    requests: Rate | None
+    tokens: Rate | None
+    concurrent: int
+    running: int = field(default=0)
+
+    @classmethod
+    def of(cls, limits: RateLimits) -> "Account":
+        return cls(
+            Rate(limits.requests_per_min) if limits.requests_per_min else None,
+            Rate(limits.tokens_per_min) if limits.tokens_per_min else None,
+            limits.concurrent,
+        )
+
+
+class Limiter:
+    """Holds requests to the limits of their key and to those of all keys together."""
+
+    def __init__(
+        self,
+        everyone: RateLimits,
+        by_default: RateLimits,
+        by_key: Mapping[str, RateLimits],
+        clock: Clock,
+    ) -> None:
+        """``by_key`` is by fingerprint; a key that is not in it, or none, has ``by_default``."""
+        self._everyone = Account.of(everyone)
+        self._accounts = {key: Account.of(limits) for key, limits in by_key.items()}
+        self._by_default = by_default
+        self._clock = clock
+
+    def begin(self, task: Task) -> None:
+        """Count a request in, until its end. Raises ``RateLimited``."""
+        accounts, now = self._accounts_of(task.job.key), self._clock.now()
+        for account, whose in accounts:
+            if account.concurrent and account.running >= account.concurrent:
+                raise RateLimited(
+                    f"{account.running} requests of {whose} are in progress, which is the limit",
+                    retry_after_ms=_BUSY_RETRY_MS,
+                )
+            rate = account.requests
+            if rate is not None and (wait_s := rate.wait_s(1, now)) > 0:
+                raise RateLimited(
+                    f"the limit of {rate.per_min} requests a minute for {whose} is reached",
+                    retry_after_ms=1000 * wait_s,
+                )
+        for account, _ in accounts:
+            account.running += 1
+            if account.requests is not None:
+                account.requests.take(1, now)
+        task.on_end.append(self._ended)
+
+    def charge(self, task: Task) -> None:
+        """Take a task's tokens, the most that it can come to. Raises ``RateLimited``."""
+        accounts, now = self._accounts_of(task.job.key), self._clock.now()
+        most = task.prompt_tokens + task.sampling.max_tokens
+        for account, whose in accounts:
+            rate = account.tokens
+            if rate is None or (wait_s := rate.wait_s(most, now)) <= 0:
+                continue
+            limit = f"the limit of {rate.per_min} tokens a minute for {whose}"
+            if math.isinf(wait_s):
+                raise RateLimited(
+                    f"prompt and max_tokens come to {most} tokens, which is above {limit}: "
+                    "ask for less",
+                    retryable=False,
+                    field="max_tokens",
+                )
+            raise RateLimited(f"{limit} is reached", retry_after_ms=1000 * wait_s)
+        for account, _ in accounts:
+            if account.tokens is not None:
+                account.tokens.take(most, now)
+        task.on_end.append(lambda ended: self._settle_tokens(ended, most))
+
+    def headers(self, key: str) -> dict[str, str]:
+        """``x-ratelimit-…`` as OpenAI spells them, of the tighter limit; none without limits."""
+        now, found = self._clock.now(), {}
+        for name in ("requests", "tokens"):
+            rates: list[Rate] = [
+                rate
+                for account, _ in self._accounts_of(key)
+                if (rate := account.requests if name == "requests" else account.tokens) is not None
+            ]
+            if rates:
+                rate = min(rates, key=lambda rate: rate.remaining(now))
+                found[f"x-ratelimit-limit-{name}"] = str(rate.per_min)
+                found[f"x-ratelimit-remaining-{name}"] = str(rate.remaining(now))
+                found[f"x-ratelimit-reset-{name}"] = spell_duration(rate.reset_s(now))
+        return found
+
+    def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
+        account = self._accounts.get(key)
+        if account is None:  # keys were checked before they came here, so they are few
+            account = self._accounts[key] = Account.of(self._by_default)
+        return (account, "this key"), (self._everyone, "the whole service")
+
+    def _ended(self, task: Task) -> None:
+        for account, _ in self._accounts_of(task.job.key):
+            account.running -= 1
+
+    def _settle_tokens(self, task: Task, taken: int) -> None:
+        used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
+        for account, _ in self._accounts_of(task.job.key):
+            if account.tokens is not None:
+                account.tokens.give_back(max(0, taken - used))
+
+
+def limiter_of(settings: Settings, clock: Clock) -> Limiter:
+    """The limits that the settings state; a key's own go before those of every key."""
+    by_default = RateLimits(
+        settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
+    )
+    by_key = {}
+    for key in keys_of(settings):
+        own = settings.keys.get(key.tenant)
+        if own is not None:
+            by_key[key.fingerprint] = RateLimits(
+                _first(own.requests_per_min, by_default.requests_per_min),
+                _first(own.tokens_per_min, by_default.tokens_per_min),
+                _first(own.concurrent, by_default.concurrent),
+            )
+    everyone = RateLimits(
+        settings.all_requests_per_min, settings.all_tokens_per_min, settings.all_concurrent
+    )
+    return Limiter(everyone, by_default, by_key, clock)
+
+
+def _first(own: int | None, otherwise: int) -> int:
+    return otherwise if own is None else own
+
+
+def spell_duration(seconds: float) -> str:
+    """As OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,181 @@
+"""A task's events as server-sent events, live and replayed (OR-1).
+
+Events are numbered, so that a client that lost its connection resumes where it was::
+
+    0 queued   1 started   2 … n+1 one per token   n+2 end or error
+
+A task that ended before it started has its terminal event as number 1. Text that was held back to
+the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without
+a number: they are lost for a client that is behind, and never replayed. A follower first replays
+what the task's transcript has, then hears the task itself.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.clock import Clock
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.task import Ending, Task
+from worker.protocol import Delta, TokenLogprob
+
+FIRST_TOKEN = 2
+"""Number of the first token's event."""
+PIECE_TOKENS = 256
+"""Tokens that are replayed in one piece."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def read_last_event_id(value: str | None) -> int:
+    """Number of the last event that the client has; -1 for none."""
+    if value is None or not value.strip():
+        return -1
+    if not (value.isascii() and value.isdigit() and len(value) <= 15):
+        raise InvalidRequest(
+            f"Last-Event-ID must be the id of an event of this task, got {value[:64]!r}",
+            field="Last-Event-ID",
+        )
+    return int(value)
+
+
+def last_number(task: Task) -> int | None:
+    """Number of a task's terminal event; None while there is none."""
+    if task.ending is None:
+        return None
+    number = FIRST_TOKEN + task.completion_tokens if task.marks.started else 1
+    return number + bool(task.ending.tail)
+
+
+class TaskEvents:
+    """Follows one task on behalf of one client, from after event ``after``."""
+
+    def __init__(
+        self, stream: EventStream, after: int, clock: Clock, *, metrics_every_s: float
+    ) -> None:
+        self._stream = stream
+        self._after = after
+        self._clock = clock
+        self._metrics_every_s = metrics_every_s
+        self._metrics_at = clock.now() + metrics_every_s if metrics_every_s else math.inf
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its client does not keep up."""
+        return self._stream.is_behind
+
+    def past(self, task: Task, queue_position: int) -> Iterator[bytes]:
+        """What has happened so far, in pieces; once that is all, the task is listened to.
+
+        The task goes on while a piece is being read, so there may be more after each.
+        """
+        queued = {"task_id": task.id, "queue_position": queue_position}
+        yield self._event(0, "queued", queued)
+        transcript = task.record()
+        started, sent = False, 0
+        while True:
+            if task.marks.started and not started:
+                started = True
+                yield self._event(1, "started", _start_data(task))
+            elif sent < len(transcript.ids):
+                piece = slice(sent, sent + PIECE_TOKENS)
+                ids, texts = transcript.ids[piece], transcript.texts[piece]
+                yield self._token_events(sent, ids, texts, transcript.logprobs[piece])
+                sent += len(ids)
+            else:
+                break
+        if task.ending is not None:
+            self.ended(task)
+        else:
+            task.listen(self)
+
+    # as a listener
+
+    def started(self, task: Task) -> None:
+        self._stream.send(self._event(1, "started", _start_data(task)))
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        first = task.completion_tokens - len(delta.ids)
+        self._stream.send(self._token_events(first, delta.ids, delta.texts, delta.logprobs or ()))
+        now = self._clock.now()
+        if now >= self._metrics_at:
+            self._metrics_at = now + self._metrics_every_s
+            data = _encode(_metrics_data(task, now, self._stream.dropped))
+            self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
+
+    def ended(self, task: Task) -> None:
+        ending, number = task.ending, last_number(task)
+        assert ending is not None and number is not None
+        last = b""
+        if ending.tail:
+            tail = {"text": ending.tail, "token_ids": [], "index": task.completion_tokens}
+            last = self._event(number - 1, "token", tail)
+        kind = "end" if ending.error is None else "error"
+        self._stream.finish(last + self._event(number, kind, _last_words(task, ending)))
+
+    # inside
+
+    def _event(self, number: int, kind: str, data: object) -> bytes:
+        """One event; nothing where the client has it."""
+        if number <= self._after:
+            return b""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
+
+    def _token_events(
+        self,
+        first: int,
+        ids: Sequence[int],
+        texts: Sequence[str],
+        logprobs: Sequence[TokenLogprob],
+    ) -> bytes:
+        """One event per token that the client does not have; ``first`` is the first's index."""
+        events = []
+        for offset in range(max(0, self._after + 1 - FIRST_TOKEN - first), len(ids)):
+            index = first + offset
+            events.append(
+                b'id: %d\nevent: token\ndata: {"text":%b,"token_ids":[%d],"index":%d%b}\n\n'
+                % (
+                    FIRST_TOKEN + index,
+                    _encode(texts[offset]),
+                    ids[offset],
+                    index,
+                    _logprob(logprobs[offset]) if logprobs else b"",
+                )
+            )
+        return b"".join(events)
+
+
+def _start_data(task: Task) -> dict[str, object]:
+    waited_ms = 1000 * (task.marks.started - task.marks.received)
+    return {"task_id": task.id, "waited_ms": round(waited_ms, 3)}
+
+
+def _metrics_data(task: Task, now: float, dropped: int) -> dict[str, object]:
+    decoding_s = now - task.marks.first_token
+    per_s = (task.completion_tokens - 1) / decoding_s if decoding_s > 0 else 0.0
+    return {
+        "completion_tokens": task.completion_tokens,
+        "tokens_per_s": round(per_s, 1),
+        "left_ms": round(task.deadline.left_ms(now), 1),
+        "events_dropped": dropped,
+    }
+
+
+def _last_words(task: Task, ending: Ending) -> dict[str, object]:
+    words: dict[str, object] = {} if ending.error is None else ending.error.native()
+    return words | {
+        "outcome": ending.outcome,
+        "finish_reason": ending.finish_reason,
+        "usage": task.usage(),
+        "budget": ending.budget.native(),
+        **ending.missed(),
+        **task.fitted(),
+        "correlation_id": task.correlation_id,
+    }
+
+
+def _logprob(entry: TokenLogprob) -> bytes:
+    top = [{"token_id": token_id, "logprob": logprob} for token_id, logprob in entry.top]
+    return b',"logprob":%b,"top_logprobs":%b' % (_encode(entry.logprob), _encode(top))

@@ -1,0 +1,195 @@
+"""``/v1``: OpenAI's chat completions, completions and models; the official SDK works unmodified."""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import (
+    CONTEXT,
+    GATEWAY,
+    deadline_headers,
+    fit_headers,
+    json_response,
+    missed_headers,
+)
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.fields import read_wishes
+from orchestrator.api.native.routes import stream_limits
+from orchestrator.api.openai.chunks import ChunkStream
+from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
+from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
+from orchestrator.service import Gateway
+from orchestrator.tasks.deadline import read_deadline, read_parts
+from orchestrator.tasks.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
+from worker.protocol import unstated_of
+
+_chat_decoder = msgspec.json.Decoder(ChatRequest)
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+class Asked(NamedTuple):
+    """A request, without its body."""
+
+    job: Job
+    prompt: Prompt
+    is_streamed: bool
+    with_usage: bool
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    """One answer to a chat."""
+    asked = await read_body(request, _chat_decoder, lambda body: _asked(request, body, Api.CHAT))
+    return await _complete(request, asked, CHAT)
+
+
+async def completion(request: web.Request) -> web.StreamResponse:
+    """The continuation of a text."""
+    asked = await read_body(
+        request, _completion_decoder, lambda body: _asked(request, body, Api.COMPLETIONS)
+    )
+    return await _complete(request, asked, COMPLETION)
+
+
+async def models(request: web.Request) -> web.Response:
+    """Every model that is served."""
+    gateway = request.app[GATEWAY]
+    data = [_model(gateway, name) for name in sorted(gateway.registry.models())]
+    return json_response({"object": "list", "data": data})
+
+
+async def model(request: web.Request) -> web.Response:
+    """One model by name."""
+    gateway = request.app[GATEWAY]
+    name = request.match_info["model"]
+    gateway.model(name)
+    return json_response(_model(gateway, name))
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/chat/completions", chat),
+        web.post("/v1/completions", completion),
+        web.get("/v1/models", models),
+        web.get("/v1/models/{model:.+}", model),
+    ]
+
+
+def _asked(request: web.Request, body: OpenAiRequest, api: Api) -> Asked:
+    body.refuse_unsupported()
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    return Asked(_job(request, body, api), body.prompt_of(), bool(body.stream), with_usage)
+
+
+async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.StreamResponse:
+    gateway = request.app[GATEWAY]
+    created = int(request[CONTEXT].arrival.unix)
+    if asked.is_streamed:
+        return await _stream(request, gateway, asked, shape, created)
+    return await _answer(gateway, asked.job, asked.prompt, shape, created)
+
+
+async def _stream(
+    request: web.Request,
+    gateway: Gateway,
+    asked: Asked,
+    shape: Shape,
+    created: int,
+) -> web.StreamResponse:
+    job = asked.job
+    stream = EventStream(request, deadline_headers(job.deadline), stream_limits(gateway))
+    chunks = ChunkStream(
+        stream,
+        shape,
+        created=created,
+        token_of=lambda token_id: gateway.model(job.model).token(token_id),
+        with_usage=asked.with_usage,
+    )
+    task = await gateway.submit(job, asked.prompt, [chunks])
+    stream.on_behind = lambda: gateway.reads(task, not stream.is_behind)
+    try:
+        return await stream.run()
+    finally:
+        task.unlisten(chunks)
+        gateway.disconnected(task, too_slow=stream.too_slow)
+
+
+async def _answer(
+    gateway: Gateway, job: Job, prompt: Prompt, shape: Shape, created: int
+) -> web.Response:
+    answer = _Answer()
+    task = await gateway.submit(job, prompt, [answer])
+    try:
+        await answer.complete.wait()
+    finally:
+        gateway.disconnected(task)
+    ending = task.ending
+    assert ending is not None
+    if ending.error is not None:
+        raise ending.error
+    logprobs = None
+    if answer.logprobs:
+        token_of = gateway.model(task.model).token
+        logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_of)
+    text = answer.text() + ending.tail
+    body = shape.head(task, created, chunk=False) | {
+        "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
+        "usage": task.usage(),
+        **task.fitted(),
+        **ending.missed(),
+    }
+    headers = {
+        "X-Deadline-Budget": ending.budget.header(),
+        **missed_headers(ending),
+        **fit_headers(task),
+        **deadline_headers(job.deadline),
+    }
+    return json_response(body, headers=headers)
+
+
+class _Answer(Transcript):
+    """A transcript that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = asyncio.Event()
+
+    def ended(self, task: Task) -> None:
+        self.complete.set()
+
+
+def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
+    gateway, context = request.app[GATEWAY], request[CONTEXT]
+    wishes = read_wishes(body, context.key)
+    return Job(
+        api=api,
+        model=body.model,
+        sampling=body.sampling(),
+        unstated=unstated_of(body),
+        max_tokens=body.token_limit(),
+        deadline=read_deadline(
+            request.headers, body.deadline_ms, context.arrival, gateway.deadlines
+        ),
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        parts=read_parts(request.headers, body, context.arrival),
+        on_deadline=body.on_deadline,
+        on_disconnect=body.on_disconnect,
+        keep=body.on_disconnect is OnDisconnect.CONTINUE,
+        key=context.key.fingerprint,
+        priority=wishes.priority,
+        tenant=wishes.tenant,
+        session_id=wishes.session_id,
+        placement=wishes.placement,
+    )
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": gateway.started_unix,
+        "owned_by": "tidegate",
+    }

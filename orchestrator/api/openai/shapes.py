@@ -1,0 +1,93 @@
+"""OpenAI's response shapes, for both kinds of completion.
+
+The two differ in names and in how a choice carries text and log-probabilities; a ``Shape`` holds
+that difference, so that streaming and answering in one piece are written once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.prompts.encoder import Token
+from orchestrator.tasks.task import Task
+from worker.protocol import TokenLogprob
+
+TokenOf = Callable[[int], Token]
+"""What one token id alone stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of completion."""
+
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+    is_chat: bool
+
+    def head(self, task: Task, created: int, *, chunk: bool) -> dict[str, object]:
+        """The fields that stand before ``choices``."""
+        return {
+            "id": self.id_prefix + task.id,
+            "object": self.chunk_name if chunk else self.object_name,
+            "created": created,
+            "model": task.model,
+        }
+
+    def choice(self, text: str, logprobs: object, finish_reason: str) -> dict[str, object]:
+        """The choice of an answer in one piece."""
+        content: dict[str, object] = {"text": text}
+        if self.is_chat:
+            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def delta(
+        self, text: str | None, logprobs: object = None, finish_reason: str | None = None
+    ) -> dict[str, object]:
+        """The choice of a chunk; ``text`` None adds none."""
+        content: dict[str, object] = {"text": text or ""}
+        if self.is_chat:
+            content = {"delta": {} if text is None else {"content": text}}
+        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def logprobs(
+        self,
+        ids: Sequence[int],
+        texts: Sequence[str],
+        entries: Sequence[TokenLogprob],
+        token_of: TokenOf,
+        offset: int = 0,
+    ) -> dict[str, object]:
+        """Log-probabilities of tokens; ``offset`` is where their text starts in the whole."""
+        if self.is_chat:
+            content = [
+                {
+                    **_described(token_of(token_id), entry.logprob),
+                    "top_logprobs": [_described(token_of(i), lp) for i, lp in entry.top],
+                }
+                for token_id, entry in zip(ids, entries, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "tokens": [_named(token_of(token_id)) for token_id in ids],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [{_named(token_of(i)): lp for i, lp in entry.top} for entry in entries],
+            "text_offset": offsets,
+        }
+
+
+CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
+
+
+def _described(token: Token, logprob: float) -> dict[str, object]:
+    data = None if token.data is None else list(token.data)
+    return {"token": token.text, "logprob": logprob, "bytes": data}
+
+
+def _named(token: Token) -> str:
+    """As OpenAI's older shape tells tokens apart, which has no place for bytes."""
+    return token.text if token.is_text or token.data is None else f"bytes:{token.text}"

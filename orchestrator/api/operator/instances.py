@@ -1,0 +1,92 @@
+"""``/v2/instances``: what there is, and taking one out of use and back (OR-2)."""
+
+from aiohttp import web
+
+from orchestrator.api.http.context import GATEWAY, json_response
+from orchestrator.instances.registry import Instance, Registry
+from orchestrator.prediction import Work
+
+
+async def listing(request: web.Request) -> web.Response:
+    """Every instance as it stands, and what is wrong with a source of them."""
+    gateway = request.app[GATEWAY]
+    return json_response(
+        {
+            "snapshot_version": gateway.registry.snapshot_version,
+            "instances": [describe(instance, gateway.registry) for instance in gateway.registry],
+            "sources": [
+                {"source": source, "error": reason}
+                for source, reason in gateway.roster.complaints.items()
+            ],
+        }
+    )
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Give an instance no new work; its running jobs finish. Idempotent."""
+    return _hold(request, True)
+
+
+async def undrain(request: web.Request) -> web.Response:
+    """Take an instance back into use. Idempotent."""
+    return _hold(request, False)
+
+
+def _hold(request: web.Request, held: bool) -> web.Response:
+    registry = request.app[GATEWAY].registry
+    instance = registry.hold(request.match_info["address"], held)
+    return json_response(describe(instance, registry), status=202)
+
+
+def describe(instance: Instance, registry: Registry) -> dict[str, object]:
+    """An instance as operators see it. What only its worker can tell is null until it has."""
+    card, stats = instance.card, instance.stats
+    running = None if stats is None else stats.running
+    return {
+        "address": instance.address,
+        "state": instance.state.value,
+        "ready": instance.ready,
+        "draining": instance.draining or instance.held,
+        "leaving": instance.leaving_since is not None,
+        "reason": instance.reason,
+        "fault": instance.fault,
+        "chat_fault": instance.chat_fault,
+        "breaker": registry.breakers.state(instance.address).value,
+        "load": instance.load,
+        "lanes": {
+            "open": sum(lane.is_open for lane in instance.lanes),
+            "total": len(instance.lanes),
+        },
+        "model": None if card is None else card.model,
+        "engine": None if card is None else card.engine,
+        "engine_version": None if card is None else card.engine_version,
+        "engine_digest": None if card is None else card.engine_digest,
+        "device": None if card is None else card.device,
+        "context_tokens": None if card is None else card.context_tokens,
+        "slots_total": None if card is None else card.max_running,
+        "slots_free": (
+            None if card is None or running is None else max(0, card.max_running - running)
+        ),
+        **_pace(instance),
+        "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
+    }
+
+
+def _pace(instance: Instance) -> dict[str, float | None]:
+    """Predicted: tokens/s of a full batch, and the first token of a short prompt sent now."""
+    if instance.pace is None or not instance.pace.model.known:
+        return {"perf_tokens_per_s": None, "first_token_ms": None}
+    model, load = instance.pace.model, instance.load_ahead
+    first = model.estimate(Work(1), load)
+    return {
+        "perf_tokens_per_s": round(model.under(load).tokens_per_s, 1),
+        "first_token_ms": round(first.wait_ms + first.prefill_ms, 2),
+    }
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v2/instances", listing),
+        web.post("/v2/instances/{address}/drain", drain),
+        web.post("/v2/instances/{address}/undrain", undrain),
+    ]

@@ -1,0 +1,47 @@
+"""``/health`` and ``/metrics``: prepared answers, no work (LB-4, OR-13)."""
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from orchestrator.api.http.context import GATEWAY
+from orchestrator.health import Probe
+
+
+def _answer(probe: Probe) -> web.Response:
+    return web.Response(body=probe.body, status=probe.status, content_type="application/json")
+
+
+async def live(request: web.Request) -> web.Response:
+    """The process answers: always 200."""
+    return _answer(request.app[GATEWAY].health.live)
+
+
+async def startup(request: web.Request) -> web.Response:
+    """503 until some instance has told what it serves."""
+    return _answer(request.app[GATEWAY].health.startup)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere."""
+    return _answer(request.app[GATEWAY].health.ready)
+
+
+async def overall(request: web.Request) -> web.Response:
+    """The body of ``ready``, with 200 while the process lives."""
+    return _answer(request.app[GATEWAY].health.overall)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """For Prometheus."""
+    body = request.app[GATEWAY].metrics.exposition()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/health", overall),
+        web.get("/health/live", live),
+        web.get("/health/ready", ready),
+        web.get("/health/startup", startup),
+        web.get("/metrics", metrics),
+    ]

@@ -1,0 +1,144 @@
+"""The web application: routes, and the one way in and out that every request takes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from aiohttp import web
+
+from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, keys_of
+from orchestrator.api.http.body import BODIES, LARGE_BODIES, LargeBodies
+from orchestrator.api.http.body_budget import BodyBudget
+from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.connection import Runner
+from orchestrator.api.http.context import (
+    CONTEXT,
+    CORRELATION_HEADER,
+    GATEWAY,
+    Context,
+    error_response,
+    new_context,
+    read_correlation_id,
+)
+from orchestrator.api.native import routes as native
+from orchestrator.api.openai import routes as openai
+from orchestrator.api.operator import instances
+from orchestrator.api.operator import probes as health
+from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
+from orchestrator.service import Gateway
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import excerpt
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+AUTH = web.AppKey("auth", Authenticator)
+BROWSERS = web.AppKey("browsers", Browsers)
+
+READ_BUFFER_BYTES = 2**14
+"""A connection is not read from while twice this waits for its handler; what one read of the socket
+brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over all connections."""
+
+
+def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """The application as it is to be served."""
+    return Runner(
+        build_app(gateway),
+        keepalive_timeout=gateway.settings.idle_timeout_s,
+        # A client that goes away cancels its handler: that is how it is noticed (WP-1).
+        handler_cancellation=True,
+        # Inflating would block the loop, even for a body that nobody reads.
+        auto_decompress=False,
+        read_bufsize=READ_BUFFER_BYTES,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout_s,
+    )
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """The application over a gateway, which whoever calls this starts and ends."""
+    settings = gateway.settings
+    app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
+    app[GATEWAY] = gateway
+    app[BODIES] = BodyBudget(settings.all_bodies_bytes)
+    app[AUTH] = Authenticator(keys_of(settings))
+    app[BROWSERS] = Browsers(settings)
+    app[LARGE_BODIES] = LargeBodies()
+    app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
+    app.on_response_prepare.append(_name_response)
+    app.on_cleanup.append(_close)
+    return app
+
+
+@web.middleware
+async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Time and name the request, let in who may, and spell errors in the path's dialect."""
+    context = request[CONTEXT] = new_context(request, request.app[GATEWAY].clock)
+    try:
+        preflight = request.app[BROWSERS].preflight(request.method, request.headers)
+        if preflight is not None:
+            return preflight
+        context = request[CONTEXT] = _identify(request, context)
+        return await handler(request)
+    except TidegateError as error:
+        failure = error
+    except web.HTTPException as error:
+        failure = _routing_error(request, error)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        service_log.exception(
+            "a handler failed", extra=fields(correlation_id=context.correlation_id)
+        )
+        if request.writer.output_size:  # too late for a status of our own
+            raise ConnectionResetError("the response broke off") from None
+        failure = TidegateError("an internal error occurred")
+    request.app[GATEWAY].metrics.http_errors.labels(failure.status, failure.code).inc()
+    return error_response(failure, context)
+
+
+def _identify(request: web.Request, context: Context) -> Context:
+    """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
+    if is_open_path(request.path):
+        with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
+            correlation_id = read_correlation_id(request, context.correlation_id)
+            return replace(context, correlation_id=correlation_id)
+        return context
+    correlation_id = read_correlation_id(request, context.correlation_id)
+    auth, browsers = request.app[AUTH], request.app[BROWSERS]
+    key = auth.check(request.headers)
+    if not auth.has_keys:
+        browsers.check(request.method, request.headers)
+    if is_admin_call(request.method, request.path):
+        auth.require_admin(key)
+        if not auth.has_keys:
+            browsers.check_admin(request.headers)
+    return Context(context.arrival, correlation_id, context.dialect, key)
+
+
+def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowed(
+            f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}; "
+            f"there is: {allowed}",
+            headers={"Allow": allowed},
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
+    return InvalidRequest(f"the request cannot be served: {error.reason}")
+
+
+async def _close(app: web.Application) -> None:
+    app[LARGE_BODIES].close()
+
+
+async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
+    """What every response carries: the request's name, and what is left of its key's limits."""
+    response.headers.update(request.app[BROWSERS].headers(request.headers))
+    context = request.get(CONTEXT)
+    if context is None:  # refused before any handler, and named by whoever did
+        return
+    response.headers[CORRELATION_HEADER] = context.correlation_id
+    if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
+        response.headers.update(request.app[GATEWAY].limits.headers(context.key.fingerprint))

@@ -1,0 +1,151 @@
+"""One task's job on a lane: between what the lane tells, the task and the dispatcher."""
+
+from typing import Protocol
+
+from orchestrator.errors import TidegateError
+from orchestrator.instances.breaker import Ticket
+from orchestrator.instances.concurrency import Flown, Window
+from orchestrator.lanes import Lane
+from orchestrator.prediction import Load, StepModel
+from orchestrator.tasks.task import Ending, Task
+from worker.protocol import AbortCause, Delta, End
+
+
+class FlightOwner(Protocol):
+    """Hears what becomes of flights."""
+
+    def now(self) -> float: ...
+
+    def first_token(self, flight: "LaneFlight") -> None:
+        """One of two jobs for a task has a token."""
+
+    def flight_ended(self, flight: "LaneFlight", end: End) -> None:
+        """The worker is done with it."""
+
+    def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
+        """The lane is gone, and the job with it."""
+
+    def listener_failed(self, flight: "LaneFlight") -> None:
+        """Called while the exception is being handled."""
+
+
+class LaneFlight:
+    """One task's job on a lane. When the task ends first, it stays until the worker is done."""
+
+    __slots__ = (
+        "_lane",
+        "_owner",
+        "abandoned_at",
+        "address",
+        "basis",
+        "cause",
+        "continues",
+        "dispatched_at",
+        "handle",
+        "is_paused",
+        "job",
+        "late_tokens",
+        "lost_race",
+        "task",
+        "ticket",
+        "window",
+    )
+
+    def __init__(
+        self,
+        owner: FlightOwner,
+        task: Task,
+        lane: Lane,
+        window: Window,
+        job: Flown,
+        now: float,
+    ) -> None:
+        self._owner = owner
+        self._lane = lane
+        self.address = lane.address
+        self.task = task
+        self.ticket = Ticket(lane.address)
+        self.window = window
+        self.job = job
+        self.dispatched_at = now
+        self.continues = task.completion_tokens > 0
+        """It goes on with a text that another instance began."""
+        self.handle = -1
+        self.basis: tuple[StepModel, Load] | None = None
+        """What was known of the instance when the job was sent there."""
+        self.is_paused = False
+        self.late_tokens = 0
+        self.lost_race = False
+        self.abandoned_at = 0.0
+        self.cause: AbortCause | None = None
+
+    # what the lane tells
+
+    def started(self, wait_ms: float) -> None:
+        if self.task.flight is not self:
+            return
+        try:
+            self.window.started(self.job, wait_ms)
+            self.task.begin(self._owner.now(), wait_ms)
+        except Exception:
+            self._owner.listener_failed(self)
+
+    def tokens(self, delta: Delta, now: float) -> None:
+        task = self.task
+        if task.rival is not None and (task.flight is self or task.rival is self):
+            self._owner.first_token(self)
+        if task.flight is not self:
+            self.late_tokens += len(delta.ids)
+            return
+        try:
+            if task.trail is not None:
+                task.trail.add(delta)
+            task.deliver(delta, now)
+        except Exception:
+            self._owner.listener_failed(self)
+
+    def paused(self) -> None:
+        """It is as we asked; the books were kept when we did."""
+
+    def resumed(self) -> None:
+        """The same."""
+
+    def ended(self, end: End) -> None:
+        try:
+            self._owner.flight_ended(self, end)
+        except Exception:
+            self._owner.listener_failed(self)
+
+    def lost(self, error: TidegateError) -> None:
+        try:
+            self._owner.flight_lost(self, error)
+        except Exception:
+            self._owner.listener_failed(self)
+
+    # what the task tells
+
+    def abandon(self, ending: Ending) -> None:
+        self.cause = ending.cause
+        self.abandoned_at = self._owner.now()
+        self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
+
+    # what the dispatcher tells
+
+    def pause(self) -> None:
+        """Leave the slot at the next step's border; the KV stays."""
+        self.is_paused = True
+        self.basis = None  # how long it stood still says nothing about the instance
+        self._lane.pause(self.handle)
+        self.window.pause(self.job)
+
+    def resume(self, load: int) -> None:
+        """Go on beside ``load`` others."""
+        self.is_paused = False
+        self._lane.resume(self.handle)
+        self.window.resume(self.job, load)
+
+    def withdraw(self) -> None:
+        """The task goes on elsewhere: stop the job, count what still comes."""
+        if self.task.flight is self:
+            self.task.flight = None
+        self._lane.cancel(self.handle, AbortCause.CANCEL)

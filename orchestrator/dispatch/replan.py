@@ -1,0 +1,78 @@
+"""Plans what waits anew, a few tasks at a time, so that no stream notices."""
+
+from collections.abc import Callable
+
+from orchestrator.clock import Clock
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import service_log
+
+PLAN_EVERY_S = 0.05
+AT_ONCE, PAUSE_S = 16, 0.002
+MANY = 128
+"""With more that wait the pauses are longer, so that planning takes no more of the time."""
+
+
+class Replanner:
+    """Goes through the queue again and again while something waits."""
+
+    def __init__(
+        self,
+        queue: TaskQueue[Task],
+        forecaster: Forecaster,
+        clock: Clock,
+        on_planned: Callable[[], None],
+    ) -> None:
+        """``on_planned`` is called when every waiting task has a new plan."""
+        self._queue = queue
+        self._forecaster = forecaster
+        self._clock = clock
+        self._on_planned = on_planned
+        self._left: list[Task] = []
+        self._pause_s = PAUSE_S
+        self._is_scheduled = False
+
+    def wake(self) -> None:
+        """Something waits. Idempotent."""
+        if not self._is_scheduled:
+            self._later(PLAN_EVERY_S, self._begin)
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._is_scheduled = True
+        self._clock.call_at(self._clock.now() + delay_s, call)
+
+    def _begin(self) -> None:
+        self._is_scheduled = False
+        if not self._queue:
+            return
+        self._left = self._queue.tasks()
+        self._pause_s = PAUSE_S * max(1.0, len(self._left) / MANY)
+        try:
+            self._forecaster.begin_plans(self._left, self._clock.now())
+        except Exception:
+            service_log.exception("planning failed; will retry")
+            self.wake()
+            return
+        self._some()
+
+    def _some(self) -> None:
+        some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]
+        # First of all: a fault with these must not end it for the others.
+        if self._left:
+            self._later(self._pause_s, self._some)
+        else:
+            self._later(PLAN_EVERY_S, self._begin)
+        try:
+            self.plan(some)
+        finally:
+            if not self._left:
+                self._on_planned()
+
+    def plan(self, tasks: list[Task]) -> None:
+        """Plan these now, those of them that wait."""
+        now = self._clock.now()
+        waiting = [task for task in tasks if task in self._queue]
+        for task in waiting:
+            self._forecaster.plan(task, now)
+        self._queue.reorder(waiting)

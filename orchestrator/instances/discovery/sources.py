@@ -1,0 +1,123 @@
+"""Where addresses come from, beside those that the settings list.
+
+A source is asked again and again; one that cannot answer raises ``SourceError``, and whoever asks
+keeps what it said last: no list of instances is worse than an old one.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.instances.discovery.addresses import DNS_PREFIX, FILE_PREFIX, check_address
+
+MAX_FILE_BYTES = 2**20
+
+
+class SourceError(Exception):
+    """A source gave no usable list; the message says why, for people."""
+
+
+class Source(Protocol):
+    """Addresses that may change."""
+
+    @property
+    def name(self) -> str:
+        """As the settings spell it."""
+
+    async def read(self) -> frozenset[str] | None:
+        """All addresses there are now; None if nothing changed. Raises ``SourceError``."""
+
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Numeric addresses of a host name; raises ``OSError``."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """What the system's resolver knows: every A and AAAA record."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class DnsName:
+    """Every address behind one name, as a headless service in Kubernetes has it."""
+
+    def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
+        self.name = entry
+        host, _, port = entry.removeprefix(DNS_PREFIX).rpartition(":")
+        self._host = host.strip("[]")
+        self._port = int(port)
+        self._resolver = resolver
+
+    async def read(self) -> frozenset[str] | None:
+        try:
+            hosts = await self._resolver(self._host, self._port)
+        except OSError as error:
+            raise SourceError(f"{self._host} cannot be resolved: {error.strerror}") from None
+        if not hosts:
+            raise SourceError(f"{self._host} has no address")
+        return frozenset(
+            f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts
+        )
+
+
+class WatchedFile:
+    """One address per line; ``#`` begins a comment.
+
+    A file is taken as a whole or not at all. One without any address, or whose last line has no
+    end, is taken for half written.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self.name = entry
+        self._path = Path(entry.removeprefix(FILE_PREFIX))
+        self._seen: tuple[int, int, int] | None = None
+
+    async def read(self) -> frozenset[str] | None:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> frozenset[str] | None:
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                version = (status.st_mtime_ns, status.st_size, status.st_ino)
+                if version == self._seen:
+                    return None
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            self._seen = None
+            raise SourceError(f"{self._path} cannot be read: {error.strerror}") from None
+        addresses = parse_addresses(data)
+        self._seen = version  # only now: a broken file is complained of until it is mended
+        return addresses
+
+
+def parse_addresses(data: bytes) -> frozenset[str]:
+    """The addresses in a file's contents. Raises ``SourceError`` with the line's number."""
+    if len(data) > MAX_FILE_BYTES:
+        raise SourceError(f"the file is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"byte {error.start} is not UTF-8") from None
+    if text and not text.endswith("\n"):
+        raise SourceError("the last line has no end; end it if the file is complete")
+    addresses = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        address = line.partition("#")[0].strip()
+        if not address:
+            continue
+        try:
+            addresses.add(check_address(address))
+        except ValueError as error:
+            raise SourceError(f"line {number}: {error}") from None
+    if not addresses:
+        raise SourceError("there is no address in the file")
+    return frozenset(addresses)
+
+
+def source_of(entry: str) -> Source:
+    """The source that an entry of the settings names, once ``check_entry`` has passed it."""
+    return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)

@@ -1,0 +1,130 @@
+"""Keeps the registry in step with the sources of addresses, and lets go of who has left.
+
+An instance that a source no longer names is not dropped: it gets no new work, its running jobs
+may finish within a grace, then its lanes close and it is forgotten, an idle one once a few more
+answers have left it out: DNS answers flap. Named again before that, it stays as it was.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from orchestrator.clock import Clock
+from orchestrator.instances.discovery.sources import Source, SourceError
+from orchestrator.telemetry.log import fields, lane_log
+
+LINGER_READS = 3
+"""Answers that must leave out an idle instance before its lanes are closed."""
+
+
+class Fleet(Protocol):
+    """The part of the registry that a roster drives."""
+
+    def addresses(self) -> dict[str, float | None]:
+        """Every instance, and since when it is leaving if it is, in seconds of the clock."""
+
+    def idle(self, address: str) -> bool:
+        """Whether no job of ours is on it."""
+
+    def add(self, address: str) -> None: ...
+
+    def retire(self, address: str) -> None: ...
+
+    async def forget(self, address: str) -> None: ...
+
+
+class Roster:
+    """All sources together. ``listed`` are the addresses that never change."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        listed: Iterable[str],
+        sources: Sequence[Source],
+        clock: Clock,
+        *,
+        read_every_s: float,
+        grace_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._listed = frozenset(listed)
+        self._sources = sources
+        self._clock = clock
+        self._read_every_s = read_every_s
+        self._grace_s = grace_s
+        self._linger_s = min(grace_s, LINGER_READS * read_every_s)
+        self._known: dict[str, frozenset[str]] = {}
+        self._complaints: dict[str, str] = {}
+        self._following: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Follow every source until ``close``."""
+        self._following = [asyncio.create_task(self._follow(source)) for source in self._sources]
+
+    async def close(self) -> None:
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        self._following = []
+
+    @property
+    def complaints(self) -> dict[str, str]:
+        """What is wrong with a source now, by its name."""
+        return dict(self._complaints)
+
+    async def read(self, source: Source) -> None:
+        """Ask one source, and add and retire what follows from its answer."""
+        try:
+            addresses = await source.read()
+        except SourceError as error:
+            self._complain(source, str(error))
+            return
+        if self._complaints.pop(source.name, None) is not None:
+            lane_log.info("instances are known again", extra=fields(source=source.name))
+        if addresses is not None and addresses != self._known.get(source.name):
+            self._known[source.name] = addresses
+            self._apply()
+
+    async def sweep(self) -> None:
+        """Forget those leaving that are done, or out of their grace. Only one call at a time."""
+        now = self._clock.now()
+        over = [
+            address
+            for address, since in self._fleet.addresses().items()
+            if since is not None
+            and now - since >= (self._linger_s if self._fleet.idle(address) else self._grace_s)
+        ]
+        for address in over:
+            await self._fleet.forget(address)
+        if over:
+            self._apply()  # one may have been named again while its lanes closed
+
+    async def _follow(self, source: Source) -> None:
+        while True:
+            try:
+                await self.read(source)
+            except Exception:
+                lane_log.exception("a source of instances failed", extra=fields(source=source.name))
+            await asyncio.sleep(self._read_every_s)
+
+    def _apply(self) -> None:
+        wanted = self._listed.union(*self._known.values())
+        present = self._fleet.addresses()
+        for address in sorted(wanted):
+            if address not in present or present[address] is not None:
+                self._fleet.add(address)
+        for address, since in present.items():
+            if address not in wanted and since is None:
+                self._fleet.retire(address)
+
+    def _complain(self, source: Source, reason: str) -> None:
+        # The same trouble at every look is worth one line.
+        level = logging.DEBUG if self._complaints.get(source.name) == reason else logging.WARNING
+        self._complaints[source.name] = reason
+        lane_log.log(
+            level,
+            "the last list of instances is kept: %s",
+            reason,
+            extra=fields(source=source.name),
+        )

@@ -1,0 +1,68 @@
+"""Breakers and second tries, for whoever scrapes."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.dispatch.hedge import Races
+from orchestrator.dispatch.retry import Denial, Retrier
+from orchestrator.instances.breaker import BreakerState
+from orchestrator.instances.registry import Registry
+
+
+class FleetCollector(Collector):
+    """Reads what is counted anyway, when asked."""
+
+    def __init__(self, registry: Registry, retrier: Retrier, races: Races) -> None:
+        self._races = races
+        self._registry = registry
+        self._retrier = retrier
+
+    def collect(self) -> Iterable[Metric]:
+        breakers = self._registry.breakers
+        state = GaugeMetricFamily(
+            "tidegate_breaker_state",
+            "1 for the state that an instance's breaker is in",
+            labels=["instance", "state"],
+        )
+        opened = CounterMetricFamily(
+            "tidegate_ejections",
+            "How often an instance's breaker opened (DL-11)",
+            labels=["instance"],
+        )
+        for instance in self._registry:
+            now = breakers.state(instance.address)
+            for possible in BreakerState:
+                state.add_metric([instance.address, possible.value], float(possible is now))
+            opened.add_metric([instance.address], breakers.ejections[instance.address])
+        yield state
+        yield opened
+        again = CounterMetricFamily(
+            "tidegate_retries", "Jobs sent again, by what for (OR-10)", labels=["kind"]
+        )
+        for kind in ("retry", "continue"):
+            again.add_metric([kind], self._retrier.granted[kind])
+        yield again
+        denied = CounterMetricFamily(
+            "tidegate_retries_denied", "Jobs not sent again, by why (OR-10, DL-12)", labels=["why"]
+        )
+        for why in Denial:
+            denied.add_metric([why.value], self._retrier.denied[why])
+        yield denied
+        hedges = CounterMetricFamily(
+            "tidegate_hedges", "Rivals sent, and of these won and lost (OR-10)", labels=["what"]
+        )
+        for what, count in (
+            ("begun", self._races.begun),
+            ("won", self._races.won),
+            ("lost", self._races.lost),
+        ):
+            hedges.add_metric([what], count)
+        yield hedges
+        yield CounterMetricFamily(
+            "tidegate_hedge_aborts_verified",
+            "Losers of races whose worker has said that they are gone",
+            self._races.aborts_verified,
+        )

@@ -1,0 +1,184 @@
+"""Operators' own placement policy: one expression in CEL, the Common Expression Language (OR-8).
+
+The expression sees one task and one instance at a time, and is either
+
+- a condition: instances for which it is false do not take the task, or
+- a number: the instance with the smallest takes the task, and ``never`` is one that is never small
+  enough, as in ``instance.kv_free < 100 ? never : instance.predicted_finish_ms``.
+
+CEL reads what it is given and nothing else: no files, no network, no assignment, no loop. Its
+comprehensions (``all``, ``map`` …) are switched off too, so that an evaluation takes time in
+proportion to the expression's length. That is what makes a time limit between instances hold.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+from cel_expr_python import cel
+
+from orchestrator.telemetry.log import service_log
+
+MAX_TEXT = 4096
+REST_AFTER_TIMEOUT_S = 5.0
+"""A policy that was too slow is not asked again for this long: each try stalls everybody."""
+LOG_EVERY_S = 60.0
+
+Fact = str | int | float | bool
+Facts = Mapping[str, Fact]
+
+_STRING, _INT, _DOUBLE = cel.Type.STRING, cel.Type.INT, cel.Type.DOUBLE
+
+TASK_FACTS: Final[Mapping[str, type[Fact]]] = {
+    "model": str,
+    "tenant": str,
+    "priority": str,
+    "session": str,
+    "prompt_tokens": int,
+    "max_tokens": int,
+    "left_ms": float,
+}
+"""What ``task`` has. Counts are ``int``, times ``double``: CEL compares neither with the other."""
+
+INSTANCE_FACTS: Final[Mapping[str, type[Fact]]] = {
+    "name": str,
+    "device": str,
+    "load": int,
+    "slots": int,
+    "free": int,
+    "cached_tokens": int,
+    "kv_free": int,
+    "has_session": bool,
+    "predicted_finish_ms": float,
+    "perf_tokens_per_s": float,
+}
+"""What ``instance`` has. ``kv_free`` is in blocks, ``cached_tokens`` is of this task's prompt."""
+
+_CEL_TYPES = {str: _STRING, int: _INT, float: _DOUBLE, bool: cel.Type.BOOL}
+_NEVER = "never"
+_CONFIG = "stdlib:\n  disable_macros: true\n"
+
+
+class BadPolicy(ValueError):
+    """The expression cannot be used; the message says what is wrong, and where."""
+
+
+class Ranked(NamedTuple):
+    """An instance that may take the task, by its place among those given; the smallest is best."""
+
+    which: int
+    score: float
+
+
+class _Failed(Exception):
+    """One evaluation gave no usable result."""
+
+
+class Policy:
+    """A checked expression. ``fallbacks`` counts, by reason, when it could not be used."""
+
+    def __init__(
+        self, expression: cel.Expression, limit_ms: float, now: Callable[[], float]
+    ) -> None:
+        self._expression = expression
+        self._limit_s = limit_ms / 1000
+        self._now = now
+        self._rests_until = -math.inf
+        self._logged_at = -math.inf
+        self.fallbacks: Counter[str] = Counter()
+
+    @classmethod
+    def compile(
+        cls, text: str, limit_ms: float = 50.0, *, now: Callable[[], float] = time.monotonic
+    ) -> Self:
+        """Check an expression. ``now`` is in seconds. Raises ``BadPolicy``."""
+        if len(text) > MAX_TEXT:
+            raise BadPolicy(f"the expression has {len(text)} characters, more than {MAX_TEXT}")
+        variables = {_NEVER: _DOUBLE}
+        variables |= {f"task.{name}": _CEL_TYPES[kind] for name, kind in TASK_FACTS.items()}
+        variables |= {f"instance.{name}": _CEL_TYPES[kind] for name, kind in INSTANCE_FACTS.items()}
+        env = cel.NewEnv(config=cel.NewEnvConfigFromYaml(_CONFIG), variables=variables)
+        try:
+            expression = env.compile(text)
+        except RuntimeError as error:
+            raise BadPolicy(_explain(str(error))) from None
+        if expression.return_type() not in (cel.Type.BOOL, _INT, cel.Type.UINT, _DOUBLE):
+            kind = expression.return_type().name()
+            raise BadPolicy(f"expected a condition or a number, this is {kind}: {text}")
+        return cls(expression, limit_ms, now)
+
+    def choose(self, task: Facts, instances: Sequence[Facts]) -> list[Ranked] | None:
+        """The instances that may take the task, best first; the first given among equals.
+
+        A condition scores all that it lets through 0. Empty: none may. None: the policy could not
+        be used, and the built-in one decides.
+        """
+        began = self._now()
+        if began < self._rests_until:
+            self.fallbacks["resting"] += 1
+            return None
+        ends = began + self._limit_s
+        ranked = []
+        try:
+            known: dict[str, Fact] = {_NEVER: math.inf}
+            known |= {f"task.{name}": _fact(task, name, kind) for name, kind in TASK_FACTS.items()}
+            for index, instance in enumerate(instances):
+                for name, kind in INSTANCE_FACTS.items():
+                    known[f"instance.{name}"] = _fact(instance, name, kind)
+                score = self._score(known)
+                if self._now() > ends:
+                    self._too_slow()
+                    return None
+                if score < math.inf:
+                    ranked.append(Ranked(index, score))
+        except _Failed as error:
+            self._fall_back("error", str(error))
+            return None
+        ranked.sort(key=lambda entry: entry.score)  # stable: equals stay as they were given
+        return ranked
+
+    def _score(self, known: Mapping[str, Fact]) -> float:
+        try:
+            value = self._expression.eval(data=known).value()
+        except RuntimeError as error:
+            raise _Failed(_explain(str(error))) from None
+        if isinstance(value, bool):
+            return 0.0 if value else math.inf
+        if not isinstance(value, int | float) or math.isnan(value):
+            raise _Failed(_explain(str(value)))
+        return float(value)
+
+    def _too_slow(self) -> None:
+        self._rests_until = self._now() + REST_AFTER_TIMEOUT_S
+        limit_ms = 1000 * self._limit_s
+        self._fall_back("timeout", f"it took longer than {limit_ms:g} ms and rests for a while")
+
+    def _fall_back(self, reason: str, message: str) -> None:
+        self.fallbacks[reason] += 1
+        now = self._now()
+        level = logging.DEBUG
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at, level = now, logging.WARNING
+        service_log.log(level, "the placement policy failed, the built-in one decides: %s", message)
+
+
+def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:
+    value = facts.get(name)
+    if value is None:
+        raise _Failed(f"nothing is known of {name}")
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind):
+        raise _Failed(f"{name} is {value!r}, not of type {kind.__name__}")
+    return value
+
+
+def _explain(message: str) -> str:
+    """CEL's own words with line and column, each once, without its status codes."""
+    message = message.removeprefix("INVALID_ARGUMENT: ").removesuffix("[INVALID_ARGUMENT]")
+    message = message.replace("ERROR: <input>:-1:-1: ", "").replace(" (in container '')", "")
+    message = message.replace("ERROR: <input>:", "at line:column ")
+    return "\n".join(dict.fromkeys(line.rstrip() for line in message.strip().splitlines()))

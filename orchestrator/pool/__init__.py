@@ -1,0 +1,24 @@
+"""Brings a service up on this machine and keeps it up.
+
+Set-up, with the standard library alone, since it runs before any dependency is installed:
+
+- ``preflight``  what the machine must have, named with the command that adds it
+- ``engines``    finds a Triton server (a configured path, the NGC image, a wheel); its command line
+- ``bootstrap``  ``.venv`` and the wheel, as ``make`` sets them up
+- ``paths``, ``errors``
+
+What runs:
+
+- ``process``    one guarded process, its log and its ports
+- ``units``      Triton and the orchestrator, each a ``supervise.Unit``
+
+All of it together, ``tidegate up``:
+
+- ``spec``       what is asked for, and what is reported
+- ``supervise``  restarts what died, gives up when that is pointless
+- ``launcher``   starts, keeps up and ends every unit
+- ``console``    what a person sees of that
+- ``command``    signals in, an exit status out
+
+Nothing is imported here.
+"""

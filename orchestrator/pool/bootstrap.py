@@ -1,0 +1,136 @@
+"""Set-up of a checkout, as ``make`` runs it: ``.venv`` with pinned packages, and a Triton server.
+
+    python -m orchestrator.pool.bootstrap [--torch-index URL] [--pip-args "…"]
+
+Each part is skipped when its stamp says that it was done for this very Python, ``pyproject.toml``
+and ``constraints.txt``: a second run asks the network nothing. A stamp is written last, so an
+interrupted set-up is simply run again. Standard library only.
+"""
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+
+from orchestrator.pool.engines import triton_wheel as wheel
+from orchestrator.pool.errors import ProvisionError
+from orchestrator.pool.paths import CHECKOUT, NGC_ROOT, state_dir
+from orchestrator.pool.preflight.host import check_venv_module, python_version
+
+VENV = CHECKOUT / ".venv"
+_STAMP = VENV / ".tidegate-stamp"
+_INPUTS = ("pyproject.toml", "constraints.txt")
+
+
+class PipFailed(ProvisionError):
+    """pip could not install something."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Set up .venv and the Triton server.")
+    parser.add_argument("--torch-index", default="", help="one more package index, for torch")
+    parser.add_argument("--pip-args", default="", help="more arguments for pip install")
+    args = parser.parse_args()
+    pip_args = shlex.split(args.pip_args)
+    if args.torch_index:
+        pip_args += ["--extra-index-url", args.torch_index]
+    try:
+        if not _is_current():
+            make_venv()
+        if not (NGC_ROOT / "bin" / "tritonserver").exists():
+            set_up_triton(pip_args)
+        if not _is_current():
+            install_packages(pip_args)
+    except ProvisionError as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make_venv() -> None:
+    """Create ``.venv``, anew when it is broken or of another Python."""
+    if not _venv_fits():
+        check_venv_module()
+        _say(f".venv for Python {python_version()}")
+        # the interpreter that .venv was made from: it cannot rebuild itself while it runs
+        _run([_base_python(), "-m", "venv", "--clear", str(VENV)], "cannot create .venv")
+
+
+def set_up_triton(pip_args: list[str]) -> None:
+    """Unpack the Triton server of the wheel; nothing when that was done for this Python.
+
+    Comes before the packages: what the machine lacks shows here, before minutes of download.
+    """
+    home = state_dir()
+    if wheel.is_prepared(home):
+        return
+    _say(f"Triton server {wheel.SERVER_VERSION} into {os.path.relpath(home)}")
+    wheel.prepare(
+        home,
+        lambda target: _pip_install(
+            ["--no-deps", "--only-binary=:all:", "--target", str(target), wheel.WHEEL, *pip_args]
+        ),
+    )
+
+
+def install_packages(pip_args: list[str]) -> None:
+    """Everything in ``constraints.txt``, and the checkout itself in editable form."""
+    _say("Python packages into .venv (the first time takes minutes)")
+    _STAMP.unlink(missing_ok=True)
+    # the build backend first, pinned like everything else, so that the build needs no network
+    _pip_install(["setuptools", *pip_args])
+    _pip_install(["--no-build-isolation", "--editable", ".[dev]", *pip_args])
+    _STAMP.write_text(_stamp())
+
+
+def _is_current() -> bool:
+    return _STAMP.is_file() and _STAMP.read_text() == _stamp()
+
+
+def _stamp() -> str:
+    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{CHECKOUT}\n".encode())
+    for name in _INPUTS:
+        digest.update((CHECKOUT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _venv_fits() -> bool:
+    """Whether ``.venv`` exists, works, and has the Python that is running."""
+    ask = "import sys, pip; print(sys.version, sys.base_prefix, sep='\\n', end='')"
+    try:
+        answer = subprocess.run(
+            [VENV / "bin" / "python", "-c", ask], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return answer.stdout == f"{sys.version}\n{sys.base_prefix}"
+
+
+def _base_python() -> str:
+    base: str | None = getattr(sys, "_base_executable", None)
+    return base or sys.executable
+
+
+def _pip_install(arguments: list[str]) -> None:
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
+    _run(
+        [*pip, *arguments],
+        "pip failed (its own words are above); with no network, give a mirror or a folder of "
+        'wheels: make PIP_ARGS="--index-url URL" or PIP_ARGS="--no-index --find-links DIR"',
+    )
+
+
+def _run(command: list[str], what_failed: str) -> None:
+    if subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL).returncode != 0:
+        raise PipFailed(what_failed)
+
+
+def _say(text: str) -> None:
+    print(f"set-up: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

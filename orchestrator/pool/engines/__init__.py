@@ -1,0 +1,1 @@
+"""Where a Triton server is found, and how it is started."""

@@ -1,0 +1,320 @@
+"""``tidegate up``: Triton instances and the orchestrator, started, kept up and ended together.
+
+    launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance
+              └─ guardian ─ python -m orchestrator
+
+Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
+half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
+orchestrator keeps its port, so clients do. A failure of the first start, or one that repeats,
+ends everything with the reason.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.errors import PortsUnguarded, StartFailed, StateFileUnusable
+from orchestrator.pool.process.logs import require_writable
+from orchestrator.pool.process.ports import free_ports, is_free, is_loopback, require_free
+from orchestrator.pool.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
+from orchestrator.pool.supervise import Unit, supervise
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from orchestrator.pool.units.triton import TritonInstance
+
+_PORT_ATTEMPTS = 5
+_INSTANCES = "TIDEGATE_WORKER_INSTANCES"
+
+
+class Launcher:
+    """One run. ``on_event`` must return at once and never raise."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        on_event: Callable[[LaunchEvent], None],
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.spec = spec
+        self.instances: list[TritonInstance] = []
+        self.orchestrator: OrchestratorProcess | None = None
+        self._emit = on_event
+        self._rng = rng or random.Random()
+        # An orchestrator elsewhere could not know one that is made up here.
+        self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then end everything.
+
+        Raises ``ProvisionError``, with everything ended, when the service cannot go on.
+        """
+        self._require_guard()
+        self._require_state_file()
+        try:
+            await _unless(stop, self._serve())
+        finally:
+            await self._end()
+
+    def kill(self) -> None:
+        """Cut the end short: SIGKILL to everything, now."""
+        for unit in self._units:
+            unit.kill()
+
+    @property
+    def url(self) -> str:
+        """Where clients go: the orchestrator, or the first Triton when there is none."""
+        if self.orchestrator is not None:
+            return self.orchestrator.url
+        return f"http://{self.instances[0].http_address}"
+
+    @property
+    def _units(self) -> list[Unit]:
+        return [*self.instances, *([self.orchestrator] if self.orchestrator else [])]
+
+    # ── the life of a run ────────────────────────────────────────────────────────────────────
+
+    async def _serve(self) -> None:
+        install = find_triton(self.spec.triton, self.spec.home)
+        self._emit(LaunchEvent(EventKind.FOUND, "triton", install.description))
+        began = time.monotonic()
+        await self._start_all(install)
+        self._write_state()
+        self._emit(LaunchEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
+        await _together(*(self._keep(unit) for unit in self._units))
+
+    async def _start_all(self, install: TritonInstall) -> None:
+        """Start every unit at once; again with other ports when a chosen one was taken."""
+        for attempts_left in reversed(range(_PORT_ATTEMPTS)):
+            self._make_units(install)
+            try:
+                await _together(*(self._start(unit) for unit in self._units))
+                return
+            except StartFailed:
+                await self._stop_all(0.0)
+                if not attempts_left or self._ports_are_free():
+                    raise
+                self._emit(LaunchEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
+
+    async def _start(self, unit: Unit) -> None:
+        began = time.monotonic()
+        self._emit(LaunchEvent(EventKind.STARTING, unit.name))
+        await unit.start()
+        if isinstance(unit, OrchestratorProcess):
+            for warning in await unit.wait_ready(self.spec.load_timeout_s):
+                self._warn(f"{warning}; plain prompts are served, chats are refused")
+        self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
+
+    async def _keep(self, unit: Unit) -> None:
+        def on_lost(reason: str, pause_s: float) -> None:
+            self._emit(LaunchEvent(EventKind.LOST, unit.name, reason, pause_s))
+
+        def on_ready(seconds: float) -> None:
+            self._write_state()
+            self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, seconds))
+
+        await supervise(unit, self.spec.restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
+
+    async def _end(self) -> None:
+        if self._units:
+            began = time.monotonic()
+            self._emit(LaunchEvent(EventKind.ENDING, "tidegate"))
+            await self._stop_all(self.spec.drain_s)
+            self._emit(LaunchEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
+        self._remove_state()
+
+    async def _stop_all(self, drain_s: float) -> None:
+        await asyncio.gather(*(unit.stop(drain_s) for unit in self._units))
+
+    # ── what is started ──────────────────────────────────────────────────────────────────────
+
+    def _make_units(self, install: TritonInstall) -> None:
+        spec = self.spec
+        ports = self._choose_ports()
+        port = self._choose_port() if spec.serve else ports[0].grpc
+        # named by a port that is nobody else's, so that two services never share one
+        logs = None if spec.log_to_stderr else spec.home / "logs" / str(port)
+        if logs:
+            require_writable(logs)
+        self.instances = [
+            self._make_instance(install, index, ports[index], logs)
+            for index in range(spec.instances)
+        ]
+        if spec.serve:
+            self.orchestrator = OrchestratorProcess(
+                spec.host,
+                port,
+                {
+                    "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
+                    "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
+                    "TIDEGATE_LANE_TOKEN": self._lane_token,
+                },
+                log=logs and logs / "orchestrator.telemetry.log",
+                warn=self._warn,
+            )
+
+    def _make_instance(
+        self, install: TritonInstall, index: int, ports: TritonPorts, logs: Path | None
+    ) -> TritonInstance:
+        spec = self.spec
+        name = "triton" if spec.instances == 1 else f"triton-{index}"
+        gpu = {"CUDA_VISIBLE_DEVICES": spec.gpus[index % len(spec.gpus)]} if spec.gpus else {}
+        served = TritonSpec(
+            spec.model_repository,
+            spec.models,
+            host=spec.triton_host,
+            load_timeout_s=spec.load_timeout_s,
+            env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
+            lane_token=self._lane_token,
+        )
+        log = logs and logs / f"{name}.log"
+        return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
+
+    def _require_guard(self) -> None:
+        """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
+        spec = self.spec
+        if is_loopback(spec.triton_host):
+            return
+        lacking = []
+        if not self._lane_token:
+            lacking.append(
+                "set TIDEGATE_LANE_TOKEN, to the same value for the orchestrator: whoever opens a "
+                "lane must show it"
+            )
+        if not spec.triton_open and not spec.worker_env.get("TIDEGATE_WORKER_PLAIN_TOKEN"):
+            lacking.append(
+                "set TIDEGATE_WORKER_PLAIN_TOKEN, which clients of Triton's own protocols then "
+                "state as the request parameter token, or say with --triton-open that whoever "
+                "reaches Triton may generate"
+            )
+        if lacking:
+            raise PortsUnguarded(
+                f"Triton would listen on {spec.triton_host or 'every address'}, which is not "
+                f"loopback: {'; and '.join(lacking)}"
+            )
+
+    def _choose_port(self) -> int:
+        """The orchestrator's port: the one asked for, a free one where none was."""
+        spec = self.spec
+        if not spec.port:
+            return free_ports(1, spec.host)[0]
+        remedy = "choose another one: --port 9000 (make demo PORT=9000)"
+        require_free(spec.host, spec.port, remedy)
+        return spec.port
+
+    def _choose_ports(self) -> list[TritonPorts]:
+        """Ports of every instance: those asked for, free ones where none was."""
+        spec, asked = self.spec, self.spec.triton_ports
+        free = iter(free_ports(3 * spec.instances, spec.triton_host))
+
+        def port(first: int, index: int) -> int:
+            if not first:
+                return next(free)
+            number = first + PORT_STRIDE * index
+            require_free(spec.triton_host, number, "give another one, or 0 for a free one")
+            return number
+
+        return [
+            TritonPorts(port(asked.http, i), port(asked.grpc, i), port(asked.metrics, i))
+            for i in range(spec.instances)
+        ]
+
+    def _ports_are_free(self) -> bool:
+        """Whether nobody else has a port of ours; asked when nothing of ours runs."""
+        places = [
+            (self.spec.triton_host, port)
+            for each in self.instances
+            for port in (each.ports.http, each.ports.grpc, each.ports.metrics)
+        ]
+        if self.orchestrator is not None:
+            places.append((self.orchestrator.host, self.orchestrator.port))
+        return all(is_free(host, port) for host, port in places)
+
+    # ── the state file ───────────────────────────────────────────────────────────────────────
+
+    def _require_state_file(self) -> None:
+        """Raise ``StateFileUnusable`` when the state file cannot be written."""
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            partial = _partial(path)
+            partial.touch()
+            partial.unlink()
+        except OSError as error:
+            raise StateFileUnusable(
+                f"cannot write the state file {path}: {error.strerror}; "
+                "give a file in a directory that exists and can be written to: --state-file PATH"
+            ) from error
+
+    def _write_state(self) -> None:
+        """Keep the state file up to date; the service goes on without where that fails."""
+        path = self.spec.state_file
+        if path is None:
+            return
+        state = {
+            "url": self.url,
+            "launcher_pid": os.getpid(),
+            "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
+            "instances": [each.describe() for each in self.instances],
+        }
+        partial = _partial(path)
+        try:
+            partial.write_text(json.dumps(state, indent=2))
+            partial.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            self._warn(f"cannot write the state file {path}: {error.strerror}; going on without")
+
+    def _remove_state(self) -> None:
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove the state file {path}: {error.strerror}")
+
+    def _warn(self, text: str) -> None:
+        self._emit(LaunchEvent(EventKind.WARNED, "tidegate", text))
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it takes its place in one step."""
+    return path.with_name(path.name + ".partial")
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all; when one raises, cancel and await the others, then raise the same."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until it ends or ``stop`` is set."""
+    serving = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+    finally:
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)

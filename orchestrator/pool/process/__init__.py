@@ -1,0 +1,7 @@
+"""One process, and what is known of it.
+
+- ``guardian``  runs one command; nothing of it outlives the launcher
+- ``process``   a guarded process, as the launcher sees it
+- ``logs``      its log file, and the part of that which a person needs
+- ``ports``     free ports, and those that are not
+"""

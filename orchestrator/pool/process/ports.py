@@ -1,0 +1,85 @@
+"""Ports that nobody listens on, and how a host and its port are spelled together."""
+
+import ipaddress
+import socket
+from contextlib import ExitStack
+
+from orchestrator.pool.errors import PortInUse
+
+LAST_PORT = 65535
+_SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+
+
+def host_port(host: str, port: int) -> str:
+    """As it stands in a URL: an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def connect_host(host: str) -> str:
+    """Where to reach, from this machine, who listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """``count`` different ports that nobody listens on right now.
+
+    Another process may take one before we use it: callers retry with fresh ports when a server
+    says that its port is taken. Raises ``PortInUse`` when there are not so many, or ``host`` is not
+    one of this machine's.
+    """
+    family, address = _resolve(host, 0)
+    with ExitStack() as held:
+        try:
+            sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
+            for each in sockets:
+                each.bind(address)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot have {count} free ports on {host}: {error.strerror}; give an address of "
+                "this machine, and ask for fewer instances than it can run"
+            ) from error
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def require_free(host: str, port: int, remedy: str) -> None:
+    """Raise ``PortInUse``, ending in ``remedy``, when ``host:port`` cannot be listened on."""
+    if port > LAST_PORT:
+        raise PortInUse(f"there is no port {port}, the last is {LAST_PORT}; {remedy}")
+    family, address = _resolve(host, port)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {host_port(host, port)}: {error.strerror}; {remedy}"
+            ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. A name other than localhost may be
+    anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether ``host:port`` could be listened on right now."""
+    try:
+        require_free(host, port, "")
+    except PortInUse:
+        return False
+    return True
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, _SocketAddress]:
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
+        raise PortInUse(f"cannot listen on {host!r}: {reason}; give an address") from error
+    return found[0], found[4]

@@ -1,0 +1,160 @@
+"""A guarded process as the launcher sees it: start it, ask it to end, know that it has."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.process import guardian
+from orchestrator.pool.process.logs import keep_bounded, open_log
+
+_GUARDIAN = Path(guardian.__file__)
+_MARGIN_S = 1.0
+"""What the guardian has beyond a grace for SIGKILL and waiting; then we do its work ourselves."""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended (a zombie has)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the live direct children of ``pid``."""
+    children = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state not in "ZX":
+                children.append(int(entry.name))
+    return children
+
+
+class GuardedProcess:
+    """One command under a guardian, with its output in a log file.
+
+    ``end`` and ``kill`` return once no process and no shared memory of it is left.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        pid: int,
+        shm: str,
+        log: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        """The command's own process id, which is also its process group."""
+        self._guardian = process
+        self._shm_prefix = shm
+        self._log = log
+        self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path | None,
+        shm_prefix: str = "",
+    ) -> "GuardedProcess":
+        """Start ``command``; ``log`` None sends its output to our stderr.
+
+        Raises ``StartFailed`` when it cannot be executed at all.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                stderr = stack.enter_context(open_log(log)) if log else sys.stderr
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_GUARDIAN),
+                    f"--shm-prefix={shm_prefix}",
+                    "--",
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=stderr,
+                    env=dict(env),
+                    start_new_session=True,
+                )
+        except OSError as error:  # no more processes, files or memory; a log that has just gone
+            raise StartFailed(f"{name}: cannot start: {error}") from error
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            first_line = await process.stdout.readline()
+        except asyncio.CancelledError:
+            process.stdin.write(b"0\n")
+            raise
+        if not first_line:
+            await process.wait()
+            where = f" (see {log})" if log else ""
+            raise StartFailed(f"{name}: cannot run {command[0]}{where}")
+        return cls(name, process, int(first_line), shm_prefix, log)
+
+    @property
+    def running(self) -> bool:
+        """False once everything of it is gone."""
+        return not self._ended.done()
+
+    async def wait(self) -> int:
+        """The exit status (128 + signal, as a shell has it) once everything of it is gone."""
+        return await asyncio.shield(self._ended)
+
+    async def end(self, grace_s: float) -> int:
+        """SIGTERM, SIGKILL after ``grace_s`` to what is left; the exit status."""
+        self.order(grace_s)
+        try:
+            async with asyncio.timeout(grace_s + _MARGIN_S):
+                return await self.wait()
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """SIGKILL to everything of it, at once; the exit status."""
+        self.order(0.0)
+        try:
+            async with asyncio.timeout(_MARGIN_S):
+                return await self.wait()
+        except TimeoutError:  # the guardian itself is stuck (stopped, say): do its work
+            self._guardian.kill()
+            return await self.wait()
+
+    def order(self, grace_s: float) -> None:
+        """Ask for its end without waiting: SIGTERM now, SIGKILL after ``grace_s``."""
+        stdin = self._guardian.stdin
+        assert stdin is not None
+        if not stdin.is_closing():
+            stdin.write(f"{grace_s}\n".encode())
+
+    async def _watch(self) -> int:
+        bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
+        try:
+            status = await self._guardian.wait()
+        finally:
+            if bounding is not None:
+                bounding.cancel()
+        if status < 0:  # it was killed, so it has cleaned up nothing
+            guardian.kill_group(self.pid)
+            if self._shm_prefix:
+                guardian.remove_shared_memory(self._shm_prefix)
+        return status if status >= 0 else 128 - status
+
+
+def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Our environment with ``changes``; a value of None removes the variable."""
+    env: dict[str, str | None] = {**os.environ, **changes}
+    return {name: value for name, value in env.items() if value is not None}

@@ -1,0 +1,116 @@
+"""Keeps one unit alive: restarts it when it is lost, gives up when that is pointless (PV-1)."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.pool.errors import GaveUp, StartFailed
+
+HEARTBEAT_S = 15.0
+MISSES = 3
+
+
+class Unit(Protocol):
+    """Something that runs in processes of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str:
+        """Where it can be reached, as a person reads it."""
+
+    async def start(self) -> None:
+        """Start and wait until it serves. Raises ``StartFailed``; ``stop`` is called then too."""
+
+    async def lost(self) -> str:
+        """Wait until it no longer serves; why, in a few words."""
+
+    async def stop(self, drain_s: float) -> None:
+        """End it: running work may go on for ``drain_s``, and nothing is left on return.
+
+        Takes at most ``drain_s`` and 3.5 s. Idempotent, also when it never started.
+        """
+
+    def kill(self) -> None:
+        """End it at once; ``stop`` still has to be awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Exponential backoff with full jitter above a quarter, and when to give up."""
+
+    first_delay_s: float = 0.2
+    max_delay_s: float = 10.0
+    max_failures: int = 5
+    """Losses and failed starts in a row after which the unit is given up."""
+    stable_s: float = 30.0
+    """A unit that served for this long starts again from no failures."""
+
+    def delay_s(self, failures: int, rng: random.Random) -> float:
+        """Pause before the start that follows ``failures`` failures in a row (from 1)."""
+        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
+        return rng.uniform(0.25, 1.0) * ceiling
+
+
+async def supervise(
+    unit: Unit,
+    policy: RestartPolicy,
+    *,
+    rng: random.Random,
+    on_lost: Callable[[str, float], None],
+    on_ready: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Watch a started ``unit`` until cancelled.
+
+    ``on_lost`` gets the reason and the pause in seconds before the next start, ``on_ready`` the
+    seconds since the loss. Raises ``GaveUp``.
+    """
+    failures = 0
+    while True:
+        serving_since = clock()
+        reason = await unit.lost()
+        lost_at = clock()
+        if lost_at - serving_since >= policy.stable_s:
+            failures = 0
+        while True:
+            await unit.stop(0.0)
+            failures += 1
+            if failures > policy.max_failures:
+                raise GaveUp(
+                    f"{unit.name} failed {failures} times in a row, so everything was ended; "
+                    f"at last: {reason}"
+                )
+            pause_s = policy.delay_s(failures, rng)
+            on_lost(reason, pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await unit.start()
+                break
+            except StartFailed as error:
+                reason = str(error)
+        on_ready(clock() - lost_at)
+
+
+async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
+    """The reason that the first of several watches comes back with."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def missed_heartbeats(answers: Callable[[], Awaitable[bool]]) -> str:
+    """Wait until something that hangs has not answered ``MISSES`` times in a row."""
+    misses = 0
+    while misses < MISSES:
+        await asyncio.sleep(HEARTBEAT_S)
+        misses = 0 if await answers() else misses + 1
+    return f"it missed {MISSES} heartbeats"

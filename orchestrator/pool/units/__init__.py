@@ -1,0 +1,6 @@
+"""What the launcher runs, each a ``supervise.Unit``.
+
+- ``triton``          one Triton: start, ready, lost, stop
+- ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
+- ``orchestrator``    the orchestrator as a child process
+"""

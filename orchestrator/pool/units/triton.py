@@ -1,0 +1,191 @@
+"""One Triton server: started on its ports, watched in every way that it can be lost, ended.
+
+What can happen to it, each seen on a real server, and how it is noticed:
+
+- the server exits or is killed                → its guardian ends
+- the Python stub of a model is killed         → Triton goes on and calls the model ready, so the
+                                                 stub processes are watched (0.1 s)
+- the server hangs                             → it misses three heartbeats 15 s apart (PV-1)
+- a model is unloaded                            → its stub ends, or Triton says twice, 2 s apart,
+                                                 that it is not ready
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.pool.engines.triton import (
+    TritonInstall,
+    TritonPorts,
+    TritonSpec,
+    compile_models,
+    triton_command,
+    triton_environment,
+)
+from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.process.logs import ignore, usable_log, why_triton_ended
+from orchestrator.pool.process.ports import connect_host, host_port
+from orchestrator.pool.process.process import GuardedProcess, children_of, is_running
+from orchestrator.pool.supervise import first_of, missed_heartbeats
+from orchestrator.pool.units.triton_control import TritonControl
+
+TERM_S = 1.5
+"""From SIGTERM to SIGKILL: enough for ``finalize``; Triton itself then polls once a second."""
+
+_READY_POLL_S = 0.03
+_STUB_POLL_S = 0.1
+_MODEL_POLL_S = 2.0
+_ASK_S = 2.0
+
+
+class TritonInstance:
+    """A supervised Triton (``supervise.Unit``). It keeps its ports over restarts, so that lanes
+    reconnect by themselves."""
+
+    def __init__(
+        self,
+        name: str,
+        install: TritonInstall,
+        spec: TritonSpec,
+        ports: TritonPorts,
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+    ) -> None:
+        self.name = name
+        self.ports = ports
+        self._install = install
+        self._spec = spec
+        self._log_path = log
+        self._log = log
+        """Where this start's output goes; None for stderr."""
+        self._warn = warn
+        self._process: GuardedProcess | None = None
+        self._stubs: list[int] = []
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` for lanes."""
+        return host_port(connect_host(self._spec.host), self.ports.grpc)
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of Triton's own HTTP endpoint."""
+        return host_port(connect_host(self._spec.host), self.ports.http)
+
+    @property
+    def where(self) -> str:
+        """``gRPC on 127.0.0.1:8001``, say."""
+        return f"gRPC on {self.grpc_address}"
+
+    def describe(self) -> dict[str, object]:
+        """Ports and process ids, for tests and tools."""
+        return {
+            "name": self.name,
+            "http_port": self.ports.http,
+            "grpc_port": self.ports.grpc,
+            "metrics_port": self.ports.metrics,
+            "pid": self._process.pid if self._process else None,
+            "stub_pids": self._stubs,
+        }
+
+    async def start(self) -> None:
+        """Start the server and wait for its models. Raises ``StartFailed`` with the reason."""
+        # unique per start: the old server's regions and answers are never taken for the new one's
+        server_id = f"tidegate_{secrets.token_hex(6)}_"
+        self._log = usable_log(self._log_path, self._warn)
+        compile_models(self._spec)
+        self._process = await GuardedProcess.start(
+            self.name,
+            triton_command(self._install, self._spec, self.ports, server_id),
+            env=triton_environment(self._install, self._spec),
+            log=self._log,
+            shm_prefix=server_id,
+        )
+        deadline = time.monotonic() + self._spec.load_timeout_s
+        async with TritonControl(self.grpc_address) as control:
+            while not await self._is_ready(control, server_id):
+                if not self._process.running:
+                    raise self._failure(f"ended with status {await self._process.wait()}")
+                if time.monotonic() > deadline:
+                    raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
+                await asyncio.sleep(_READY_POLL_S)
+        self._stubs = children_of(self._process.pid)
+
+    async def lost(self) -> str:
+        """Wait until it no longer serves; why, in a few words."""
+        async with TritonControl(self.grpc_address) as control:
+            return await first_of(
+                self._process_end(),
+                self._stub_end(),
+                self._unloading(control),
+                missed_heartbeats(lambda: self._has_models(control)),
+            )
+
+    async def stop(self, drain_s: float) -> None:
+        """Drain → SIGTERM → SIGKILL of the process group → removal of its shared memory."""
+        process, stubs = self._process, self._stubs
+        if process is None:
+            return
+        if drain_s > 0 and stubs and process.running:
+            async with TritonControl(self.grpc_address) as control:
+                await asyncio.gather(
+                    *(
+                        control.drain(model, drain_s, drain_s + 0.5, token=self._spec.lane_token)
+                        for model in self._spec.models
+                    )
+                )
+            ending = asyncio.create_task(process.end(TERM_S))
+            # with the stubs gone every model has finalized, and only Triton's slow exit is left
+            await _until(lambda: ending.done() or not any(map(is_running, stubs)))
+            process.order(0.0)
+            await ending
+        else:
+            await process.kill()
+        self._process, self._stubs = None, []
+
+    def kill(self) -> None:
+        """SIGKILL, now; ``stop`` waits for the end of it."""
+        if self._process is not None:
+            self._process.order(0.0)
+
+    async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
+        return await control.is_server(server_id, _ASK_S) and await self._has_models(control)
+
+    async def _has_models(self, control: TritonControl) -> bool:
+        return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])
+
+    def _failure(self, what: str) -> StartFailed:
+        if self._log is None:
+            return StartFailed(f"{self.name} {what}; its log above says why")
+        reason = why_triton_ended(self._log)
+        return StartFailed(f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}")
+
+    async def _process_end(self) -> str:
+        assert self._process is not None, "start it first"
+        return f"the server ended with status {await self._process.wait()}"
+
+    async def _stub_end(self) -> str:
+        assert self._process is not None, "start it first"
+        while True:
+            await _until(lambda: not all(map(is_running, self._stubs)))
+            known, now = len(self._stubs), children_of(self._process.pid)
+            if len(now) < known:
+                return "a model's Python process ended"
+            self._stubs = now  # a model was loaded anew: its new process came before this
+
+    async def _unloading(self, control: TritonControl) -> str:
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(_MODEL_POLL_S)
+            unloaded = {m for m in self._spec.models if await control.is_unloaded(m, _ASK_S)}
+            if before & unloaded:
+                return f"the model {min(before & unloaded)} is not loaded any more"
+            before = unloaded
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody would set an event: it is /proc that we ask
+        await asyncio.sleep(_STUB_POLL_S)

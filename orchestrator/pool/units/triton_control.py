@@ -1,0 +1,96 @@
+"""Asks one Triton over gRPC: is it up, is its model ready, will it drain.
+
+gRPC because that is the road the lanes take: an answer here means that they get through too.
+"""
+
+import contextlib
+from types import TracebackType
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from worker.protocol import Drain, encode
+from worker.protocol.tensors import LANE_MESSAGE, TEXT_INPUT
+
+_CHANNEL_OPTIONS = (
+    # a server that is still starting is asked again at once, not a second later
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class TritonControl:
+    """A connection to one server, for asking and draining. Nothing here raises on a dead server:
+    the answer is False."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> "TritonControl":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def is_server(self, server_id: str, timeout_s: float) -> bool:
+        """Whether the server that was started with ``--id=server_id`` answers there."""
+        try:
+            answer = await self._stub.ServerMetadata(
+                service_pb2.ServerMetadataRequest(), timeout=timeout_s
+            )
+        except grpc.RpcError:
+            return False
+        return bool(answer.name == server_id)
+
+    async def is_ready(self, model: str, timeout_s: float) -> bool:
+        """Whether ``model`` is loaded."""
+        request = service_pb2.ModelReadyRequest(name=model)
+        try:
+            answer = await self._stub.ModelReady(request, timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(answer.ready)
+
+    async def is_unloaded(self, model: str, timeout_s: float) -> bool:
+        """Whether the server answers, and says that ``model`` cannot be used."""
+        request = service_pb2.ModelReadyRequest(name=model)
+        try:
+            answer = await self._stub.ModelReady(request, timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return not answer.ready
+
+    async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
+        """Have ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
+
+        ``token`` is what its worker asks for. A model that knows nothing of lanes refuses, which is
+        no reason not to stop it.
+        """
+        call = self._stub.ModelStreamInfer(
+            iter([_drain_request(model, grace_s, token)]), timeout=timeout_s
+        )
+        with contextlib.suppress(grpc.RpcError):
+            async for answer in call:
+                return not answer.error_message
+        return False
+
+
+def _drain_request(model: str, grace_s: float, token: str) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    # without this Triton keeps the empty final response, the only answer there is, to itself
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, value in (
+        (TEXT_INPUT, b""),
+        (LANE_MESSAGE, encode(Drain(grace_ms=grace_s * 1000, token=token))),
+    ):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(len(value).to_bytes(4, "little") + value)
+    return request

@@ -1,0 +1,41 @@
+"""Whether chances mean what they say: of those given 80 %, how many were in time?"""
+
+from dataclasses import dataclass
+
+from orchestrator.tasks.task import Priority, Task
+from worker.protocol import Outcome
+
+BINS = 10
+
+
+@dataclass(slots=True)
+class Tally:
+    """One class and bin of chances."""
+
+    given: int = 0
+    met: int = 0
+    chances: float = 0.0
+    """Their sum: its share of ``given`` is what ``met``'s should be."""
+
+
+class Calibration:
+    """Counts, by class and by the chance that a task had when it was first sent to a worker."""
+
+    def __init__(self) -> None:
+        self.tallies = {
+            (priority, 100 * at // BINS): Tally() for priority in Priority for at in range(BINS)
+        }
+        """By the least chance of a bin, in percent."""
+
+    def ended(self, task: Task) -> None:
+        """Count ``task``, unless somebody wanted it to stop or something broke."""
+        ending, chance = task.ending, task.given_chance
+        if chance is None or ending is None:
+            return
+        if ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
+            return
+        at = min(BINS - 1, int(chance * BINS))
+        tally = self.tallies[task.priority, 100 * at // BINS]
+        tally.given += 1
+        tally.chances += chance
+        tally.met += ending.outcome is Outcome.MET

@@ -1,0 +1,357 @@
+"""Prompts become token ids with the worker's own tokenizer, so that only ids travel.
+
+Short prompts are encoded at once: one thousand characters take about 0.4 ms. Longer ones are work
+in steps for ``EncodingStage``, which ends as soon as there are more tokens than the model holds.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+from tokenizers import Tokenizer
+
+from orchestrator.errors import ContextOverflow, InvalidRequest
+from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
+from orchestrator.prompts.chat_template import BadTemplate, ChatTemplate, Refused
+from orchestrator.tasks.task import Message, Prompt
+from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
+from worker.protocol.token_bytes import TokenBytes, TokenPieces, token_bytes_of
+
+# Steps have threads of their own: in the library's pool one long text would delay all others.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+INLINE_CHARS = 2000
+"""Up to this many characters a prompt costs the event loop less than a millisecond."""
+
+INLINE_NAME_TOKENS = 4096
+"""Naming the blocks of so many tokens takes the event loop less than half a millisecond."""
+
+STEP_CHARS = 16_000
+"""A step encodes about as many characters, in some ten milliseconds."""
+
+_LONG_CHARS = 4 * STEP_CHARS
+_SEARCH_CHARS = 16 * STEP_CHARS
+
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+"""Code points that stand for nothing, in any text (Unicode 15, 23.7)."""
+
+_NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Templates put a role between halves of special tokens."""
+
+_MESSAGE_CHARS = 16
+"""What a message costs the chat template beyond its text, as if in characters."""
+
+
+class BadCard(ValueError):
+    """A model card whose tokenizer cannot be used."""
+
+
+class Token(NamedTuple):
+    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+
+    ``data`` is None where only the tokens beside it would tell its bytes.
+    """
+
+    text: str
+    data: bytes | None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its bytes are characters, none of them in part."""
+        return self.data is not None and self.text.encode() == self.data
+
+
+class PromptEncoder:
+    """One model's tokenizer and chat template."""
+
+    def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
+        """Takes up to a second for a large vocabulary. Raises ``BadCard``.
+
+        ``special_in_prompts``: what looks like a special token in a plain prompt is one.
+        """
+        self.card = card
+        self.vocabulary = vocabulary_of(card)
+        self._special_in_prompts = special_in_prompts
+        try:
+            self._tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise BadCard(f"the tokenizer of {card.model} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        to_bytes = token_bytes_of(self._tokenizer)
+        self._pieces = (
+            None
+            if to_bytes is None
+            else TokenPieces(self._tokenizer, to_bytes, frozenset(card.eos_token_ids))
+        )
+        spellings = () if to_bytes is None else _spellings(self._tokenizer, to_bytes)
+        self._bound = TokenBound(self._tokenizer, spellings)
+        self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
+        self._around = _added_around(self._tokenizer)
+        self._normalize = unicode_normalizer(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        # Those that are looked for behind the normalizer look as it makes them.
+        special = [
+            self._normalized(token.content) if token.normalized else token.content
+            for token in added
+            if token.special
+        ]
+        self._special = Lookalikes(special)
+        # Role marks that a model does not call special; in an assistant's turn they may belong.
+        marks = [t.content for t in added if not t.special and t.content in card.chat_template]
+        self._special_or_mark = Lookalikes([*special, *marks])
+        self._template: ChatTemplate | None = None
+        self.chat_fault = ""
+        """Why chats are refused though the model has a template; plain prompts need none."""
+        if card.chat_template:
+            try:
+                self._template = ChatTemplate(card.chat_template)
+            except BadTemplate as error:
+                self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
+        self.token_text = lru_cache(maxsize=65536)(self._decode_one)
+        self.token = lru_cache(maxsize=65536)(self._look_up)
+
+    def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
+        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded.
+
+        ``ids_field`` is where the client has put ids, to name it when they are wrong.
+        """
+        if _is_ids(prompt):
+            return self._checked_ids(prompt, ids_field)  # type: ignore[arg-type]  # no Message
+        steps = self.steps(prompt)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                ids: Sequence[int] = end.value
+                return ids
+
+    def steps(self, prompt: Prompt) -> Steps[Sequence[int]]:
+        """The same for a text or a chat in steps. A prompt that does not fit ends them early."""
+        if isinstance(prompt, str):
+            text, around = prompt, self._around
+        else:
+            text, around = self._render(_with_roles_checked(prompt)), _NOTHING
+        if len(text) > INLINE_CHARS:
+            self._require_room(self._bound.least_tokens(text))
+        if around is None:
+            yield len(text) > _LONG_CHARS
+            ids = self._ids_of(text, add_special_tokens=True)
+        else:
+            parts = yield from self._parts_of(prompt, text)
+            before, behind = around
+            ids = [*before]
+            chars = 0
+            for piece in (piece for part in parts for piece in self._slicer.slices(part)):
+                self._require_room(len(ids))
+                is_long = len(piece) > _LONG_CHARS
+                if is_long or (chars and chars + len(piece) > STEP_CHARS):
+                    yield is_long
+                    chars = 0
+                chars += len(piece)
+                ids += self._ids_of(piece)
+            ids += behind
+        if not ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        return ids
+
+    def names_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
+        """``prefix_names`` as work for a thread."""
+        return self.prefix_names(token_ids, cache_salt)
+        yield False  # makes this a generator
+
+    def prefix_names(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
+        """Names of a prompt's full KV blocks, as this model's workers know them."""
+        salt = prefix_salt(self.card.hash_salt, cache_salt)
+        return block_hashes(token_ids, self.card.block_tokens, salt)
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """What ids that continue a prompt stand for, just as workers decode them.
+
+        None where that ends inside a character, or where more than the ids would be needed.
+        """
+        if self._pieces is None:
+            return None
+        try:
+            return b"".join([self._pieces[token_id] for token_id in ids]).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def _ids_of(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
+        if len(text) <= INLINE_CHARS:
+            ids: Sequence[int] = self._tokenizer.encode(
+                text, add_special_tokens=add_special_tokens
+            ).ids
+            return ids
+        # Only batches let go of the interpreter's lock.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids = encoding.ids
+        return ids
+
+    def _require_room(self, least: int) -> None:
+        if least >= self.card.context_tokens:
+            raise ContextOverflow.of_prompt(
+                least, self.card.context_tokens, self.card.context_note, is_least=True
+            )
+
+    def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
+        """A prompt's text in parts to be encoded one by one: a client's text is text.
+
+        The template's special tokens are tokens; a client's text that looks like one is not. Else a
+        message could end itself and go on as the system (prompt injection by special token). Such
+        text is encoded in two parts, broken behind its first character, which a tokenizer with a
+        prefix space shows as a space.
+        """
+        if isinstance(prompt, str):
+            if self._special_in_prompts:
+                return [text]
+            text = self._normalized(text)
+            return _split(text, (yield from _starts(self._special, text)))
+        messages: Sequence[Message] = prompt  # type: ignore[assignment]  # no ids
+        if self._normalize is not None:
+            messages = [Message(m.role, self._normalized(m.content)) for m in messages]
+        broken = []
+        for message in messages:
+            is_own = message.role == "assistant"
+            lookalikes = self._special if is_own else self._special_or_mark
+            broken.append(
+                _split(message.content, (yield from _starts(lookalikes, message.content)))
+            )
+        if not any(len(parts) > 1 for parts in broken):
+            return [text]
+        mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
+        if mark is None:
+            raise InvalidRequest("messages hold every noncharacter there is", field="messages")
+        marked = [Message(m.role, mark.join(p)) for m, p in zip(messages, broken, strict=True)]
+        return self._render(marked).split(mark)
+
+    def _normalized(self, text: str) -> str:
+        return text if self._normalize is None else self._normalize(text)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
+            raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
+        try:
+            return self._template.render(
+                [{"role": m.role, "content": m.content} for m in messages],
+                self.card.special_tokens,
+            )
+        except Refused as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {excerpt(error, 200)}",
+                field="messages",
+            ) from None
+
+    def _checked_ids(self, ids: Sequence[int], field: str) -> Sequence[int]:
+        if not ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
+        if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
+            raise ContextOverflow.of_prompt(
+                len(ids), self.card.context_tokens, self.card.context_note
+            )
+        if min(ids) < 0 or max(ids) >= self.card.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
+                field=field,
+            )
+        return ids
+
+    def _look_up(self, token_id: int) -> Token:
+        data = b"" if self._pieces is None else self._pieces[token_id]
+        if data:
+            return Token(data.decode(errors="backslashreplace"), data)
+        text = self.token_text(token_id)  # a special token's, which pieces leave out
+        return Token(text, None if "\ufffd" in text else text.encode())
+
+    def _decode_one(self, token_id: int) -> str:
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+
+def vocabulary_of(card: ModelCard) -> bytes:
+    """A name for what turns a chat into token ids: equal for workers that are interchangeable."""
+    parts = (
+        card.tokenizer_json,
+        card.chat_template.encode(),
+        msgspec.json.encode(card.special_tokens),
+    )
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def is_short(prompt: Prompt) -> bool:
+    """Whether encoding costs so little that the event loop can do it."""
+    if isinstance(prompt, str):
+        return len(prompt) <= INLINE_CHARS
+    if _is_ids(prompt):
+        return True
+    messages = (part for part in prompt if isinstance(part, Message))
+    chars = sum(len(m.role) + len(m.content) + _MESSAGE_CHARS for m in messages)
+    return chars <= INLINE_CHARS
+
+
+def bytes_of(prompt: Prompt) -> int:
+    """The memory that a prompt's text takes."""
+    if isinstance(prompt, str):
+        return sys.getsizeof(prompt)
+    return sum(sys.getsizeof(part.content) for part in prompt if isinstance(part, Message))
+
+
+def _is_ids(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int))
+
+
+def _with_roles_checked(prompt: Prompt) -> Sequence[Message]:
+    messages: Sequence[Message] = prompt  # type: ignore[assignment]  # the others were told apart
+    for at, message in enumerate(messages):
+        if not _ROLE.fullmatch(message.role):
+            raise InvalidRequest(
+                "a role must be 1 to 64 letters, digits, _ or -, for instance user",
+                field=f"messages[{at}].role",
+            )
+    return messages
+
+
+def _starts(lookalikes: Lookalikes, text: str) -> Steps[list[int]]:
+    starts: list[int] = []
+    for begin in range(0, len(text), _SEARCH_CHARS):
+        if begin:
+            yield False
+        starts += lookalikes.starts(text, begin, begin + _SEARCH_CHARS)
+    return starts
+
+
+def _split(text: str, starts: Iterable[int]) -> list[str]:
+    """Parts that end behind the character at each of ``starts``."""
+    ends = [0, *(start + 1 for start in starts), len(text)]
+    return [text[begin:end] for begin, end in pairwise(ends)]
+
+
+def _spellings(tokenizer: Tokenizer, to_bytes: TokenBytes) -> list[bytes]:
+    """What each token stands for, special and other added ones as they are written."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    return [
+        token.encode() if token in added else to_bytes(token)
+        for token in tokenizer.get_vocab(with_added_tokens=True)
+    ]
+
+
+def _added_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:
+    """The ids that a plain prompt gets before and behind its own; None where that is not clear."""
+    own, whole = (
+        tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
+    )
+    for at in range(len(whole) - len(own) + 1 if own else 0):
+        if whole[at : at + len(own)] == own:
+            return whole[:at], whole[at + len(own) :]
+    return None

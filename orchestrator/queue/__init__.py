@@ -1,0 +1,1 @@
+"""What waits: pure, no clock."""

@@ -1,0 +1,405 @@
+"""Tasks that wait for an instance: bounded, fair between tenants, least slack first (DL-8, OR-4).
+
+What leaves next::
+
+    interactive ─▶ batch ─▶ background
+      └─ but every 17th is batch while batch waits
+
+Within a class the tenants go first that have had no more than four jobs' worth of work beyond the
+least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
+among their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``).
+Tasks with next to no chance of being in time are *background*: they get what nobody else wants, and
+come back as soon as a plan gives them a chance. At its *last chance* (deadline − the least that its
+work can take) a task is taken out.
+
+Each operation takes O(log n) in tasks, and looks at every tenant that waits.
+
+No clock and no tasks of its own: the dispatcher says what time it is.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from heapq import merge
+from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from orchestrator.queue.order import QueueOrder
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Priority
+
+BATCH_EVERY = 16
+"""At most so many interactive tasks leave before a batch task that could go."""
+FAIR_LAG_JOBS = 4.0
+_SMOOTHING = 0.05
+_TENANTS = 1024
+"""Those that came last; more than wait at a time, so that only idle ones are forgotten."""
+
+
+class Queueable(Protocol):
+    """What the queue needs to know of a task. Times are seconds of the clock.
+
+    They may change while the task waits: call ``reorder`` then.
+    """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def deadline(self) -> Deadline: ...
+    @property
+    def priority(self) -> Priority: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def work_ms(self) -> float: ...
+    @property
+    def rank(self) -> float:
+        """The smallest goes first."""
+
+    @property
+    def paused_on(self) -> str:
+        """Where it has begun and stands still; empty while it waits for its start."""
+
+    @property
+    def is_background(self) -> bool: ...
+    @property
+    def last_chance(self) -> float:
+        """After this it is taken out; the deadline, or earlier."""
+
+
+T = TypeVar("T", bound=Queueable)
+
+
+class _Key(NamedTuple):
+    rank: float
+    arrival: int
+
+
+class _Tier(IntEnum):
+    """In the order in which they leave."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+    BACKGROUND = 2
+    BACKGROUND_BATCH = 3
+
+
+_TIERS = tuple(_Tier)
+_BATCHS_TURN = (_Tier.BATCH, _Tier.INTERACTIVE, _Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
+_BATCH_TIERS = (_Tier.BATCH, _Tier.BACKGROUND_BATCH)
+_BACKGROUND_TIERS = (_Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
+
+
+class _Entry(NamedTuple, Generic[T]):
+    task: T
+    tier: _Tier
+    tenant: str
+    key: _Key
+    chance: _Key
+    work_ms: float
+    is_paused: bool
+
+
+class _Flow:
+    """One tier: every tenant's keys in order, and the tenants in order of their first keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[_Key]] = {}
+        self.heads: list[tuple[_Key, str]] = []
+        self.size = 0
+
+    def add(self, tenant: str, key: _Key) -> None:
+        keys = self.keys.setdefault(tenant, [])
+        before = keys[0] if keys else None
+        insort(keys, key)
+        self.size += 1
+        self._head_changed(tenant, before)
+
+    def discard(self, tenant: str, key: _Key) -> None:
+        keys = self.keys[tenant]
+        before = keys[0]
+        del keys[bisect_left(keys, key)]
+        self.size -= 1
+        self._head_changed(tenant, before)
+        if not keys:
+            del self.keys[tenant]
+
+    def before(self, key: _Key) -> int:
+        """How many keys are smaller."""
+        return sum(bisect_left(keys, key) for keys in self.keys.values())
+
+    def _head_changed(self, tenant: str, before: _Key | None) -> None:
+        keys = self.keys[tenant]
+        after = keys[0] if keys else None
+        if before == after:
+            return
+        if before is not None:
+            del self.heads[bisect_left(self.heads, (before, tenant))]
+        if after is not None:
+            insort(self.heads, (after, tenant))
+
+
+class _Shares:
+    """What tenants have been served, as virtual time; an idle one saves nothing up."""
+
+    def __init__(self) -> None:
+        self._served_ms: dict[str, float] = {}
+        self._floor_ms = 0.0
+        self._mean_ms = 0.0
+
+    def joined(self, tenant: str) -> None:
+        """A tenant has a waiting task."""
+        self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
+        if len(self._served_ms) > _TENANTS:
+            del self._served_ms[next(iter(self._served_ms))]
+
+    def served(self, tenant: str, work_ms: float) -> None:
+        """One of its tasks went."""
+        before = self.of(tenant)
+        self._floor_ms = max(self._floor_ms, before - self._lag_ms)
+        self._served_ms[tenant] = before + work_ms
+        self._mean_ms += (work_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
+
+    @property
+    def _lag_ms(self) -> float:
+        return FAIR_LAG_JOBS * self._mean_ms
+
+    def of(self, tenant: str) -> float:
+        return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
+
+    def next_of(self, tenants: list[str]) -> str:
+        """Whose turn it is among those who want to go, in order of their wish."""
+        if len(tenants) == 1:
+            return tenants[0]
+        served = [self.of(tenant) for tenant in tenants]
+        most = min(served) + self._lag_ms
+        return next(t for t, ms in zip(tenants, served, strict=True) if ms <= most)
+
+
+class TaskQueue(Generic[T]):
+    """Waiting tasks in the order in which they will leave."""
+
+    def __init__(self, bound: int, order: QueueOrder = QueueOrder.SLACK) -> None:
+        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once."""
+        self.bound = bound
+        self.work_ms = 0.0
+        """Predicted work of all waiting tasks together."""
+        self._order = order
+        self._flows = [_Flow() for _ in _TIERS]
+        self._shares = {priority: _Shares() for priority in Priority}
+        self._entries: dict[str, _Entry[T]] = {}
+        self._ids: dict[int, str] = {}
+        self._chances: list[_Key] = []
+        self._arrivals = 0
+        self._paused = 0
+        self._since_batch = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, task: T) -> bool:
+        return task.id in self._entries
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as many as it may; paused jobs do not count, they were let in once."""
+        return self.bound >= 0 and self.new >= self.bound
+
+    @property
+    def new(self) -> int:
+        """How many tasks wait for their start."""
+        return len(self._entries) - self._paused
+
+    @property
+    def background(self) -> int:
+        """How many tasks have next to no chance."""
+        return sum(self._flows[tier].size for tier in _BACKGROUND_TIERS)
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────
+
+    def push(self, task: T) -> None:
+        """Add a task. Whether there is room is the caller's to ask first (``full``)."""
+        assert task.id not in self._entries, f"task {task.id} is queued already"
+        arrival, self._arrivals = self._arrivals, self._arrivals + 1
+        self._add(task, arrival)
+
+    def remove(self, task: T) -> bool:
+        """Take a task out, wherever it stands, at nobody's cost. False when it is not here."""
+        return self._discard(task.id) is not None
+
+    def take(self, task: T) -> None:
+        """Take a task out to run it: its tenant's share pays for it, once."""
+        entry = self._discard(task.id)
+        assert entry is not None, f"task {task.id} is not queued"
+        if entry.is_paused:
+            return
+        self._shares[task.priority].served(entry.tenant, entry.work_ms)
+        if entry.tier in _BATCH_TIERS:
+            self._since_batch = 0
+        elif self._flows[_Tier.BATCH].size:
+            self._since_batch += 1
+
+    def expired(self, now: float) -> list[T]:
+        """Take out every task whose last chance is past."""
+        gone = []
+        while self._chances and self._chances[0].rank <= now:
+            entry = self._discard(self._ids[self._chances[0].arrival])
+            assert entry is not None
+            gone.append(entry.task)
+        return gone
+
+    def oldest_batch(self, may_go: Callable[[T], bool] = lambda task: True) -> T | None:
+        """The batch task that has waited longest, of those that may: whom ``drop-lru`` drops."""
+        batch = [
+            entry
+            for entry in self._entries.values()
+            if entry.task.priority is Priority.BATCH and may_go(entry.task)
+        ]
+        return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
+
+    def reorder(self, tasks: Iterable[T]) -> None:
+        """Read the times of these tasks again, those that still wait: predictions have changed."""
+        for task in tasks:
+            entry = self._discard(task.id)
+            if entry is not None:
+                self._add(task, entry.key.arrival)
+
+    def tasks(self) -> list[T]:
+        """All that wait, in no order."""
+        return [entry.task for entry in self._entries.values()]
+
+    # ── order ────────────────────────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[T]:
+        """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
+        passed: list[dict[str, int]] = [{} for _ in _TIERS]
+        while (chosen := self._choose(passed)) is not None:
+            yield chosen.task
+            if chosen.task.id in self._entries:
+                skipped = passed[chosen.tier]
+                skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
+
+    def first(self, most: int) -> list[T]:
+        """Up to so many that leave first by rank and class, as ``position`` counts."""
+        found: list[T] = []
+        for flow in self._flows:
+            keys = islice(merge(*flow.keys.values()), most - len(found))
+            found += [self._entries[self._ids[key.arrival]].task for key in keys]
+            if len(found) == most:
+                break
+        return found
+
+    def position(self, task: T) -> int | None:
+        """How many tasks leave before this one by slack and class; None when it is not here.
+
+        Fair shares between tenants may still change that.
+        """
+        entry = self._entries.get(task.id)
+        if entry is None:
+            return None
+        earlier = sum(self._flows[tier].size for tier in _TIERS if tier < entry.tier)
+        return earlier + self._flows[entry.tier].before(entry.key)
+
+    def place_of(self, task: T) -> int:
+        """``position`` of a task that is here, or that would be if it came now."""
+        position = self.position(task)
+        if position is not None:
+            return position
+        tier = self._tier(task)
+        earlier = sum(self._flows[other].size for other in _TIERS if other < tier)
+        return earlier + self._flows[tier].before(_Key(self._rank(task), self._arrivals))
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the first of all is out of chances; None while nothing waits."""
+        return self._chances[0].rank if self._chances else None
+
+    def _choose(self, passed: list[dict[str, int]]) -> _Entry[T] | None:
+        for tier in _BATCHS_TURN if self._since_batch >= BATCH_EVERY else _TIERS:
+            heads = self._heads(tier, passed[tier])
+            if not heads:
+                continue
+            batch = tier in _BATCH_TIERS
+            shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
+            tenant = shares.next_of([tenant for _, tenant in heads])
+            key = self._flows[tier].keys[tenant][passed[tier].get(tenant, 0)]
+            return self._entries[self._ids[key.arrival]]
+        return None
+
+    def _heads(self, tier: _Tier, skipped: dict[str, int]) -> list[tuple[_Key, str]]:
+        """Tenants in order of their first keys, but for those that are to be skipped."""
+        flow = self._flows[tier]
+        if not skipped:
+            return flow.heads
+        heads = [head for head in flow.heads if head[1] not in skipped]
+        for tenant, count in skipped.items():
+            keys = flow.keys.get(tenant, ())
+            if len(keys) > count:
+                insort(heads, (keys[count], tenant))
+        return heads
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _tier(self, task: T) -> _Tier:
+        if self._order is QueueOrder.FIFO:
+            return _Tier.INTERACTIVE
+        is_batch = task.priority is Priority.BATCH
+        if self._order is QueueOrder.SLACK and task.is_background:
+            return _Tier.BACKGROUND_BATCH if is_batch else _Tier.BACKGROUND
+        return _Tier.BATCH if is_batch else _Tier.INTERACTIVE
+
+    def _add(self, task: T, arrival: int) -> None:
+        tenant = "" if self._order is QueueOrder.FIFO else task.tenant
+        tier = self._tier(task)
+        self._shares[task.priority].joined(tenant)
+        entry = _Entry(
+            task,
+            tier,
+            tenant,
+            _Key(self._rank(task), arrival),
+            _Key(task.last_chance, arrival),
+            task.work_ms,
+            bool(task.paused_on),
+        )
+        self._paused += entry.is_paused
+        self._entries[task.id] = entry
+        self._ids[arrival] = task.id
+        self._flows[tier].add(tenant, entry.key)
+        insort(self._chances, entry.chance)
+        self.work_ms += entry.work_ms
+
+    def _rank(self, task: T) -> float:
+        if self._order is QueueOrder.FIFO:
+            return 0.0
+        return task.deadline.at if self._order is QueueOrder.DEADLINE else task.rank
+
+    def _discard(self, task_id: str) -> _Entry[T] | None:
+        entry = self._entries.pop(task_id, None)
+        if entry is None:
+            return None
+        self._paused -= entry.is_paused
+        del self._ids[entry.key.arrival]
+        self._flows[entry.tier].discard(entry.tenant, entry.key)
+        del self._chances[bisect_left(self._chances, entry.chance)]
+        self.work_ms -= entry.work_ms
+        if not self._entries:
+            self.work_ms = 0.0
+        return entry
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every part tells the same."""
+        keys = [
+            (tier, tenant, key)
+            for tier in _TIERS
+            for tenant, keys in self._flows[tier].keys.items()
+            for key in keys
+        ]
+        assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
+        assert self._chances == sorted(entry.chance for entry in self._entries.values())
+        assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
+        for flow in self._flows:
+            assert all(keys and keys == sorted(keys) for keys in flow.keys.values())
+            assert flow.heads == sorted((keys[0], tenant) for tenant, keys in flow.keys.items())
+            assert flow.size == sum(map(len, flow.keys.values()))
+        total_ms = sum(entry.work_ms for entry in self._entries.values())
+        assert abs(self.work_ms - total_ms) < 1e-6 * (1 + total_ms)

@@ -1,0 +1,73 @@
+"""Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
+
+from collections import OrderedDict
+
+from orchestrator.clock import Clock
+from orchestrator.errors import NotFound
+from orchestrator.tasks.task import Task
+
+
+def no_such_task(task_id: str) -> NotFound:
+    """What whoever asks is told: no more where there is one that is not theirs."""
+    return NotFound(f"there is no task {task_id[:64]!r}; ended ones are kept for a while only")
+
+
+class TaskStore:
+    """Tasks by id. An ended one is forgotten by count, by age, or when what is kept of all comes to
+    too many tokens or bytes (``Task.kept_bytes``)."""
+
+    def __init__(
+        self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int, max_bytes: int
+    ) -> None:
+        self._clock = clock
+        self._max_tasks = max_tasks
+        self._max_age_s = max_age_s
+        self._max_tokens = max_tokens
+        self._max_bytes = max_bytes
+        self._running: dict[str, Task] = {}
+        self._ended: OrderedDict[str, Task] = OrderedDict()
+        self._bytes: dict[str, int] = {}
+        """Of each that has ended."""
+        self._tokens = 0
+        self._total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def add(self, task: Task) -> None:
+        """Keep a task, with all that it will produce."""
+        task.record()
+        task.on_end.append(self._task_ended)
+        self._running[task.id] = task
+
+    def get(self, task_id: str) -> Task:
+        """Raises ``NotFound``."""
+        self.prune()
+        task = self._running.get(task_id) or self._ended.get(task_id)
+        if task is None:
+            raise no_such_task(task_id)
+        return task
+
+    def prune(self) -> None:
+        """Forget what is over a bound, oldest first."""
+        oldest_kept = self._clock.now() - self._max_age_s
+        while self._ended:
+            task = next(iter(self._ended.values()))
+            if (
+                len(self._ended) <= self._max_tasks
+                and self._tokens <= self._max_tokens
+                and self._total_bytes <= self._max_bytes
+                and task.marks.ended >= oldest_kept
+            ):
+                return
+            del self._ended[task.id]
+            self._tokens -= task.completion_tokens
+            self._total_bytes -= self._bytes.pop(task.id)
+
+    def _task_ended(self, task: Task) -> None:
+        del self._running[task.id]
+        self._ended[task.id] = task
+        self._tokens += task.completion_tokens
+        self._bytes[task.id] = task.kept_bytes
+        self._total_bytes += self._bytes[task.id]
+        self.prune()

@@ -1,0 +1,502 @@
+"""The request as one object: what was asked, how far it got, and what it came to.
+
+A task moves through its stages and ends exactly once (DL-10). It goes back to the queue only when
+the instance that had it is lost or will not take it (OR-10)::
+
+    RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
+        │          │ ▲────────┴─────────────┘ ▲
+        └──────────┴──────────────────────────┘
+
+Everything here runs on the event loop's thread and never waits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from sys import getsizeof
+from typing import Protocol
+
+import msgspec
+
+from orchestrator.clock import Timer
+from orchestrator.errors import TidegateError
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.transcript import Trail
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import (
+    AbortCause,
+    Delta,
+    FinishReason,
+    OnDeadline,
+    Outcome,
+    Sampling,
+    TokenLogprob,
+)
+
+
+class Api(StrEnum):
+    """Which door a request came through."""
+
+    NATIVE = "tasks"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+    @property
+    def ids_field(self) -> str:
+        """Where its clients put a prompt's token ids."""
+        return "prompt_token_ids" if self is Api.NATIVE else "prompt"
+
+
+class OnDisconnect(StrEnum):
+    """What becomes of a task when its client goes away (WP-1)."""
+
+    CANCEL = "cancel"
+    CONTINUE = "continue"
+
+
+class Priority(StrEnum):
+    """Classes of the queue: batch work waits while interactive work does (DL-8)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class PlacementMode(StrEnum):
+    """What the instances that a client names mean (OR-7)."""
+
+    AUTO = "auto"
+    """Any instance."""
+    PIN = "pin"
+    """One of these, or none."""
+    PREFER = "prefer"
+    """One of these where possible."""
+    AVOID = "avoid"
+    """None of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWish:
+    """Where a client wants its task to run; ``instances`` are named as the registry names them."""
+
+    mode: PlacementMode = PlacementMode.AUTO
+    instances: tuple[str, ...] = ()
+
+    def allows(self, instance: str) -> bool:
+        """Whether the task may run there at all."""
+        if self.mode is PlacementMode.PIN:
+            return instance in self.instances
+        return self.mode is not PlacementMode.AVOID or instance not in self.instances
+
+
+class Stage(IntEnum):
+    """How far a task got."""
+
+    RECEIVED = 0
+    QUEUED = 1
+    DISPATCHED = 2
+    RUNNING = 3
+    ENDED = 4
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One turn of a chat. There may be a hundred thousand, which the collector need not visit."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+"""Text, token ids, or a chat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asks for, the same from every dialect; all but the prompt itself.
+
+    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
+    while ``max_tokens`` is None: admission then fits it to the context. Of what is ``unstated`` in
+    ``sampling``, the model's defaults count.
+    """
+
+    api: Api
+    model: str
+    sampling: Sampling
+    unstated: tuple[str, ...] = ()
+    max_tokens: int | None
+    deadline: Deadline
+    correlation_id: str
+    arrived: float
+    """When the request's head was read, in seconds of the clock."""
+    parts: Parts = NO_PARTS
+    """Deadlines for parts of the answer (DL-14)."""
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    keep: bool = False
+    """Keep the text for status and replay."""
+    key: str = ""
+    """Fingerprint of the client's token, for logs."""
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str = ""
+    """Whose share of the service this uses; the name of the key where the client states none."""
+    session_id: str = ""
+    """The conversation that this belongs to, empty for none."""
+    placement: PlacementWish = PlacementWish()
+
+
+@dataclass(slots=True)
+class Marks:
+    """When each stage began, in seconds of the clock; 0 while it has not."""
+
+    received: float
+    queued: float = 0.0
+    dispatched: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the last worker that got it has begun; an earlier one's start is kept too."""
+        return 0 < self.started >= self.dispatched
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the time went, and what is left of it, in ms (DL-9)."""
+
+    queue_ms: float = 0.0
+    route_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float = 0.0
+
+    def header(self) -> str:
+        """The value of ``X-Deadline-Budget``."""
+        return (
+            f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
+            f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
+        )
+
+    def native(self) -> dict[str, float]:
+        return {
+            "queue_ms": round(self.queue_ms, 3),
+            "route_ms": round(self.route_ms, 3),
+            "prefill_ms": round(self.prefill_ms, 3),
+            "decode_ms": round(self.decode_ms, 3),
+            "left_ms": round(self.left_ms, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
+    ``partial``, or ``missed`` for a part that stops nothing.
+
+    ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
+    the last token. ``missed_part`` is set for ``missed`` only.
+    """
+
+    outcome: Outcome
+    finish_reason: FinishReason
+    error: TidegateError | None = None
+    cause: AbortCause | None = None
+    budget: Budget = field(default_factory=Budget)
+    tail: str = ""
+    missed_part: Part | None = None
+
+    def missed(self) -> dict[str, str]:
+        """What an answer says of the part that was missed; nothing where none was (DL-14)."""
+        return {} if self.missed_part is None else {"missed_part": self.missed_part.value}
+
+
+class Listener(Protocol):
+    """Hears what happens to one task, in order, synchronously. Must neither wait nor raise."""
+
+    def started(self, task: "Task") -> None:
+        """The worker began; comes at most once, before any token."""
+
+    def tokens(self, task: "Task", delta: Delta) -> None:
+        """New tokens. ``task.completion_tokens`` counts them already."""
+
+    def ended(self, task: "Task") -> None:
+        """``task.ending`` is set; nothing follows."""
+
+
+TASK_BYTES = 3072
+TOKEN_BYTES = 104
+LOGPROB_BYTES = 136
+TOP_LOGPROB_BYTES = 118
+"""What keeping a task costs, each of its tokens, a token's log-probability, and each of the most
+likely ones beside it (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A token
+with the 20 most likely ones costs 2.6 KB, 25 times as much as without."""
+_BIAS_BYTES = 128
+
+
+class Transcript:
+    """Everything that a task produced, for answers in one piece and for replay."""
+
+    __slots__ = ("ids", "logprobs", "texts")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What this takes in memory, by the weights above."""
+        tops = len(self.logprobs[0].top) if self.logprobs else 0
+        return TOKEN_BYTES * len(self.ids) + len(self.logprobs) * (
+            LOGPROB_BYTES + TOP_LOGPROB_BYTES * tops
+        )
+
+    def started(self, task: "Task") -> None:
+        """Nothing to keep."""
+
+    def tokens(self, task: "Task", delta: Delta) -> None:
+        self.ids.extend(delta.ids)
+        self.texts.extend(delta.texts)
+        if delta.logprobs is not None:
+            self.logprobs.extend(delta.logprobs)
+
+    def ended(self, task: "Task") -> None:
+        """Nothing to keep: the ending is the task's."""
+
+
+class Flight(Protocol):
+    """A task's job on a worker, as the task sees it."""
+
+    def abandon(self, ending: Ending) -> None:
+        """The task has ended without the worker: stop the job, count what still comes."""
+
+
+class Task:
+    """One offered request."""
+
+    __slots__ = (
+        "attempts",
+        "block_tokens",
+        "cache_salt",
+        "chance",
+        "completion_tokens",
+        "correlation_id",
+        "deadline",
+        "ending",
+        "failed_on",
+        "fitted_tokens",
+        "flight",
+        "foretold",
+        "given_chance",
+        "id",
+        "instance",
+        "is_background",
+        "is_promised",
+        "is_unread",
+        "job",
+        "last_chance",
+        "late_part",
+        "listeners",
+        "marks",
+        "model",
+        "on_end",
+        "parts",
+        "paused_at",
+        "paused_on",
+        "pauses",
+        "prefix_names",
+        "prompt_ready_at",
+        "prompt_tokens",
+        "rank",
+        "refusal_sample",
+        "rival",
+        "sampling",
+        "stage",
+        "timer",
+        "token_ids",
+        "trail",
+        "transcript",
+        "vocabulary",
+        "work_ms",
+        "worker_wait_ms",
+    )
+
+    def __init__(self, task_id: str, job: Job) -> None:
+        self.id = task_id
+        self.job = job
+        self.deadline = job.deadline
+        self.parts = job.parts
+        self.late_part: Part | None = None
+        """The first part of the answer that came too late (DL-14)."""
+        self.correlation_id = job.correlation_id
+        self.stage = Stage.RECEIVED
+        self.marks = Marks(job.arrived)
+        self.model = ""
+        """The model's own name, once it is known that there is such a model."""
+        self.vocabulary = b""
+        self.cache_salt = ""
+        """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
+        self.sampling = job.sampling
+        self.token_ids: Sequence[int] = ()
+        """The prompt; forgotten when the task ends."""
+        self.prompt_tokens = 0
+        self.prefix_names: Sequence[bytes] = ()
+        """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
+        self.block_tokens = 0
+        self.work_ms = 0.0
+        """Plan: what it will probably take of an engine's time."""
+        self.chance = 1.0
+        """Plan: of being in time, if it ran now."""
+        self.rank = job.deadline.at
+        """Plan: its place among those that wait, the smallest first."""
+        self.is_background = False
+        """Plan: it only gets what nobody else wants."""
+        self.is_promised = False
+        """Its deadline is one that we named as feasible: it is kept before others are."""
+        self.is_unread = False
+        """Its client is behind with reading: others may have its slot until it reads again."""
+        self.last_chance = job.deadline.at
+        """Plan: after this it leaves the queue."""
+        self.paused_on = ""
+        """The instance that keeps its KV while it waits to go on."""
+        self.paused_at = 0.0
+        self.pauses = 0
+        self.prompt_ready_at = 0.0
+        """When its prompt will probably be computed; 0 while no worker has it."""
+        self.fitted_tokens: int | None = None
+        """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
+        self.foretold: tuple[float, float, int] | None = None
+        """When its start was foretold, how long that would be from then, in ms, and the part of
+        the queue that it was in."""
+        self.given_chance: float | None = None
+        """The chance of being in time that it had when it was first sent to a worker."""
+        self.refusal_sample = False
+        """It would have been refused, and is let through to see whether that would have been right
+        (DL-7): nothing but its deadline stops it."""
+        self.attempts = 0
+        """How often it was sent to an instance that did not finish it."""
+        self.failed_on: frozenset[str] = frozenset()
+        """Those instances."""
+        self.trail: Trail | None = None
+        """What it has generated, where another instance could go on with it."""
+        self.instance = ""
+        self.worker_wait_ms = 0.0
+        self.completion_tokens = 0
+        self.listeners: list[Listener] = []
+        self.on_end: list[Callable[[Task], None]] = []
+        """Called after the listeners have heard of the end."""
+        self.transcript: Transcript | None = None
+        self.flight: Flight | None = None
+        self.rival: Flight | None = None
+        """A second job for the same task, until one of the two has a token."""
+        self.timer: Timer | None = None
+        self.ending: Ending | None = None
+
+    @property
+    def priority(self) -> Priority:
+        return self.job.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.job.tenant
+
+    @property
+    def kept_bytes(self) -> int:
+        """About what keeping this takes in memory, with what its client stated."""
+        job = self.job
+        stated = sum(map(getsizeof, (*job.sampling.stop, *job.placement.instances)))
+        stated += _BIAS_BYTES * len(job.sampling.logit_bias)
+        return TASK_BYTES + stated + (self.transcript.kept_bytes if self.transcript else 0)
+
+    def fitted(self) -> dict[str, int]:
+        """What an answer says of a ``max_tokens`` that was shrunk; nothing where it was not."""
+        return {} if self.fitted_tokens is None else {"fitted_max_tokens": self.fitted_tokens}
+
+    def missed_at(self, now: float) -> Part | None:
+        """What a text that ends well at ``now`` has missed of its parts; None for nothing."""
+        if self.late_part is None and not self.completion_tokens:
+            return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
+        return self.late_part
+
+    def usage(self) -> dict[str, int]:
+        """Tokens read and written, as every dialect spells it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+    def listen(self, listener: Listener) -> None:
+        """Hear everything from now on. A task that has ended says nothing any more."""
+        self.listeners = [*self.listeners, listener]
+
+    def unlisten(self, listener: Listener) -> None:
+        """Hear nothing more; fine for one that never listened."""
+        self.listeners = [other for other in self.listeners if other is not listener]
+
+    def record(self) -> Transcript:
+        """Keep everything that the task produces; call it before the first token."""
+        if self.transcript is None:
+            self.transcript = Transcript()
+            self.listeners = [self.transcript, *self.listeners]
+        return self.transcript
+
+    def begin(self, now: float, wait_ms: float) -> None:
+        """The worker started the job after ``wait_ms`` in its own queue."""
+        if self.stage is not Stage.DISPATCHED:
+            return
+        self.stage = Stage.RUNNING
+        if self.completion_tokens:
+            return  # it goes on where another instance stopped
+        is_first = not self.marks.started
+        self.marks.started = now
+        self.worker_wait_ms = wait_ms
+        if not is_first:
+            return
+        for listener in self.listeners:
+            listener.started(self)
+
+    def deliver(self, delta: Delta, now: float) -> None:
+        """Tokens from the worker. The hot path: everything here is paid per frame and task."""
+        if not self.completion_tokens:
+            self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
+            self.marks.first_token = now
+            if now > self.parts.first_token_at:
+                self.late_part = Part.FIRST_TOKEN
+        self.completion_tokens += len(delta.ids)
+        if (
+            self.parts is not NO_PARTS
+            and self.late_part is None
+            and now > self.parts.due_at(self.completion_tokens, self.marks.first_token)
+        ):
+            self.late_part = Part.TOKEN_GAP
+        for listener in self.listeners:
+            listener.tokens(self, delta)
+
+    def end(self, ending: Ending, now: float) -> None:
+        """The one end. Whoever ends a task checks ``ending`` first."""
+        assert self.ending is None, f"task {self.id} would end twice"
+        self.ending = ending
+        self.stage = Stage.ENDED
+        self.marks.ended = now
+        self.token_ids = ()
+        self.prefix_names = ()
+        self.trail = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        flights, self.flight, self.rival = (self.flight, self.rival), None, None
+        for flight in flights:
+            if flight is not None:
+                flight.abandon(ending)
+        listeners, self.listeners = self.listeners, []
+        for call in (*(listener.ended for listener in listeners), *self.on_end):
+            try:
+                call(self)
+            except Exception:  # limits, stores and whoever ended the task wait for the others
+                service_log.exception(
+                    "the end of a task could not be told",
+                    extra=fields(task_id=self.id, correlation_id=self.correlation_id),
+                )

@@ -1,0 +1,212 @@
+"""Bodies that are still arriving share one budget: bytes count as they come, and no body waits."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from aiohttp import web
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orchestrator.api.http.body import BODIES
+from orchestrator.api.http.body_budget import BodyBudget, BodyShare
+from orchestrator.api.server import READ_BUFFER_BYTES
+from orchestrator.errors import InvalidRequest, NoCapacity
+from orchestrator.settings import InvalidSettings, load_settings
+from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.fake_worker import FakeWorker
+
+TASK = b'{"prompt": "x", "max_tokens": 1}'
+
+
+def nothing() -> None:
+    """Nobody reads."""
+
+
+def test_the_one_that_holds_most_makes_room_for_one_that_holds_less() -> None:
+    budget, gone = BodyBudget(100), []
+    with (
+        budget.share(lambda: gone.append("large")) as large,
+        budget.share(lambda: gone.append("larger")) as larger,
+        budget.share(nothing) as small,
+    ):
+        large.take(40)
+        larger.take(60)
+        small.take(10)
+        assert gone == ["larger"] and budget.total_bytes == 50
+        with pytest.raises(NoCapacity, match="100 bytes"):
+            larger.take(1)
+        small.take(50)
+        with pytest.raises(NoCapacity):  # it would now hold more than the other
+            small.take(1)
+        assert gone == ["larger"]
+    assert budget.total_bytes == 0
+
+
+def test_a_whole_body_is_given_up_for_no_other() -> None:
+    budget = BodyBudget(100)
+    with budget.share(nothing) as whole, budget.share(nothing) as small:
+        whole.take(100)
+        whole.finish()
+        with pytest.raises(NoCapacity):
+            small.take(1)
+
+
+class Books(RuleBasedStateMachine):
+    """Bodies come, grow, become whole and go in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = BodyBudget(100)
+        self.open: list[tuple[BodyShare, ExitStack]] = []
+
+    @rule()
+    def come(self) -> None:
+        stack = ExitStack()
+        self.open.append((stack.enter_context(self.budget.share(nothing)), stack))
+
+    @rule(at=strategies.integers(0, 9), count=strategies.integers(1, 120))
+    def grow(self, at: int, count: int) -> None:
+        self._try(at, lambda share: share.take(count))
+
+    @rule(at=strategies.integers(0, 9))
+    def become_whole(self, at: int) -> None:
+        self._try(at, lambda share: share.finish())
+
+    @rule(at=strategies.integers(0, 9))
+    def go(self, at: int) -> None:
+        if self.open:
+            self.open.pop(at % len(self.open))[1].close()
+
+    def _try(self, at: int, act: Callable[[BodyShare], None]) -> None:
+        if not self.open:
+            return
+        share, stack = self.open[at % len(self.open)]
+        try:
+            act(share)
+        except NoCapacity:
+            stack.close()
+            self.open.remove((share, stack))
+
+    @invariant()
+    def add_up(self) -> None:
+        self.budget.check_integrity()
+        assert self.budget.total_bytes == sum(share.held_bytes for share, _ in self.open)
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+# ── over HTTP ────────────────────────────────────────────────────────────────────────────────
+
+
+def head(length: int) -> bytes:
+    return (
+        b"POST /v2/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % length
+    )
+
+
+class Sender:
+    """A client that sends a body of ``length`` bytes in parts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def begin(cls, service: Service, length: int, part: int) -> "Sender":
+        self = cls(*await asyncio.open_connection(*service.runner.addresses[0][:2]))
+        self.writer.write(head(length) + b'{"prompt": "' + b"x" * part)
+        return self
+
+    async def answer(self) -> bytes:
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+
+async def small_service(make_service: MakeService, worker: FakeWorker) -> Service:
+    return await make_service(worker, max_body_bytes=65536, all_bodies_bytes=4 * 65536)
+
+
+async def test_bodies_that_never_end_take_no_more_than_the_budget(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await small_service(make_service, worker)
+    budget = service.runner.app[BODIES]
+    large = [await Sender.begin(service, 65536, 60000) for _ in range(12)]
+    answers = [asyncio.create_task(sender.answer()) for sender in large]
+    await service.until(lambda: sum(answer.done() for answer in answers) >= 8)
+    assert budget.total_bytes <= budget.most_bytes
+    refused = next(answer.result() for answer in answers if answer.done())
+    assert refused.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in refused
+    # what is small gets through beside them, and a large one that ends does too
+    async with service.http.post("/v2/tasks", json={"prompt": "x" * 30000}) as response:
+        assert response.status == 400 and "context" in await response.text()
+    async with service.http.post(
+        "/v2/tasks", data=TASK, headers={"Content-Type": "application/json"}
+    ) as response:
+        assert response.status == 202
+    for sender in large:
+        sender.writer.close()
+    await service.until(lambda: budget.total_bytes == 0)
+    await asyncio.gather(*answers, return_exceptions=True)
+    labels = {"status": "503", "code": "no_capacity"}
+    assert service.metric("tidegate_http_errors_total", **labels) >= 8
+
+
+async def test_a_length_that_is_only_announced_reserves_nothing(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await small_service(make_service, worker)
+    idle = [await Sender.begin(service, 65536, 0) for _ in range(20)]
+    sender = await Sender.begin(service, 60000, 0)
+    sender.writer.write(b"x" * (60000 - 14) + b'"}')
+    assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")  # read, and too long a prompt
+    for each in (*idle, sender):
+        each.writer.close()
+    await service.until(lambda: service.runner.app[BODIES].total_bytes == 0)
+
+
+@pytest.mark.parametrize("end", ["refused", "too slow", "client gone", "served"])
+async def test_the_room_is_given_back_however_it_ends(
+    make_service: MakeService, worker: FakeWorker, end: str
+) -> None:
+    service = await make_service(
+        worker, max_body_bytes=65536, body_timeout_s=0.05 if end == "too slow" else 30.0
+    )
+    budget = service.runner.app[BODIES]
+    length = 200 if end == "refused" else 65536 if end != "served" else len(TASK)
+    sender = Sender(*await asyncio.open_connection(*service.runner.addresses[0][:2]))
+    sender.writer.write(head(length) + (b"{" * 200 if end == "refused" else TASK))
+    if end == "client gone":
+        await service.until(lambda: budget.total_bytes > 0)
+    else:
+        status = {"refused": b"400", "too slow": b"408", "served": b"202"}[end]
+        assert (await sender.answer()).startswith(b"HTTP/1.1 " + status)
+    sender.writer.close()
+    await service.until(lambda: budget.total_bytes == 0)
+
+
+async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
+    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of the socket brings up to 256 KiB; a connection then waits for its reader."""
+    service = await make_service(worker)
+    held = []
+
+    async def stand_still(request: web.Request, *_: object) -> None:
+        await asyncio.sleep(0.3)
+        held.append(request.content._size)
+        raise InvalidRequest("not read")
+
+    monkeypatch.setattr("orchestrator.api.native.routes.read_body", stand_still)
+    sender = await Sender.begin(service, 4_000_000, 3_000_000)
+    assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")
+    assert held[0] <= 2 * READ_BUFFER_BYTES + 2**18
+    sender.writer.close()
+
+
+def test_a_budget_below_one_body_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="ALL_BODIES_BYTES"):
+        load_settings(all_bodies_bytes=4096)

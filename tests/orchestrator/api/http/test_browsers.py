@@ -1,0 +1,253 @@
+"""Web pages: what a browser can be made to send does nothing here, unless it is welcome (OR-12)."""
+
+import asyncio
+
+import aiohttp
+import openai
+import pytest
+
+from orchestrator.api.http.browsers import Browsers
+from orchestrator.errors import Forbidden
+from orchestrator.settings import InvalidSettings, load_settings
+from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker
+
+TASK = {"prompt": "x", "max_tokens": 3}
+EVIL = "https://evil.example"
+UI = "https://ui.example"
+
+
+async def error_of(response: aiohttp.ClientResponse) -> str:
+    error = (await response.json())["error"]
+    assert isinstance(error["message"], str)
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8080",
+        "LOCALHOST.:1",
+        "ui.localhost:3000",
+        "127.0.0.1:8080",
+        "127.8.9.1",
+        "[::1]",
+        "[::1]:8080",
+    ],
+)
+def test_loopback_names_are_ours(host: str) -> None:
+    Browsers(load_settings()).check("POST", {"Host": host, "Origin": f"http://{host}"})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:127",
+        "notlocalhost",
+        "10.0.0.1",
+        "0.0.0.0:8080",
+        "[::]",
+        "localhost@evil.example",
+        "evil.example/localhost",
+        "[::1",
+        "",
+    ],
+)
+def test_other_names_are_not(host: str) -> None:
+    browsers = Browsers(load_settings())
+    for method in ("GET", "POST"):
+        with pytest.raises(Forbidden, match="TIDEGATE_ALLOWED_HOSTS"):
+            browsers.check(method, {"Host": host})
+    with pytest.raises(Forbidden, match="TIDEGATE_CORS_ORIGINS"):
+        browsers.check("POST", {"Host": "localhost", "Origin": f"https://{host}"})
+
+
+@pytest.mark.parametrize(
+    "origin", ["null", "file://", "", "https://", "javascript://localhost/", "https://[::1"]
+)
+def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
+    with pytest.raises(Forbidden):
+        Browsers(load_settings()).check("POST", {"Host": "localhost", "Origin": origin})
+
+
+def test_hosts_can_be_named_and_their_own_pages_come_from_them() -> None:
+    browsers = Browsers(load_settings(allowed_hosts="llm.example,other.example"))
+    browsers.check("POST", {"Host": "LLM.example:443", "Origin": "https://llm.example"})
+    with pytest.raises(Forbidden):
+        browsers.check("GET", {"Host": "evil.example"})
+    browsers = Browsers(load_settings(allowed_hosts="*"))
+    browsers.check("POST", {"Host": "llm.example", "Origin": "https://llm.example"})
+    with pytest.raises(Forbidden):
+        browsers.check("POST", {"Host": "llm.example", "Origin": EVIL})
+
+
+async def test_dns_rebinding_and_strange_pages_get_nothing(
+    service: Service, worker: FakeWorker
+) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": EVIL}, {"Origin": "null"}):
+        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
+            assert response.status == 403
+            assert next(iter(headers)) in str(await response.json())
+    async with service.http.get("/v2/instances", headers={"Host": "evil.example"}) as response:
+        assert response.status == 403
+    # A probe may come under any name; it learns nothing.
+    async with service.http.get("/health/live", headers={"Host": "10.1.2.3"}) as response:
+        assert response.status == 200
+    assert worker.submits == []
+
+
+async def test_a_simple_request_submits_nothing(service: Service, worker: FakeWorker) -> None:
+    """A page may send these without asking; so may ``curl -d``, which is told what to add."""
+    body = b'{"prompt": "x", "max_tokens": 3, "model": "fake"}'
+    for kind in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        for path in ("/v2/tasks", "/v1/completions"):
+            async with service.http.post(
+                path,
+                data=body,
+                headers={} if kind is None else {"Content-Type": kind},
+                skip_auto_headers=("Content-Type",),
+            ) as response:
+                assert response.status == 415
+                said = await error_of(response)
+            assert kind or "none" in said
+            assert "-H 'Content-Type: application/json'" in said
+    assert worker.submits == []
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    async with service.http.post("/v2/tasks", data=body, headers=headers) as response:
+        assert response.status == 202
+
+
+async def test_operators_calls_need_what_no_page_can_send(
+    service: Service, worker: FakeWorker
+) -> None:
+    path = f"/v2/instances/{worker.address}/drain"
+    async with service.http.post(path) as response:
+        assert response.status == 403
+        assert "X-Tidegate-Admin: 1" in await error_of(response)
+    assert not next(iter(service.gateway.registry)).held
+    async with service.http.post(path, headers={"X-Tidegate-Admin": "1"}) as response:
+        assert response.status == 202
+
+
+async def test_a_token_proves_more_than_host_and_origin(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """As behind a proxy or a Kubernetes service, whose names we do not know."""
+    service = await make_service(worker, token="t", admin_token="a")
+    headers = {"Host": "llm.corp.example", "Origin": EVIL}
+    for token, status in (({"Authorization": "Bearer t"}, 202), ({}, 401)):
+        async with service.http.post("/v2/tasks", json=TASK, headers=headers | token) as response:
+            assert response.status == status
+    path = f"/v2/instances/{worker.address}/drain"
+    async with service.http.post(path, headers=headers | {"X-Api-Key": "a"}) as response:
+        assert response.status == 202
+
+
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type,x-stainless-os,x-tidegate-admin",
+}
+
+
+async def test_cors_is_off_unless_set(service: Service) -> None:
+    headers = PREFLIGHT | {"Origin": UI}
+    async with service.http.options("/v2/tasks", headers=headers) as response:
+        assert response.status == 405
+        assert not [name for name in response.headers if name.startswith("Access-Control")]
+
+
+async def test_cors_lets_named_pages_ask_and_read(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """The question before it, and answers, errors and streams alike, with and without a key."""
+    service = await make_service(worker, cors_origins=UI, token="t")
+    origin = {"Origin": UI}
+    async with service.http.options("/v2/tasks", headers=origin | PREFLIGHT) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == UI
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = response.headers["Access-Control-Allow-Headers"]
+        assert allowed == "authorization, content-type, x-stainless-os"
+    headers = {"Origin": EVIL} | PREFLIGHT
+    async with service.http.options("/v2/tasks", headers=headers) as response:
+        assert response.status == 403
+        assert "Access-Control-Allow-Origin" not in response.headers
+
+    key = origin | {"Authorization": "Bearer t"}
+    chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    for path, body, given, status in (
+        ("/v2/tasks", TASK, key, 202),
+        ("/v2/tasks", TASK, origin, 401),
+        ("/v2/nothing", TASK, key, 404),
+        ("/v1/chat/completions", chat, key, 200),
+        ("/v1/chat/completions", chat | {"deadline_ms": -1}, key, 504),
+    ):
+        async with service.http.post(path, json=body, headers=given) as response:
+            assert response.status == status
+            assert response.headers["Access-Control-Allow-Origin"] == UI
+            assert response.headers["Vary"] == "Origin"
+            assert "Access-Control-Allow-Credentials" not in response.headers
+            exposed = response.headers["Access-Control-Expose-Headers"].lower().split(", ")
+            assert "x-correlation-id" in exposed and "retry-after" in exposed
+            ours = [n.lower() for n in response.headers if n.lower().startswith("x-")]
+            assert set(ours) - {"x-accel-buffering"} <= set(exposed)
+            if response.content_type == "text/event-stream":
+                assert [event async for event in read_events(response)]
+    async with service.http.get("/v1/models", headers=key | {"Origin": EVIL}) as response:
+        assert response.status == 200
+        assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, cors_origins="*")
+    headers = PREFLIGHT | {"Origin": EVIL}
+    async with service.http.options("/v2/instances/x/drain", headers=headers) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert "x-tidegate-admin" not in response.headers["Access-Control-Allow-Headers"]
+    async with service.http.post("/v2/tasks", json=TASK, headers={"Origin": EVIL}) as response:
+        assert response.status == 202
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+async def test_credentials_are_for_named_pages_only(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, cors_origins=UI, cors_credentials=True)
+    async with service.http.get("/v1/models", headers={"Origin": UI}) as response:
+        assert response.headers["Access-Control-Allow-Credentials"] == "true"
+
+
+def test_credentials_are_never_for_all() -> None:
+    with pytest.raises(InvalidSettings, match="TIDEGATE_CORS_CREDENTIALS"):
+        load_settings(cors_origins="*", cors_credentials=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cors_origins", "ui.example"),
+        ("cors_origins", "https://ui.example/app"),
+        ("cors_origins", "https://*.example"),
+        ("allowed_hosts", "https://llm.example"),
+        ("allowed_hosts", "*.example"),
+    ],
+)
+def test_what_is_no_origin_or_host_fails_by_name(name: str, value: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"TIDEGATE_{name.upper()}"):
+        load_settings(**{name: value})
+
+
+async def test_the_official_sdk_needs_nothing_of_this(service: Service) -> None:
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+    )
+    async with client:
+        answer = await client.completions.create(model="fake", prompt="x", max_tokens=3)
+    assert answer.usage is not None and answer.usage.completion_tokens == 3

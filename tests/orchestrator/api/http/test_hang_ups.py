@@ -1,0 +1,304 @@
+"""A client that hangs up is noticed whatever it has sent; one that only ends its side is served."""
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import AbortCause
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def ask(body: dict[str, object], *, version: bytes = b"1.1") -> bytes:
+    data = json.dumps(body).encode()
+    return (
+        b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (version, len(data), data)
+    )
+
+
+async def connect(service: Service, data: bytes) -> socket.socket:
+    loop, client = asyncio.get_running_loop(), socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, service.runner.addresses[0][:2])
+    await loop.sock_sendall(client, data)
+    return client
+
+
+async def read_all(client: socket.socket) -> bytes:
+    """To the end of the connection, which is the server's to close."""
+    loop, data = asyncio.get_running_loop(), b""
+    while piece := await loop.sock_recv(client, 1 << 16):
+        data += piece
+    client.close()
+    return data
+
+
+BEHIND = {
+    "nothing": b"",
+    "a request": GET,
+    "many requests": GET * 100,
+    "a body that nobody reads": (
+        b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+        + b" " * 1_000_000
+    ),
+    "an upgrade": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+    b"Upgrade: websocket\r\n\r\n" + b"x" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stall_at", [0, 3])
+async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
+    service: Service, worker: FakeWorker, stream: bool, stall_at: int, behind: str
+) -> None:
+    """Bytes that are not read yet stand before the end of input, which is then not seen."""
+    worker.plan = lambda submit: Plan(stall_at=stall_at)
+    client = await connect(service, ask(CHAT | {"stream": stream}))
+    await worker.until(lambda: worker.running == 1)
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(client, BEHIND[behind]))
+    await asyncio.wait([sending], timeout=0.1)  # as much of it as is taken
+    sending.cancel()
+    client.close()
+    await worker.until(lambda: not worker.running)
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stall_at", [0, 3, None])
+async def test_a_half_closed_client_gets_its_answer(
+    service: Service, worker: FakeWorker, stream: bool, stall_at: int | None
+) -> None:
+    """As ``nc -N`` asks: it says that there is no more to come, and reads."""
+    plan = Plan(stall_at=stall_at)
+    worker.plan = lambda submit: plan
+    client = await connect(service, ask(CHAT | {"stream": stream}))
+    client.shutdown(socket.SHUT_WR)
+    if stall_at is not None:
+        await worker.until(lambda: worker.running == 1)
+        await asyncio.sleep(0.4)  # longer than a hang-up may go unnoticed
+        assert worker.running == 1
+        plan.release.set()
+    data = await read_all(client)
+    while data.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
+        data = data.partition(b"\r\n\r\n")[2]
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    if stream:
+        assert body.count(b"data: ") == 20 + 3 and body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert json.loads(body)["usage"]["completion_tokens"] == 20
+    assert service.outcomes() == ["met"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stall_at", [0, 3])
+async def test_a_half_closed_client_that_goes_after_all_is_noticed(
+    service: Service, worker: FakeWorker, stream: bool, stall_at: int
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=stall_at)
+    client = await connect(service, ask(CHAT | {"stream": stream}))
+    client.shutdown(socket.SHUT_WR)
+    await worker.until(lambda: worker.running == 1)
+    await asyncio.sleep(0.3)
+    assert worker.running == 1
+    client.close()
+    await worker.until(lambda: not worker.running)
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+
+
+async def test_all_that_a_half_closed_client_has_asked_is_answered(service: Service) -> None:
+    client = await connect(service, GET * 50 + ask(CHAT) + GET)
+    client.shutdown(socket.SHUT_WR)
+    data = await read_all(client)
+    assert data.count(b"HTTP/1.1 200 OK") == 52
+
+
+async def test_a_request_that_is_cut_off_gets_no_answer(service: Service) -> None:
+    for cut in (GET[:-3], ask(CHAT)[:-3]):
+        client = await connect(service, cut)
+        client.shutdown(socket.SHUT_WR)
+        assert await read_all(client) == b""
+    assert service.outcomes() == []
+
+
+async def test_wp1_a_hang_up_after_an_expected_continue_is_noticed(
+    service: Service, worker: FakeWorker
+) -> None:
+    """As curl sends a large body. The interim answer is not the beginning of the answer."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    request = ask(CHAT).replace(b"Host:", b"Expect: 100-continue\r\nHost:", 1)
+    client = await connect(service, request)
+    await worker.until(lambda: worker.running == 1)
+    client.close()
+    await worker.until(lambda: not worker.running)
+
+
+async def test_a_client_gone_before_its_expected_continue_is_no_error(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    head = ask(CHAT).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
+    for _ in range(5):
+        client = await connect(service, head)
+        linger = struct.pack("ii", 1, 0)  # reset instead of an orderly end
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        client.close()
+    server = service.runner.server
+    assert server is not None
+    async with service.http.get("/health/live") as response:
+        assert response.status == 200
+    await service.until(lambda: len(server.connections) <= 1)
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+async def test_http_1_0_knows_no_interim_answer_so_its_end_is_a_hang_up(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=0)
+    client = await connect(service, ask(CHAT, version=b"1.0"))
+    await worker.until(lambda: worker.running == 1)
+    client.shutdown(socket.SHUT_WR)
+    assert await read_all(client) == b""
+    await worker.until(lambda: not worker.running)
+
+
+class Relay:
+    """A proxy that passes each side's end on as it comes, and learns of a reset by writing."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._pipes: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection(*self._address)
+        up = asyncio.create_task(self._pipe(reader, behind_writer))
+        down = asyncio.create_task(self._pipe(behind_reader, writer))
+        self._pipes |= {up, down}
+        await asyncio.wait([up, down])
+        behind_writer.close()
+        writer.close()
+
+    @staticmethod
+    async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()
+        except OSError:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("stall_at", [0, 3])
+async def test_a_hang_up_comes_through_a_proxy_that_passes_ends_on(
+    service: Service, worker: FakeWorker, stall_at: int
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=stall_at)
+    relay = await Relay(service.runner.addresses[0][:2]).start()
+    loop, client = asyncio.get_running_loop(), socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, relay.sockets[0].getsockname())
+    await loop.sock_sendall(client, ask(CHAT | {"stream": True}))
+    await worker.until(lambda: worker.running == 1)
+    client.close()
+    await worker.until(lambda: not worker.running)
+    relay.close()
+
+
+async def test_a_kernel_that_acknowledges_nothing_is_gone(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a firewall that forgot the connection: there will be no reset either."""
+    monkeypatch.setattr("orchestrator.api.http.hang_ups.Prober._unacknowledged", lambda _: True)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    client = await connect(service, ask(CHAT))
+    await worker.until(lambda: worker.running == 1)
+    client.shutdown(socket.SHUT_WR)
+    await worker.until(lambda: not worker.running)
+    client.close()
+
+
+async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """Not when the body has been waited for, as if there were more to come."""
+    service = await make_service(worker, body_timeout_s=60.0)
+    head = (
+        b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    for good in (b"", b"2\r\n{}\r\n"):
+        client = await connect(service, head)
+        await service.until(
+            lambda: any(c.is_serving for c in service.runner.server.connections)  # type: ignore
+        )
+        if good:
+            await asyncio.get_running_loop().sock_sendall(client, good)
+            await asyncio.sleep(0.02)
+        await asyncio.get_running_loop().sock_sendall(client, b"zz\r\n{}\r\n" + GET)
+        async with asyncio.timeout(10):
+            data = await read_all(client)
+        assert data.startswith(b"HTTP/1.1 400") and data.count(b"HTTP/1.1") == 1
+        assert b"Connection: close" in data
+        error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
+        assert "framed" in error["message"]
+
+
+HALF = b"GET /health/live HTTP/1.1\r\nHost: loc"
+
+
+@pytest.mark.parametrize("first", [GET, ask(CHAT), GET + b"\r\n", GET + ask(CHAT)])
+async def test_half_a_head_behind_a_request_has_a_heads_time(
+    worker: FakeWorker, make_service: MakeService, first: bytes
+) -> None:
+    service = await make_service(worker, header_timeout_s=0.2, idle_timeout_s=60.0)
+    client = await connect(service, first + HALF)
+    async with asyncio.timeout(10):
+        assert (await read_all(client)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("last", [b"", b"\r\n", b"\r\n\r\n\r\n"])
+@pytest.mark.parametrize("apart", [True, False])
+async def test_line_ends_between_requests_are_no_head(
+    worker: FakeWorker, make_service: MakeService, last: bytes, apart: bool
+) -> None:
+    service = await make_service(worker, header_timeout_s=0.05, idle_timeout_s=60.0)
+    loop = asyncio.get_running_loop()
+    for first in (GET, ask(CHAT)):
+        client = await connect(service, first + (b"" if apart else last))
+        data = await loop.sock_recv(client, 1 << 16)
+        assert data.startswith(b"HTTP/1.1 200")
+        if apart:
+            await loop.sock_sendall(client, last)
+        await asyncio.sleep(0.2)
+        await loop.sock_sendall(client, GET)
+        data = await loop.sock_recv(client, 1 << 16)
+        assert data.startswith(b"HTTP/1.1 200")
+        client.close()
+
+
+async def test_a_running_request_outlives_half_a_head_behind_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, header_timeout_s=0.05, idle_timeout_s=60.0)
+    plan = Plan(stall_at=0)
+    worker.plan = lambda submit: plan
+    client = await connect(service, ask(CHAT) + HALF)
+    await worker.until(lambda: worker.running == 1)
+    await asyncio.sleep(0.2)
+    plan.release.set()
+    async with asyncio.timeout(10):
+        assert (await read_all(client)).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,228 @@
+"""Large bodies are read and checked beside the event loop, not on it (OR-11)."""
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.api.http import body as bodies
+from orchestrator.api.http.body import LargeBodies
+from orchestrator.api.native import routes as native
+from orchestrator.api.native.routes import TaskMessage, TaskRequest
+from orchestrator.api.openai.types import (
+    _ONLY,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    TextPart,
+)
+from orchestrator.errors import InvalidRequest
+from tests.orchestrator.conftest import Service
+from tests.orchestrator.fake_worker import FakeWorker
+
+JSON = {"Content-Type": "application/json"}
+LARGE = " " * bodies.INLINE_BYTES
+
+
+@pytest.mark.parametrize("where", ["decode", "prompt"])
+async def test_others_are_served_while_a_large_body_is_decoded(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    began, release = threading.Event(), threading.Event()
+    module, name = (bodies, "decode") if where == "decode" else (native, "_prompt")
+    original = getattr(module, name)
+
+    def slow(*args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            release.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(module, name, slow)
+    data = json.dumps({"prompt": "x", "max_tokens": 3}) + LARGE
+    large = asyncio.create_task(service.http.post("/v2/tasks", data=data, headers=JSON))
+    await service.until(began.is_set)
+    async with service.http.get("/health/live") as response:
+        assert response.status == 200
+    async with service.http.post("/v2/tasks", json={"prompt": "x", "max_tokens": 3}) as response:
+        assert response.status == 202
+    assert not large.done()
+    release.set()
+    async with await large as response:
+        assert response.status == 202
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('{"prompt": "x", "max_token": 3}', "max_token: is not a known field"),
+        ('{"prompt": 3}', "prompt: Expected"),
+        ('{"prompt": "x"', "not valid JSON"),
+        ('{"prompt": "x", "prompt_token_ids": [1]}', "exactly one of"),
+    ],
+)
+async def test_a_large_body_gets_the_same_errors(service: Service, text: str, word: str) -> None:
+    async with service.http.post("/v2/tasks", data=text + LARGE, headers=JSON) as response:
+        assert response.status == 400
+        assert word in (await response.json())["error"]["message"]
+
+
+def test_the_thread_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a row of large bodies would hold the interpreter lock without a pause."""
+    clock, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    def work() -> None:
+        clock[0] += 0.5
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    large = LargeBodies()
+    for _ in range(3):
+        large._work(work)
+    assert slept == [0.5, 0.5]
+    clock[0] += 10
+    large._work(work)
+    assert slept == [0.5, 0.5]
+    large.close()
+
+
+async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() -> None:
+    large, release, log = LargeBodies(), threading.Event(), list[int]()
+    far = asyncio.get_running_loop().time() + 3600
+    first = asyncio.create_task(large.work(lambda: release.wait(20), 1, far))
+    await asyncio.sleep(0)
+    waiting = {
+        size: asyncio.create_task(
+            large.work(lambda size=size: log.append(size), size * 2**20, far)  # type: ignore[misc]
+        )
+        for size in (30, 10, 40, 20)
+    }
+    await asyncio.sleep(0)
+    waiting[20].cancel()
+    await asyncio.sleep(0)
+    first.cancel()  # its thread goes on, and the others still wait for it
+    await asyncio.sleep(0)
+    assert not log
+    release.set()
+    await asyncio.gather(*(waiting[size] for size in (10, 30, 40)))
+    assert log == [10, 30, 40]
+    assert not large._is_busy
+    large.close()
+
+
+async def test_a_large_body_is_not_waited_for_beyond_its_deadline() -> None:
+    large, release, log = LargeBodies(), threading.Event(), list[int]()
+    now = asyncio.get_running_loop().time()
+    first = asyncio.create_task(large.work(lambda: release.wait(20), 1, now + 3600))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await large.work(lambda: log.append(1), 1, now + 0.01)
+    release.set()
+    assert await first
+    await large.work(lambda: log.append(2), 1, now + 3600)
+    assert log == [2]
+    large.close()
+
+
+@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
+async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    release = threading.Event()
+    original = bodies.decode
+
+    def slow(*args: Any) -> Any:
+        release.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(bodies, "decode", slow)
+    data = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 3}) + LARGE
+    first = asyncio.create_task(service.http.post(path, data=data, headers=JSON))
+    await service.until(lambda: threading.active_count() and _busy(service))
+    headers = JSON | {"X-Timeout-Ms": "50"}
+    async with service.http.post(path, data=data, headers=headers) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+    release.set()
+    async with await first as response:
+        assert response.status in (200, 202)
+    await worker.until(lambda: len(worker.submits) == 1)
+
+
+def _busy(service: Service) -> bool:
+    app = service.runner.app
+    return app is not None and app[bodies.LARGE_BODIES]._is_busy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ('"ab"', [103, 104]),
+        ('["ab"]', [103, 104]),
+        (' [ "ab" ] ', [103, 104]),
+        ("[7, 8]", [7, 8]),
+        ("[[7,8]]", [7, 8]),
+        ('["a","b"]', None),
+        ("[[7],[8]]", None),
+        ("[" + "[]," * 1000 + "[]]", None),
+        ("[[[7]]]", None),
+        ('[7, "a"]', None),
+        ("null", None),
+        ("{}", None),
+        ("7", None),
+        ("[1.5]", None),
+    ],
+)
+async def test_one_prompt_in_every_spelling(
+    service: Service, worker: FakeWorker, prompt: str, ids: list[int] | None
+) -> None:
+    text = f'{{"model": "fake", "max_tokens": 1, "prompt": {prompt}}}'
+    async with service.http.post("/v1/completions", data=text, headers=JSON) as response:
+        assert response.status == (400 if ids is None else 200)
+        if ids is None:
+            error = (await response.json())["error"]
+            assert error["param"] == "prompt" and "one prompt per request" in error["message"]
+    if ids is not None and ids[0] < 10:
+        assert worker.submits[0].token_ids == ids
+    assert len(worker.submits) == (ids is not None)
+
+
+def test_messages_are_not_the_collectors() -> None:
+    """It would go through hundreds of thousands of them, for three quarters of the decoding."""
+    for kind in (TaskMessage, ChatMessage, TextPart):
+        assert kind.__struct_config__.gc is False
+
+
+def test_what_is_ignored_is_not_decoded() -> None:
+    """A million empty lists would take half a second, under the interpreter lock."""
+    many = msgspec.Raw(b"[" + b"[]," * 1000 + b"[]]")
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    ignored = [
+        field.name
+        for field in msgspec.structs.fields(ChatRequest)
+        if field.type is msgspec.Raw and field.name not in {*_ONLY, "logit_bias"}
+    ]
+    assert {"metadata", "user", "store", "reasoning_effort"} <= set(ignored)
+    request = msgspec.json.decode(
+        msgspec.json.encode(body | dict.fromkeys(ignored, many)), type=ChatRequest
+    )
+    request.refuse_unsupported()
+    assert isinstance(request.metadata, msgspec.Raw)
+    for field in ("tools", "response_format", "tool_choice"):
+        request = msgspec.json.decode(msgspec.json.encode(body | {field: many}), type=ChatRequest)
+        with pytest.raises(InvalidRequest, match=field):
+            request.refuse_unsupported()
+
+
+def test_no_field_may_be_anything() -> None:
+    for body in (ChatRequest, CompletionRequest, TaskRequest):
+        for field in msgspec.structs.fields(body):
+            assert "Any" not in str(field.type), field.name

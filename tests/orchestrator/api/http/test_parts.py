@@ -1,0 +1,234 @@
+"""DL-14 over HTTP: deadlines for the first token and for the gap between tokens."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from orchestrator.telemetry.log import access_log
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+
+TASK = {"model": "fake", "prompt": "x", "max_tokens": 4}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v2/tasks": TASK,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TASK,
+}
+SLOW = Plan(step_s=0.02)
+"""Tokens 20 ms apart: 1 ms is missed for certain, a minute is not."""
+
+
+async def run(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """A native task to its end; its terminal event."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with service.http.post("/v2/tasks", json=TASK | body, headers=named) as response:
+        task = await response.json()
+        assert response.status == 202, task
+    async with service.http.get(task["events_url"]) as response:
+        events = [event async for event in read_events(response)]
+    last = events[-1].json() | {"kind": events[-1].event, "task_id": task["task_id"]}
+    last["tokens"] = sum(event.event == "token" for event in events)
+    return last
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("headers", "body", "field"),
+    [
+        ({}, {"first_token_ms": 0}, "first_token_ms"),
+        ({}, {"token_gap_ms": -1}, "token_gap_ms"),
+        ({}, {"token_gap_ms": "5"}, "token_gap_ms"),
+        ({"X-First-Token-Timeout-Ms": "soon"}, {}, "X-First-Token-Timeout-Ms"),
+        ({"x-llm-d-slo-ttft-ms": "0"}, {}, "x-llm-d-slo-ttft-ms"),
+        ({"x-llm-d-slo-tpot-ms": "x"}, {}, "x-llm-d-slo-tpot-ms"),
+        ({"x-llm-d-inference-ttl": "5"}, {}, "x-llm-d-inference-ttl"),
+        ({"x-request-timeout-seconds": "1s"}, {}, "x-request-timeout-seconds"),
+        ({"x-litellm-timeout": ""}, {}, "x-litellm-timeout"),
+    ],
+)
+async def test_dl14_unreadable_is_a_400_that_names_it(
+    service: Service, path: str, headers: dict[str, str], body: dict[str, Any], field: str
+) -> None:
+    async with service.http.post(path, json=BODIES[path] | body, headers=headers) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert error["param" if "v1" in path else "field"] == field
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_dl14_the_budgets_travel_to_the_worker(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    body = BODIES[path] | {"first_token_ms": 50_000, "token_gap_ms": 70}
+    for headers in ({}, {"X-First-Token-Timeout-Ms": "20000", "x-llm-d-slo-tpot-ms": "30"}):
+        async with service.http.post(path, json=body, headers=headers) as response:
+            assert response.status in (200, 202)
+    await service.until(lambda: len(service.outcomes()) == 2)
+    assert [submit.token_gap_ms for submit in worker.submits] == [70, 30]
+    budgets = [submit.first_token_budget_ms or 0.0 for submit in worker.submits]
+    assert 40_000 < budgets[0] <= 50_000 and 10_000 < budgets[1] <= 20_000
+    async with service.http.post(path, json=BODIES[path]) as response:
+        await response.read()
+    await service.until(lambda: len(service.outcomes()) == 3)
+    assert worker.submits[2].first_token_budget_ms is worker.submits[2].token_gap_ms is None
+
+
+async def test_dl14_other_gateways_timeouts_are_deadlines(
+    service: Service, worker: FakeWorker
+) -> None:
+    for header, value in (
+        ("x-request-timeout-seconds", "40"),
+        ("x-litellm-timeout", "40.0"),
+    ):
+        await run(service, {}, **{header: value})
+    assert all(30_000 < submit.budget_ms <= 40_000 for submit in worker.submits)
+    await run(service, {}, **{"x-llm-d-inference-ttl": "40s"})
+    assert 30_000 < (worker.submits[2].first_token_budget_ms or 0.0) <= 40_000
+    assert service.outcomes() == ["met"] * 3
+
+
+async def test_dl14_all_parts_kept_is_met(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: SLOW
+    kept = {"first_token_ms": 60_000, "token_gap_ms": 60_000}
+    end = await run(service, kept, x_llm_d_slo_ttft_ms="60000", x_llm_d_slo_tpot_ms="60000")
+    assert (end["outcome"], end["tokens"]) == ("met", 4)
+    assert "missed_part" not in end
+    # The schedule starts at the first token's deadline: what came before that cannot be late.
+    end = await run(service, {"first_token_ms": 60_000, "token_gap_ms": 1})
+    assert end["outcome"] == "met"
+    assert service.metric("tidegate_missed_parts_total", part="token_gap") == 0
+
+
+@pytest.mark.parametrize("spelling", ["field", "header"])
+async def test_dl14_a_missed_gap_is_said_and_stops_nothing(
+    service: Service, worker: FakeWorker, spelling: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.plan = lambda submit: SLOW
+    body = {"token_gap_ms": 1} if spelling == "field" else {}
+    headers = {} if body else {"x-llm-d-slo-tpot-ms": "1"}
+    with caplog.at_level(logging.INFO, access_log.name):
+        end = await run(service, body, **headers)
+    logged = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert [fields["missed_part"] for fields in logged if "outcome" in fields] == ["token_gap"]
+    assert (end["kind"], end["outcome"], end["finish_reason"]) == ("end", "missed", "length")
+    assert (end["missed_part"], end["tokens"]) == ("token_gap", 4)
+    async with service.http.get(f"/v2/tasks/{end['task_id']}") as response:
+        status = await response.json()
+        assert response.headers["X-Deadline-Missed-Part"] == "token_gap"
+    assert (status["outcome"], status["missed_part"]) == ("missed", "token_gap")
+    assert status["text"] == "w0 w1 w2 w3 " and "error" not in status
+
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        asked = BODIES[path] | body
+        async with service.http.post(path, json=asked, headers=headers) as response:
+            answer = await response.json()
+            assert response.headers["X-Deadline-Missed-Part"] == "token_gap"
+        assert response.status == 200
+        assert answer["missed_part"] == "token_gap"
+        assert answer["usage"]["completion_tokens"] == 4
+        asked["stream"] = True
+        async with service.http.post(path, json=asked, headers=headers) as response:
+            lines = (await response.text()).split("\n\n")
+        assert lines[-2] == "data: [DONE]"
+        last = json.loads(lines[-3][6:])
+        assert last["missed_part"] == "token_gap" and "left=" in last["deadline_budget"]
+    assert service.outcomes() == ["missed"] * 5
+    assert service.metric("tidegate_missed_parts_total", part="token_gap") == 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("spelling", ["field", "header"])
+async def test_dl14_no_first_token_in_time_ends_the_task(
+    service: Service, worker: FakeWorker, stream: bool, spelling: str
+) -> None:
+    """While it runs; the whole deadline is far away."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    body = CHAT | {"stream": stream} | ({"first_token_ms": 80} if spelling == "field" else {})
+    headers = {} if spelling == "field" else {"X-First-Token-Timeout-Ms": "80"}
+    path = "/v1/chat/completions"
+    async with service.http.post(path, json=body, headers=headers) as response:
+        error = (await response.json())["error"]
+    assert response.status == 504
+    assert (error["code"], error["part"]) == ("deadline_exceeded", "first_token")
+    assert "first token" in error["message"]
+    assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
+    assert response.headers["X-Deadline-Missed-Part"] == "first_token"
+    assert response.headers["x-should-retry"] == "false"
+    assert service.outcomes() == ["missed"]
+    assert service.metric("tidegate_missed_parts_total", part="first_token") == 1
+    await worker.until(lambda: not worker.running)
+
+
+async def test_dl14_the_native_error_event_names_the_part(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=0)
+    last = await run(service, {"first_token_ms": 60})
+    assert (last["kind"], last["code"]) == ("error", "deadline_exceeded")
+    assert last["part"] == last["missed_part"] == "first_token"
+    worker.plan = lambda submit: Plan(stall_at=1)
+    last = await run(service, {"first_token_ms": 60_000, "deadline_ms": 100})
+    assert (last["kind"], last["missed_part"]) == ("error", "whole")
+    assert "part" not in last
+
+
+async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
+    service: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    async with service.http.post("/v2/tasks", json=TASK | {"first_token_ms": 150}) as response:
+        task = await response.json()
+    async with service.http.get(task["events_url"]) as response:
+        kinds = []
+        async for event in read_events(response):
+            kinds.append(event.event)
+            if event.event == "token" and not plan.release.is_set():
+                service.gateway.clock.call_at(
+                    service.gateway.clock.now() + 0.25, lambda: plan.release.set()
+                )
+    assert kinds[-1] == "end"
+    plan.release.clear()
+    body = {"first_token_ms": 100, "deadline_ms": 200}
+    assert (await run(service, body))["missed_part"] == "whole"
+    assert service.outcomes() == ["met", "missed"]
+
+
+async def test_dl14_an_slo_is_a_wish_and_does_not_cut(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: SLOW
+    end = await run(service, {}, x_llm_d_slo_ttft_ms="5")
+    assert (end["kind"], end["outcome"], end["missed_part"]) == ("end", "missed", "first_token")
+    assert end["tokens"] == 4
+    # With a timeout beside it, that is what cuts, and the wish is what is judged.
+    end = await run(service, {"first_token_ms": 60_000}, x_llm_d_slo_ttft_ms="5")
+    assert (end["kind"], end["missed_part"], end["tokens"]) == ("end", "first_token", 4)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    end = await run(service, {"first_token_ms": 80}, x_llm_d_slo_ttft_ms="5")
+    assert (end["kind"], end["part"]) == ("error", "first_token")
+
+
+async def test_dl14_what_waits_too_long_for_a_first_token_leaves_the_queue(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=1)
+    first = Plan(stall_at=0)
+    worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
+    service = await make_service(worker, worker_backlog=0)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+    async with service.http.post("/v1/completions", json=TASK | {"first_token_ms": 60}) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["part"] == "first_token"
+    async with service.http.post("/v1/completions", json=TASK | {"first_token_ms": 5}) as response:
+        assert response.status == 504  # under the floor: refused at once
+        assert (await response.json())["error"]["part"] == "first_token"
+        assert "X-Deadline-Missed-Part" not in response.headers
+    first.release.set()
+    await service.until(lambda: len(service.outcomes()) == 3)
+    assert service.outcomes() == ["missed", "refused", "met"]
+    assert len(worker.submits) == 1

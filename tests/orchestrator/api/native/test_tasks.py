@@ -1,0 +1,332 @@
+"""``/v2/tasks``: submit, follow, resume, replay, cancel."""
+
+import asyncio
+
+import pytest
+
+from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
+from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import OnDeadline
+
+ASK = {"prompt": "hello", "max_tokens": 5}
+
+
+async def follow(service: Service, url: str, after: str = "") -> list[Event]:
+    headers = {"Last-Event-ID": after} if after else {}
+    async with service.http.get(url, headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert "Content-Encoding" not in response.headers
+        return [event async for event in read_events(response)]
+
+
+async def submit(service: Service, **changes: object) -> dict[str, object]:
+    async with service.http.post("/v2/tasks", json=ASK | changes) as response:
+        assert response.status == 202, await response.text()
+        body: dict[str, object] = await response.json()
+        return body
+
+
+async def status_of(service: Service, task_id: object) -> dict[str, object]:
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        assert response.status == 200
+        body: dict[str, object] = await response.json()
+        return body
+
+
+async def test_or1_the_order_of_events(service: Service) -> None:
+    """OR-1, DL-9: queued started token* end; numbered; the budget in the terminal event."""
+    task = await submit(service)
+    assert task["status"] == "queued"
+    assert (task["queue_position"], task["predicted_start_ms"]) == (0, 0.0)
+    events = await follow(service, str(task["events_url"]))
+    assert [e.event for e in events] == ["queued", "started", *["token"] * 5, "end"]
+    assert [e.id for e in events] == [str(i) for i in range(8)]
+    tokens = [e.json() for e in events if e.event == "token"]
+    assert tokens == [{"text": f"w{i} ", "token_ids": [i], "index": i} for i in range(5)]
+    end = events[-1].json()
+    assert (end["outcome"], end["finish_reason"]) == ("met", "length")
+    assert end["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert set(end["budget"]) == {"queue_ms", "route_ms", "prefill_ms", "decode_ms", "left_ms"}
+    status = await status_of(service, task["task_id"])
+    assert (status["status"], status["outcome"]) == ("ended", "met")
+    assert status["text"] == "w0 w1 w2 w3 w4 "
+
+
+async def test_or2_resume_without_duplicates_and_replay(
+    service: Service, worker: FakeWorker
+) -> None:
+    """OR-2: from every event on, live and after the end, the same events once each."""
+    plan = Plan(stall_at=3)
+    worker.plan = lambda submit: plan
+    task = await submit(service)
+    url = str(task["events_url"])
+    live = [asyncio.create_task(follow(service, url, after)) for after in ("", "1", "4", "6")]
+    await service.until(lambda: len(_followers(service, task["task_id"])) == 4)
+    plan.release.set()
+    whole, *rest = await asyncio.gather(*live)
+    assert len(whole) == 8
+    for after, events in zip((1, 4, 6), rest, strict=True):
+        assert events == whole[after + 1 :]
+    for after in range(7):
+        assert await follow(service, url, str(after)) == whole[after + 1 :]
+    async with service.http.get(url, headers={"Last-Event-ID": "7"}) as response:
+        assert response.status == 204
+
+
+def _followers(service: Service, task_id: object) -> list[object]:
+    task = service.gateway.store.get(str(task_id))
+    return [listener for listener in task.listeners if listener is not task.transcript]
+
+
+async def test_several_tokens_in_one_frame_are_an_event_each(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(per_delta=4)
+    task = await submit(service, max_tokens=10)
+    events = await follow(service, str(task["events_url"]))
+    assert [e.json()["index"] for e in events if e.event == "token"] == list(range(10))
+
+
+async def test_text_held_back_to_the_end_comes_as_a_token_event_without_ids(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(tail="…")
+    task = await submit(service, max_tokens=2)
+    url = str(task["events_url"])
+    events = await follow(service, url)
+    assert [e.id for e in events] == ["0", "1", "2", "3", "4", "5"]
+    assert events[4].json() == {"text": "…", "token_ids": [], "index": 2}
+    assert (await status_of(service, task["task_id"]))["text"] == "w0 w1 …"
+    assert await follow(service, url, "4") == events[5:]
+
+
+async def test_logprobs(service: Service) -> None:
+    task = await submit(service, max_tokens=1, logprobs=1)
+    events = await follow(service, str(task["events_url"]))
+    token = events[2].json()
+    assert token["logprob"] == -0.5
+    assert token["top_logprobs"] == [{"token_id": 0, "logprob": -0.5}]
+
+
+async def test_every_field_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
+    headers = {"X-Correlation-Id": "abc-1"}
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "seed": 11,
+        "stop": ["a", "b"],
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": -100, "3": 2.5},
+        "deadline_ms": 5000,
+        "on_deadline": "partial",
+    }
+    async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
+        assert response.headers["X-Correlation-Id"] == "abc-1"
+        task = await response.json()
+    await follow(service, task["events_url"])
+    submit = worker.submits[0]
+    assert submit.correlation_id == "abc-1"
+    assert submit.token_ids[0] == 0 and submit.token_ids[-1] == 4
+    assert 0 < submit.budget_ms <= 5000
+    assert submit.deadline_unix_ms is not None
+    assert submit.on_deadline is OnDeadline.PARTIAL
+    sampling = submit.sampling
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (4, 2, True)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
+    assert (sampling.seed, sampling.stop, sampling.logprobs) == (11, ("a", "b"), None)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert sampling.logit_bias == ((7, -100.0), (3, 2.5))
+
+
+@pytest.mark.parametrize("path", ["/v2/tasks", "/v1/completions"])
+async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> None:
+    """OR-2: priority, tenant, session and placement, in our API and in OpenAI's body."""
+    offered: list[Task] = []
+    begin = service.gateway._admission.begin
+
+    def keep(task: Task) -> None:
+        offered.append(task)
+        begin(task)
+
+    service.gateway._admission.begin = keep  # type: ignore[method-assign]
+    wishes = {
+        "priority": "batch",
+        "tenant": "acme",
+        "session_id": "s-1",
+        "placement": {"mode": "prefer", "instances": ["a:1"]},
+        "on_deadline": "fit",
+    }
+    for body in (ASK | {"model": "fake"}, ASK | {"model": "fake"} | wishes):
+        async with service.http.post(path, json=body) as response:
+            assert response.ok
+            await response.read()
+    plain, wished = (task.job for task in offered)
+    assert (plain.priority, plain.tenant, plain.session_id) == ("interactive", "default", "")
+    assert plain.placement == PlacementWish()
+    assert (wished.priority, wished.tenant, wished.session_id) == ("batch", "acme", "s-1")
+    assert wished.placement == PlacementWish(PlacementMode.PREFER, ("a:1",))
+    assert wished.on_deadline is OnDeadline.FIT
+
+
+@pytest.mark.parametrize(("isolated", "salt"), [(False, ""), (True, "acme")])
+async def test_sessions_and_salts_reach_the_worker(
+    worker: FakeWorker, make_service: MakeService, isolated: bool, salt: str
+) -> None:
+    """OR-2, WK-5: a conversation is its tenant's own; prefixes only where tenants are isolated."""
+    service = await make_service(worker, isolate_tenants=isolated)
+    await submit(service, tenant="acme", session_id="s-1")
+    await submit(service, tenant="acme")
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert [(s.session, s.cache_salt) for s in worker.submits] == [("acme/s-1", salt), ("", salt)]
+
+
+async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(tokens=1)
+    for prompt, expected in (("x", 256), ("x" * 400, 112), ("x" * 511, 1)):
+        async with service.http.post("/v2/tasks", json={"prompt": prompt}) as response:
+            await follow(service, (await response.json())["events_url"])
+        assert worker.submits[-1].sampling.max_tokens == expected
+
+
+async def test_wp2_cancel_is_idempotent_and_final(service: Service, worker: FakeWorker) -> None:
+    """WP-2: 202 every time, nothing after the acknowledgement but the terminal event."""
+    worker.plan = lambda submit: Plan(stall_at=2)
+    task = await submit(service)
+    url = f"/v2/tasks/{task['task_id']}"
+    async with service.http.get(f"{url}/events") as response:
+        events = []
+        async for event in read_events(response):
+            events.append(event.event)
+            if events.count("token") == 2 and event.event == "token":
+                for call, path in (
+                    (service.http.post, f"{url}/cancel"),
+                    (service.http.delete, url),
+                    (service.http.post, f"{url}/cancel"),
+                ):
+                    async with call(path) as answer:
+                        assert answer.status == 202
+    assert events == ["queued", "started", "token", "token", "error"]
+    assert event.json()["code"] == "cancelled"
+    status = await status_of(service, task["task_id"])
+    assert (status["status"], status["outcome"]) == ("ended", "aborted")
+    await worker.until(lambda: not worker.running)
+    freed = "tidegate_abort_to_freed_ms_count"
+    await service.until(lambda: service.metric(freed, cause="cancel") == 1)
+    assert len(worker.cancels) == 1
+    assert service.outcomes() == ["aborted"]
+
+
+async def test_tokens_after_a_cancel_are_late_and_wasted(
+    service: Service, worker: FakeWorker
+) -> None:
+    """DL-10: a worker that does not stop at once; what it still makes is counted apart."""
+    plan = Plan(stall_at=2, ignores_cancel=True)
+    worker.plan = lambda submit: plan
+    task = await submit(service, max_tokens=6)
+    await service.until(
+        lambda: service.gateway.store.get(str(task["task_id"])).completion_tokens == 2
+    )
+    async with service.http.delete(f"/v2/tasks/{task['task_id']}") as response:
+        assert response.status == 202
+    lane = next(iter(service.gateway.registry)).lanes[0]
+    assert lane.load == 1, "the slot is not free before the worker says so"
+    plan.release.set()
+    await service.until(lambda: lane.load == 0)
+    assert service.metric("tidegate_tokens_late_total") == 4
+    assert service.metric("tidegate_tokens_wasted_total") == 6
+    assert (await status_of(service, task["task_id"]))["text"] == "w0 w1 "
+
+
+async def test_wp1_a_task_outlives_its_reader_or_not(service: Service, worker: FakeWorker) -> None:
+    """WP-1: ``continue`` is the default here; with ``cancel`` the last reader takes it along."""
+    plans = [Plan(stall_at=1), Plan(stall_at=1)]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+    tasks = [await submit(service), await submit(service, on_disconnect="cancel")]
+    for task in tasks:
+        async with service.http.get(str(task["events_url"])) as response:
+            async for event in read_events(response):
+                if event.event == "token":
+                    break
+            response.close()
+    await service.until(lambda: service.outcomes() == ["aborted"])
+    plans[0].release.set()
+    await service.until(lambda: service.outcomes() == ["aborted", "met"])
+    status = await status_of(service, tasks[0]["task_id"])
+    assert (status["outcome"], status["text"]) == ("met", "w0 w1 w2 w3 w4 ")
+
+
+async def test_a_job_that_talks_after_its_end_changes_nothing(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(talks_after_end=3)
+    task = await submit(service)
+    events = await follow(service, str(task["events_url"]))
+    again = await submit(service)
+    await follow(service, str(again["events_url"]))
+    assert len(await follow(service, str(task["events_url"]))) == len(events) == 8
+
+
+async def test_waiting_tasks_know_their_place(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-4: with one slot taken the rest wait, in order; beyond the bound there is a 429."""
+    worker = await make_worker(max_running=1)
+    release = Plan(stall_at=0)
+    worker.plan = lambda submit: release
+    service = await make_service(worker, worker_backlog=0, queue_size=2)
+    tasks = [await submit(service) for _ in range(3)]
+    assert [task["queue_position"] for task in tasks] == [0, 0, 1]
+    assert tasks[2]["predicted_start_ms"] > tasks[1]["predicted_start_ms"] > 0  # type: ignore[operator]
+    async with service.http.post("/v2/tasks", json=ASK) as response:
+        assert response.status == 429
+        assert int(response.headers["retry-after-ms"]) > 0
+        assert int(response.headers["Retry-After"]) >= 1
+        assert response.headers["x-should-retry"] == "true"
+        assert (await response.json())["error"]["code"] == "queue_full"
+    async with service.http.get("/health/ready") as response:
+        pass
+    service.gateway.health.refresh()
+    async with service.http.get("/health/ready") as response:
+        assert response.status == 503
+        assert (await response.json())["status"] == "near_exhaustion"
+    async with service.http.delete(f"/v2/tasks/{tasks[1]['task_id']}") as response:
+        assert response.status == 202
+    assert (await status_of(service, tasks[2]["task_id"]))["queue_position"] == 0
+    release.release.set()
+    for task, last in zip(tasks, ("end", "error", "end"), strict=True):
+        assert (await follow(service, str(task["events_url"])))[-1].event == last
+    assert len(worker.submits) == 2, "what was cancelled in the queue never left"
+    assert sorted(service.outcomes()) == ["aborted", "met", "met", "refused"]
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+async def test_an_unknown_task(service: Service, method: str) -> None:
+    async with getattr(service.http, method)("/v2/tasks/nothing") as response:
+        assert response.status == 404
+        error = (await response.json())["error"]
+    assert error["code"] == "not_found" and "nothing" in error["message"]
+
+
+async def test_a_long_replay_is_not_a_slow_client(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """What is replayed may be larger than a client's buffer: it is read at the client's pace."""
+    worker.plan = lambda submit: Plan(tokens=5000, per_delta=500, text=lambda i: "x" * 1000)
+    service = await make_service(worker, slow_client_buffer_bytes=4096)
+    task = await submit(service)
+    await service.until(lambda: service.outcomes() == ["met"])
+    events = await follow(service, str(task["events_url"]))
+    assert [int(e.id) for e in events] == list(range(5003))

@@ -1,0 +1,266 @@
+"""``/v1``: OpenAI's shapes, with the official SDK unmodified (OR-3)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from orchestrator.tasks.task import Message
+from tests.orchestrator.conftest import Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import Code
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
+
+
+@pytest.fixture
+async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    # It reads certificates when it is made, which would block the loop.
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=2
+    )
+    async with client:
+        yield client
+
+
+async def chunks_of(service: Service, path: str, body: dict[str, object]) -> list[object]:
+    async with service.http.post(path, json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        lines = (await response.text()).split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") for line in lines)
+    return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+async def test_chat_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", "w0 w1 w2 w3 ")
+    assert choice.finish_reason == "length"
+    assert (answer.object, answer.model) == ("chat.completion", "fake")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 4)
+    stream = await sdk.chat.completions.create(  # type: ignore[call-overload]
+        **CHAT, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "w0 w1 w2 w3 "
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == [] and chunks[-1].usage.total_tokens == 10
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_completions_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.completions.create(**TEXT)  # type: ignore[call-overload]
+    assert answer.choices[0].text == "w0 w1 w2 w3 "
+    assert (answer.object, answer.choices[0].finish_reason) == ("text_completion", "length")
+    stream = await sdk.completions.create(**TEXT, stream=True)  # type: ignore[call-overload]
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "w0 w1 w2 w3 "
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_models_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in sdk.models.list()] == ["fake"]
+    assert (await sdk.models.retrieve("fake")).id == "fake"
+    with pytest.raises(openai.NotFoundError):
+        await sdk.models.retrieve("org/none")
+
+
+async def test_logprobs_with_the_sdk(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(  # type: ignore[call-overload]
+        **CHAT, logprobs=True, top_logprobs=2
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 4
+    assert content[0].logprob == -0.5 and len(content[0].top_logprobs) == 2
+    stream = await sdk.chat.completions.create(  # type: ignore[call-overload]
+        **CHAT, logprobs=True, stream=True
+    )
+    seen = [
+        entry
+        async for chunk in stream
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert [entry.token for entry in seen] == [entry.token for entry in content]
+    text = await sdk.completions.create(**TEXT, logprobs=1)  # type: ignore[call-overload]
+    logprobs = text.choices[0].logprobs
+    assert logprobs.text_offset == [0, 3, 6, 9]
+    assert logprobs.token_logprobs == [-0.5] * 4
+    assert len(logprobs.top_logprobs) == 4
+
+
+async def test_logprobs_of_half_a_character_have_its_bytes(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """Tokens are bytes here: the first of "é" is no text by itself."""
+    ids = [*service.gateway.model("fake").encode(" é"), 1]
+    prompt = len(service.gateway.model("fake").encode("x"))
+
+    def speak(position: int) -> tuple[int, str]:
+        return ids[position - prompt], ""
+
+    worker.plan = lambda submit: Plan(speak=speak)
+    asked = {"model": "fake", "max_tokens": 4, "prompt": "x", "logprobs": 1}
+    answer = await sdk.completions.create(**asked)  # type: ignore[call-overload]
+    named = [" ", r"bytes:\xc3", r"bytes:\xa9", "<|eos|>"]
+    assert answer.choices[0].logprobs.tokens == named
+    assert answer.choices[0].logprobs.top_logprobs == [{name: -0.5} for name in named]
+    prompt = len(service.gateway.model("fake").encode((Message("user", "x"),)))
+    asked = {**CHAT, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    answer = await sdk.chat.completions.create(  # type: ignore[call-overload]
+        **asked, logprobs=True, top_logprobs=1
+    )
+    content = answer.choices[0].logprobs.content
+    assert [entry.token for entry in content] == [" ", r"\xc3", r"\xa9", "<|eos|>"]
+    assert bytes(b for entry in content for b in entry.bytes) == " é<|eos|>".encode()
+    assert [entry.top_logprobs[0].bytes for entry in content] == [e.bytes for e in content]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "extra"),
+    [("/v1/chat/completions", CHAT, 1), ("/v1/completions", TEXT, 0)],
+)
+async def test_lb3_one_event_per_token(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, object], extra: int
+) -> None:
+    """LB-3: also where a frame carries several tokens, some without text."""
+    worker.plan = lambda submit: Plan(per_delta=3, text=lambda i: "" if i % 2 else f'"{i}\n"é\\')
+    chunks = await chunks_of(service, path, body | {"max_tokens": 10})
+    assert len(chunks) == 10 + extra + 2
+    assert chunks[-1] == "[DONE]"
+    texts = [
+        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        for chunk in chunks[:-1]
+        for choice in chunk["choices"]  # type: ignore[index]
+    ]
+    assert "".join(texts) == "".join("" if i % 2 else f'"{i}\n"é\\' for i in range(10))
+
+
+async def test_held_back_text_is_in_the_last_chunk(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(tail="…")
+    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
+    last = chunks[-2]["choices"][0]  # type: ignore[index]
+    assert (last["delta"], last["finish_reason"]) == ({"content": "…"}, "length")
+    async with service.http.post("/v1/completions", json=TEXT) as response:
+        assert (await response.json())["choices"][0]["text"].endswith("w3 …")
+
+
+async def test_dl9_the_budget_is_a_header_or_a_field(service: Service) -> None:
+    """DL-9."""
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        budget = response.headers["X-Deadline-Budget"]
+    names = [part.split("=")[0] for part in budget.split(";")]
+    assert names == ["queue", "route", "prefill", "decode", "left"]
+    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
+    assert "left=" in chunks[-2]["deadline_budget"]  # type: ignore[index]
+
+
+async def test_an_error_mid_stream_is_an_error_event(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(fail_at=2)
+    chunks = await chunks_of(service, "/v1/chat/completions", CHAT)
+    assert len(chunks) == 4
+    assert chunks[-1]["error"]["code"] == "engine_error"  # type: ignore[index]
+    assert service.outcomes() == ["failed"]
+    assert service.metric("tidegate_tokens_wasted_total") == 2
+
+
+async def test_an_error_before_the_first_byte_is_a_status(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(fail_at=0)
+    for body in (CHAT, CHAT | {"stream": True}):
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 502
+            assert response.headers["x-should-retry"] == "false"
+            error = (await response.json())["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], error["code"]) == ("server_error", "engine_error")
+
+
+async def test_the_sdk_retries_what_may_help_and_nothing_else(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """503 with ``retry-after-ms`` is tried again, ``x-should-retry: false`` is not."""
+    plans = [Plan(refuse=(Code.NO_CAPACITY, "full")), Plan()]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+    answer = await sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    assert answer.choices[0].finish_reason == "length"
+    assert len(worker.submits) == 2
+    plans += [Plan(fail_at=0), Plan()]
+    with pytest.raises(openai.APIStatusError):
+        await sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    assert len(worker.submits) == 3
+
+
+async def test_content_parts_and_harmless_fields(service: Service, worker: FakeWorker) -> None:
+    body = CHAT | {
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "name": "a", "content": [{"type": "text", "text": "h"}] * 2},
+        ],
+        "max_tokens": None,
+        "max_completion_tokens": 2,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "n": 1,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "stop": "x",
+        "temperature": None,
+        "stream": None,
+    }
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+    sampling = worker.submits[0].sampling
+    assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (2, ("x",), 1.0)
+    encoder = service.gateway.model("fake")
+    text = "".join(encoder.token_text(i) for i in worker.submits[0].token_ids)
+    assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
+
+
+async def test_sampling_by_the_sdk(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    """WK-8: OpenAI's own parameters, and those of vLLM's server in ``extra_body``."""
+    await sdk.chat.completions.create(
+        **CHAT,  # type: ignore[call-overload]
+        seed=5,
+        presence_penalty=0.5,
+        frequency_penalty=-1.5,
+        logit_bias={"42": -100},
+        extra_body={"min_p": 0.05, "repetition_penalty": 1.1, "top_k": 40},
+    )
+    sampling = worker.submits[0].sampling
+    assert (sampling.seed, sampling.top_k, sampling.min_p) == (5, 40, 0.05)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.5)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, ((42, -100.0),))
+
+
+@pytest.mark.parametrize("prompt", [["hi"], [74, 75], [[74, 75]]])
+async def test_kinds_of_prompt(service: Service, worker: FakeWorker, prompt: object) -> None:
+    async with service.http.post("/v1/completions", json=TEXT | {"prompt": prompt}) as response:
+        assert response.status == 200
+    assert len(worker.submits[0].token_ids) == 2
+
+
+async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
+    """DL-6: what there is, with its own finish reason and usage."""
+    worker.plan = lambda submit: Plan(stall_at=3)
+    body = CHAT | {"deadline_ms": 200, "on_deadline": "partial"}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        answer = await response.json()
+    assert answer["choices"][0]["finish_reason"] == "deadline"
+    assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 "
+    assert answer["usage"]["completion_tokens"] == 3
+    assert service.outcomes() == ["partial"]
+    assert service.metric("tidegate_tokens_wasted_total") == 0

@@ -1,0 +1,233 @@
+"""Who is let in, what probes and scrapers see, how it ends (OR-12, OR-13, OR-14, OR-16)."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from orchestrator.telemetry.log import JsonFormatter, TextFormatter
+from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+
+TASK = {"prompt": "a secret thought", "max_tokens": 10}
+
+
+async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: MakeService) -> None:
+    """OR-12: bearer or ``x-api-key``; probes and metrics need none."""
+    service = await make_service(worker, token="right")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic right"}):
+        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+            assert (await response.json())["error"]["code"] == "unauthenticated"
+        async with service.http.get("/v1/models", headers=headers) as response:
+            assert (await response.json())["error"]["type"] == "authentication_error"
+    for headers in ({"Authorization": "bearer right"}, {"x-api-key": "right"}):
+        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
+            assert response.status == 202
+    for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
+        async with service.http.get(path) as response:
+            assert response.status == 200
+    await service.until(lambda: len(service.journal.records) == 2)
+
+
+async def test_or13_probes_may_call_themselves_anything(service: Service) -> None:
+    """OR-13: an odd correlation id says nothing about our health."""
+    for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
+        for given, kept in (("a probe", False), ("x" * 129, False), ("probe-1", True)):
+            headers = {"X-Correlation-Id": given}
+            async with service.http.get(path, headers=headers) as response:
+                assert response.status == 200
+                assert (response.headers["X-Correlation-Id"] == given) is kept
+
+
+async def test_or13_health_before_an_instance_is_there(make_service: MakeService) -> None:
+    """OR-13."""
+    service = await make_service(wait=False)
+    for path, status in (
+        ("/health/live", 200),
+        ("/health/startup", 503),
+        ("/health/ready", 503),
+        ("/health", 200),
+    ):
+        async with service.http.get(path) as response:
+            assert response.status == status, path
+            body = await response.json()
+    assert body["status"] == "not_ready"
+    assert body["instances"][0]["state"] == "connecting"
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        assert response.status == 503
+        assert "Retry-After" in response.headers
+        assert (await response.json())["error"]["code"] == "not_ready"
+    async with service.http.get("/v1/models") as response:
+        assert await response.json() == {"object": "list", "data": []}
+
+
+async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        assert response.status == 200
+    async with service.http.post("/v1/completions", json=TASK | {"model": "m" * 99}) as response:
+        assert response.status == 404
+    async with service.http.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        text = await response.text()
+    for line in (
+        'tidegate_outcomes_total{api="completions",code="",model="fake",outcome="met"} 1.0',
+        'tidegate_offered_total{api="completions"} 2.0',
+        "tidegate_tokens_generated_total 10.0",
+        "tidegate_ttft_ms_count 1.0",
+    ):
+        assert line in text
+    assert "m" * 99 not in text, "a client must not be able to make up label values"
+    address = next(iter(service.gateway.registry.instances))
+    for kind, value in (("used", 0), ("free", 100), ("total", 100)):
+        assert f'tidegate_kv_blocks{{instance="{address}",kind="{kind}"}} {value}.0' in text
+    assert f'tidegate_instance_state{{instance="{address}",state="up"}} 1.0' in text
+    async with service.http.get("/metrics") as response:
+        again = await response.text()
+    assert {line.split(" ")[0] for line in again.splitlines() if line.startswith("tidegate")} == {
+        line.split(" ")[0] for line in text.splitlines() if line.startswith("tidegate")
+    }
+
+
+async def test_or14_going_down_refuses_new_work_and_finishes_the_old(
+    service: Service, worker: FakeWorker
+) -> None:
+    """OR-14."""
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        task = await response.json()
+    finishing = asyncio.create_task(service.gateway.finish(60.0))
+    await service.until(lambda: service.gateway.health.ready.status == 503)
+    async with service.http.get("/health/ready") as response:
+        assert (await response.json())["status"] == "draining"
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "draining"
+    plan.release.set()
+    await finishing
+    async with service.http.get(task["events_url"]) as response:
+        assert [event async for event in read_events(response)][-1].event == "end"
+    assert service.outcomes() == ["refused", "met"]
+
+
+async def test_or14_what_does_not_finish_is_ended_and_stopped(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        task = await response.json()
+    await worker.until(lambda: worker.running == 1)
+    await service.gateway.finish(0.0)
+    assert worker.running == 0
+    async with service.http.get(task["events_url"]) as response:
+        last = [event async for event in read_events(response)][-1]
+    assert (last.event, last.json()["code"]) == ("error", "draining")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+    return kept | {"PYTHONPATH": str(root), "TIDEGATE_PORT": "0", "TIDEGATE_LOG_FORMAT": "json"}
+
+
+async def start_process(environment: dict[str, str], tmp_path: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "orchestrator", stderr=-1, env=environment, cwd=tmp_path
+    )
+
+
+async def log_until(process: asyncio.subprocess.Process, message: str) -> dict[str, object]:
+    assert process.stderr is not None
+    async for line in process.stderr:
+        entry: dict[str, object] = json.loads(line)
+        if entry["message"] == message:
+            return entry
+    raise AssertionError(f"it ended without saying {message!r}")
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+async def test_or14_the_process_ends_and_leaves_no_work(
+    worker: FakeWorker, environment: dict[str, str], tmp_path: Path, sign: signal.Signals
+) -> None:
+    """OR-14, OR-16: Ctrl-C and SIGTERM with a stream in flight; logs say no word of the prompt."""
+    worker.plan = lambda submit: Plan(stall_at=2)
+    environment |= {
+        "TIDEGATE_INSTANCES": worker.address,
+        "TIDEGATE_INTERRUPT_GRACE_S": "0.1",
+        "TIDEGATE_SHUTDOWN_GRACE_S": "0.1",
+    }
+    process = await start_process(environment, tmp_path)
+    listening = await log_until(process, "listening")
+    await log_until(process, f"instance up: {worker.address} is ready")
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{listening['port']}") as http:
+        body = TASK | {"model": "fake", "stream": True}
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+            process.send_signal(sign)
+            text = await response.text()
+    assert "draining" in text
+    _, rest = await process.communicate()
+    assert process.returncode == 0
+    assert worker.running == 0
+    entries = [json.loads(line) for line in rest.splitlines()]
+    ended = next(entry for entry in entries if entry["logger"] == "orchestrator.access")
+    assert (ended["outcome"], ended["completion_tokens"]) == ("failed", 2)
+    assert ended["correlation_id"] == worker.submits[0].correlation_id
+    assert b"secret" not in rest
+
+
+async def test_bad_settings_and_a_taken_port_are_said_in_a_sentence(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    process = await start_process(environment | {"TIDEGATE_PORT": "http"}, tmp_path)
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"TIDEGATE_PORT" in errors
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    process = await start_process(environment | {"TIDEGATE_PORT": str(port)}, tmp_path)
+    _, errors = await process.communicate()
+    server.close()
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}".encode() in errors
+
+
+def test_log_lines() -> None:
+    import logging
+
+    record = logging.LogRecord("orchestrator.access", 20, "f", 1, "chat %s", ("met",), None)
+    record.fields = {"task_id": "t", "code": None}
+    entry = json.loads(JsonFormatter().format(record))
+    assert (entry["message"], entry["task_id"], entry["level"]) == ("chat met", "t", "info")
+    assert TextFormatter().format(record).endswith("access  chat met task_id=t")
+
+
+async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OR-13, WK-5: KV blocks and prefix hit rate; every flip of readiness is logged once."""
+    async with service.http.get("/health/ready") as response:
+        (instance,) = (await response.json())["instances"]
+    assert (instance["kv_blocks_used"], instance["kv_blocks_total"]) == (0, 100)
+    assert instance["prefix_hit_rate"] is None and instance["running"] == 0
+    known = next(iter(service.gateway.registry))
+    assert known.stats is not None
+    known.stats = msgspec.structs.replace(
+        known.stats, cached_tokens_total=30, prefill_tokens_total=90
+    )
+    service.gateway.health.refresh()
+    (told,) = json.loads(service.gateway.health.ready.body)["instances"]
+    assert told["prefix_hit_rate"] == 0.25
+    with caplog.at_level("INFO", logger="orchestrator.service"):
+        service.gateway.refuse_new_work()
+        service.gateway.health.refresh()
+    assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1

@@ -1,0 +1,568 @@
+"""Running jobs that make room for more urgent work: who, how often, and that nothing leaks."""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
+from orchestrator.instances.concurrency import Flown, Window
+from orchestrator.instances.registry import InstanceState
+from orchestrator.placement import Candidate, Placer
+from orchestrator.tasks.task import Priority, Stage, Task
+from tests.orchestrator.api.http.test_event_stream import read_to_end, send
+from tests.orchestrator.clocks import ManualClock
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.orchestrator.placement.test_placement import Site, candidate, task
+from worker.protocol import AbortCause, Submit
+
+# ── who ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Rig:
+    """Instances ``a`` and ``b`` with jobs of stated urgencies. KV blocks are of 16 tokens."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.urgencies: dict[str, float] = {}
+        self.running: list[Any] = []
+        self.instances = {name: self.instance() for name in "ab"}
+        self.able = ["a", "b"]
+        registry = SimpleNamespace(instances=self.instances)
+        forecaster = SimpleNamespace(urgency=self.urgency, urgency_of_running=self.urgency)
+        placer = SimpleNamespace(able=lambda task: self.able)
+        self.pausing = Pausing(registry, forecaster, placer, enabled=enabled)
+        self.now = 100.0
+
+    @staticmethod
+    def instance() -> Any:
+        stats = SimpleNamespace(kv_blocks_total=100)
+        return SimpleNamespace(can_pause=True, has_free_slot=False, stats=stats, window=Window(0))
+
+    def urgency(self, task: Task, now: float) -> Any:
+        return SimpleNamespace(log_urgency=self.urgencies[task.id])
+
+    def task(self, name: str, urgency: float, **changes: object) -> Task:
+        made = task(**changes)
+        made.id = name
+        self.urgencies[name] = urgency
+        return made
+
+    def runs(self, name: str, urgency: float, at: str = "a", **changes: object) -> Task:
+        made = self.task(name, urgency, **changes)
+        made.stage = Stage.RUNNING
+        made.flight = SimpleNamespace(task=made, address=at, is_paused=False)
+        self.running.append(made.flight)
+        return made
+
+    def victims(self, *waiting: Task) -> list[str]:
+        self.now += 1.0
+        chosen = self.pausing.victims(list(waiting), self.running, self.now)
+        return [flight.task.id for flight in chosen]
+
+
+def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
+    rig = Rig()
+    rig.runs("r", -1.0)
+    assert rig.victims(rig.task("w", 0.0)) == []  # e times as urgent is not enough
+    assert rig.victims(rig.task("w", 0.2)) == ["r"]
+    assert rig.victims(rig.task("w", -2.0)) == []
+    assert rig.victims() == []
+
+
+def test_the_least_urgent_go_first_one_for_each_that_waits() -> None:
+    rig = Rig()
+    for name, urgency, at in (("r1", -5.0, "a"), ("r2", -9.0, "a"), ("r3", -7.0, "b")):
+        rig.runs(name, urgency, at)
+    waiting = [rig.task(f"w{i}", 0.0) for i in range(2)]
+    assert rig.victims(*waiting) == ["r2", "r3"]
+    rig.able = ["b"]
+    assert rig.victims(*waiting) == ["r3"]
+
+
+def test_no_more_than_some_are_looked_for() -> None:
+    rig = Rig()
+    for i in range(20):
+        rig.runs(f"r{i}", -9.0)
+    assert len(rig.victims(*(rig.task(f"w{i}", 0.0) for i in range(20)))) == AT_ONCE
+
+
+def test_work_without_a_chance_pauses_nobody() -> None:
+    rig = Rig()
+    rig.runs("r", -50.0)
+    waiting = rig.task("w", 0.0)
+    waiting.is_background = True
+    assert rig.victims(waiting) == []
+
+
+def test_dl8_batch_work_pauses_its_like_only() -> None:
+    rig = Rig()
+    rig.runs("r", -50.0)
+    batch = rig.task("w", 0.0, priority=Priority.BATCH)
+    assert rig.victims(batch) == []
+    rig.runs("b", -20.0, priority=Priority.BATCH)
+    assert rig.victims(batch) == ["b"]
+    assert rig.victims(rig.task("i", 0.0)) == ["r"]
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["pauses", "paused", "rival", "is the rival", "not begun", "promised", "cannot", "gone", "off"],
+)
+def test_who_is_never_paused(why: str) -> None:
+    rig = Rig(enabled=why != "off")
+    run = rig.runs("r", -50.0)
+    match why:
+        case "pauses":
+            run.pauses = MOST_PAUSES
+        case "paused":
+            rig.running[0].is_paused = True
+        case "rival":
+            run.rival = SimpleNamespace()
+        case "is the rival":
+            run.flight = SimpleNamespace()
+        case "not begun":
+            run.stage = Stage.DISPATCHED
+        case "promised":
+            run.is_promised = True
+        case "cannot":
+            rig.instances["a"].can_pause = False
+        case "gone":
+            del rig.instances["a"]
+    assert rig.victims(rig.task("w", 0.0)) == []
+
+
+def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
+    """A task of 74 tokens takes 5 blocks of the hundred."""
+    rig = Rig()
+    rig.runs("r", -50.0)
+    window, waiting = rig.instances["a"].window, rig.task("w", 0.0)
+
+    def holds(*blocks: int) -> list[Flown]:
+        jobs = [Flown(1, 1, count, lambda: False) for count in blocks]
+        for job in jobs:
+            window.sent(job, 0)
+        return jobs
+
+    (first,) = holds(95)
+    assert rig.victims(waiting) == ["r"]
+    (second,) = holds(1)
+    assert rig.victims(waiting) == []
+    window.over(second)
+    window.pause(first)  # most of the memory is for those that pause already
+    assert rig.victims(waiting) == []
+    waiting.paused_on = "a"  # whose KV is there needs no more
+    assert rig.victims(waiting) == ["r"]
+
+
+def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
+    site = Site(candidate("a", most_rows=8), candidate("b", most_rows=8))
+    chooser = Placer(site, ManualClock(), lambda task: 10)
+
+    def goes(**changes: object) -> str | None:
+        site.now["a"] = candidate("a", most_rows=8, **changes)
+        chooser.refresh()
+        choice = chooser.choose(paused)
+        assert (choice is not None) == chooser.has_room_for(chooser.spec(paused))
+        return None if choice is None else choice.name
+
+    paused = task()
+    paused.paused_on = "a"
+    assert goes() == "a"
+    assert goes(load=7, slots=2) == "a"  # no memory for others, but its own is there
+    assert goes(load=8, slots=9) == "a"  # before those that would wait in the worker
+    assert goes(load=9, slots=9) is None
+    assert goes(ready=False) == "a"  # takes nothing new, and lets run what it has
+    assert goes(ready=False, is_up=False) is None
+    fresh = Candidate("a", "m", b"v", True, 2, 7, most_rows=8)
+    site.now = {"a": fresh}
+    chooser.refresh()
+    assert chooser.choose(task()) is None
+    assert chooser.has_room and not chooser.could_start(task())
+
+
+# ── over real sockets ────────────────────────────────────────────────────────────────────────────
+
+LONG = {"prompt": "hello", "max_tokens": 20, "temperature": 0, "deadline_ms": 60_000}
+URGENT = {"prompt": "now", "max_tokens": 5, "deadline_ms": 10_000}
+
+
+class Scene:
+    """One slot for a long job, which an urgent one takes over, until ``hurry`` is set."""
+
+    def __init__(self, service: Service, workers: list[FakeWorker], at: int) -> None:
+        self.service = service
+        self.workers = workers
+        self.go_on, self.hurry = asyncio.Event(), asyncio.Event()
+        self._at = at
+        for worker in workers:
+            worker.plan = self.plan
+        self.worker = workers[0]
+
+    def plan(self, submit: Submit) -> Plan:
+        if submit.sampling.max_tokens == URGENT["max_tokens"]:
+            return Plan(stall_at=0, release=self.hurry)
+        return Plan(stall_at=self._at, release=self.go_on, speak=speak)
+
+    async def submit(self, body: dict[str, object]) -> str:
+        async with self.service.http.post("/v2/tasks", json=body) as response:
+            assert response.status == 202
+            name: str = (await response.json())["task_id"]
+            return name
+
+    async def status(self, name: str) -> dict[str, Any]:
+        async with self.service.http.get(f"/v2/tasks/{name}") as response:
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def begin(self, **changes: object) -> tuple[str, str]:
+        """The long job is paused for the urgent one; their names."""
+        long = await self.submit(LONG | changes)
+        task = self.service.gateway.store.get(long)
+        await self.service.until(
+            lambda: task.stage is Stage.RUNNING and task.completion_tokens == self._at
+        )
+        self.worker = next(w for w in self.workers if w.address == task.instance)
+        urgent = await self.submit(
+            URGENT | {"placement": {"mode": "pin", "instances": [task.instance]}}
+        )
+        await self.worker.until(lambda: len(self.worker.pauses) == 1)
+        await self.worker.until(lambda: self.worker.running == 2)
+        return long, urgent
+
+    def holds(self) -> tuple[int, int, int]:
+        """What waits, what pauses, and what is under way."""
+        gateway = self.service.gateway
+        windows = [instance.window for instance in gateway.registry]
+        for window in windows:
+            window.check_integrity()
+        gateway.queue.check_integrity()
+        loads = sum(instance.load for instance in gateway.registry)
+        return len(gateway.queue), sum(window.paused for window in windows), loads
+
+    async def ends(self, *outcomes: str) -> None:
+        """With these outcomes and with nothing left anywhere."""
+        self.hurry.set()
+        self.go_on.set()
+        await self.service.until(
+            lambda: (
+                sorted(self.service.outcomes()) == sorted(outcomes) and self.holds() == (0, 0, 0)
+            )
+        )
+        for worker in self.workers:
+            await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
+        flights = self.service.gateway._dispatcher._flights
+        assert not flights and not self.service.gateway.live_tasks
+
+
+async def scene(
+    make_worker: MakeWorker, make_service: MakeService, *, count: int = 1, at: int = 3
+) -> Scene:
+    """``at``: the tokens that the long job has when it is paused."""
+    workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
+    service = await make_service(*workers, worker_backlog=0)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    return Scene(service, workers, at)
+
+
+async def events_of(service: Service, name: str) -> Iterable[Any]:
+    async with service.http.get(f"/v2/tasks/{name}/events") as response:
+        return [event async for event in read_events(response)]
+
+
+async def test_a_paused_job_goes_on_where_it_stopped(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-1, DL-15: no token lost or repeated, and the client is told nothing of it."""
+    stage = await scene(make_worker, make_service)
+    long, urgent = await stage.begin()
+    assert stage.holds() == (1, 1, 1)
+    stage.hurry.set()
+    await stage.worker.until(lambda: len(stage.worker.resumes) == 1)
+    stage.go_on.set()
+    events = list(await events_of(stage.service, long))
+    assert text_of(events) == EXPECTED
+    assert [e.event for e in events].count("started") == 1
+    await stage.ends("met", "met")
+    assert [record.task_id for record in stage.service.journal.records] == [urgent, long]
+    assert len(stage.worker.submits) == 2
+    stats = stage.service.gateway.pausing.stats
+    assert (stats.paused, stats.resumed) == (1, 1)
+
+
+async def test_or2_the_place_of_a_paused_task_is_told(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    stage = await scene(make_worker, make_service)
+    long, _ = await stage.begin()
+    first = await stage.status(long)
+    assert (first["status"], first["queue_position"]) == ("running", 0)
+    assert first["usage"]["completion_tokens"] == 3
+    assert stage.service.metric("tidegate_queue_depth") == 1
+    await stage.submit(URGENT | {"deadline_ms": 9_000})
+    await stage.service.until(lambda: len(stage.service.gateway.queue) == 2)
+    assert (await stage.status(long))["queue_position"] == 1
+    await stage.ends("met", "met", "met")
+
+
+@pytest.mark.parametrize("at", [0, 3])
+async def test_wp2_a_cancel_of_a_paused_task_frees_all(
+    make_worker: MakeWorker, make_service: MakeService, at: int
+) -> None:
+    stage = await scene(make_worker, make_service, at=at)
+    long, _ = await stage.begin()
+    async with stage.service.http.delete(f"/v2/tasks/{long}") as response:
+        assert response.status == 202
+    await stage.worker.until(lambda: len(stage.worker.cancels) == 1)
+    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
+    await stage.ends("aborted", "met")
+
+
+@pytest.mark.parametrize(("at", "on_deadline"), [(0, "error"), (3, "error"), (3, "partial")])
+async def test_dl5_the_deadline_of_a_paused_task_frees_all(
+    make_worker: MakeWorker, make_service: MakeService, at: int, on_deadline: str
+) -> None:
+    stage = await scene(make_worker, make_service, at=at)
+    changes = {"on_deadline": on_deadline}
+    long, _ = await stage.begin(**changes)
+    task = stage.service.gateway.store.get(long)
+    # The urgent one keeps the slot for longer than the long one has.
+    loop = asyncio.get_running_loop()
+    task.deadline = type(task.deadline)(loop.time() + 0.05, task.deadline.unix_ms)
+    assert task.timer is not None
+    task.timer.cancel()
+    dispatcher = stage.service.gateway._dispatcher
+    task.timer = stage.service.gateway.clock.call_at(
+        task.deadline.at, lambda: dispatcher._deadline_passed(task)
+    )
+    await stage.service.until(lambda: task.ending is not None)
+    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
+    await stage.ends("partial" if on_deadline == "partial" else "missed", "met")
+
+
+async def test_wp1_a_disconnect_from_a_paused_task_frees_all(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    stage = await scene(make_worker, make_service)
+    body = LONG | {"model": "fake", "stream": True}
+    response = await stage.service.http.post("/v1/completions", json=body)
+    await stage.worker.until(lambda: stage.worker.running == 1)
+    await stage.service.until(lambda: stage.worker.tokens_total == 3)
+    await stage.submit(URGENT)
+    await stage.worker.until(lambda: len(stage.worker.pauses) == 1)
+    response.close()
+    await stage.worker.until(lambda: len(stage.worker.cancels) == 1)
+    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
+    await stage.ends("aborted", "met")
+
+
+@pytest.mark.parametrize("at", [0, 3])
+async def test_or10_a_paused_task_of_a_lost_instance_goes_on_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService, at: int
+) -> None:
+    stage = await scene(make_worker, make_service, count=2, at=at)
+    long, _ = await stage.begin()
+    stage.go_on.set()
+    stage.hurry.set()
+    await stage.worker.stop()
+    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
+    await stage.service.until(lambda: len(stage.service.outcomes()) == 2)
+    # The other one was pinned to what is gone.
+    assert stage.service.outcomes().count("met") >= 1
+    await stage.service.until(lambda: stage.holds()[:2] == (0, 0))
+
+
+async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """It waits already: it must not come into the queue a second time."""
+    stage = await scene(make_worker, make_service, count=2, at=0)
+    long, _ = await stage.begin()
+    stage.go_on.set()
+    registry = stage.service.gateway.registry
+    registry.instances[stage.worker.address].state = InstanceState.SUSPECT
+    stage.service.gateway._dispatcher.look()
+    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
+    await stage.ends("met", "met")
+
+
+async def test_or14_a_paused_job_goes_on_though_its_instance_takes_nothing_new(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    stage = await scene(make_worker, make_service)
+    long, _ = await stage.begin()
+    stage.service.gateway.registry.hold(stage.worker.address, True)
+    stage.hurry.set()
+    stage.go_on.set()
+    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
+    await stage.ends("met", "met")
+
+
+async def test_a_job_is_paused_a_few_times_only(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    stage = await scene(make_worker, make_service)
+    stage.hurry.set()  # urgent ones end at once
+    long = await stage.submit(LONG)
+    task = stage.service.gateway.store.get(long)
+    await stage.service.until(lambda: task.completion_tokens == 3)
+    for turn in range(MOST_PAUSES + 2):
+        urgent = await stage.submit(URGENT)
+        if turn < MOST_PAUSES:
+            await stage.service.until(lambda: len(stage.service.outcomes()) == turn + 1)  # noqa: B023
+            await stage.service.until(lambda: not task.paused_on)
+        else:
+            await asyncio.sleep(0.1)
+            assert (await stage.status(urgent))["queue_position"] >= 0
+    assert len(stage.worker.pauses) == len(stage.worker.resumes) == MOST_PAUSES
+    await stage.ends(*["met"] * (MOST_PAUSES + 3))
+
+
+async def test_none_is_paused_where_that_is_off(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=1, can_pause=True)
+    service = await make_service(worker, worker_backlog=0, pause=False)
+    stage = Scene(service, [worker], 3)
+    long = await stage.submit(LONG)
+    await service.until(lambda: service.gateway.store.get(long).completion_tokens == 3)
+    await stage.submit(URGENT)
+    await asyncio.sleep(0.1)
+    assert worker.pauses == []
+    await stage.ends("met", "met")
+
+
+# ── for whom nobody reads ────────────────────────────────────────────────────────────────────────
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "deadline_ms": 60_000}
+MANY, FEW = 100, 5
+"""Tokens of the long answer, of 8 kB each, and of the short ones."""
+
+
+class Reading:
+    """One slot; a long answer in it, whose client reads or does not, and others that come."""
+
+    def __init__(self, service: Service, worker: FakeWorker) -> None:
+        self.service = service
+        self.worker = worker
+        self.long = Plan(
+            tokens=MANY, stall_at=60, per_delta=5, text=lambda index: f"{index:06}" + "x" * 8000
+        )
+        worker.plan = lambda submit: self.long if submit.sampling.max_tokens == MANY else Plan()
+
+    async def begin(self, **changes: object) -> tuple[socket.socket, Task]:
+        """Ask for the long answer; none of it is read yet."""
+        body = CHAT | {"max_tokens": MANY, "stream": True} | changes
+        client = await send(self.service, body, receive_buffer=4096)
+        await self.service.until(lambda: bool(self.service.gateway._live))
+        (task,) = self.service.gateway._live
+        await self.service.until(lambda: task.completion_tokens == 60)
+        return client, task
+
+    async def good(self, **changes: object) -> None:
+        async with self.service.http.post(
+            "/v1/chat/completions", json=CHAT | {"max_tokens": FEW} | changes
+        ) as response:
+            assert response.status == 200
+
+
+@pytest.fixture
+async def reading(make_worker: MakeWorker, make_service: MakeService) -> Reading:
+    worker = await make_worker(max_running=1, can_pause=True)
+    service = await make_service(worker, worker_backlog=0, slow_client_pause_s=0.05)
+    return Reading(service, worker)
+
+
+@pytest.mark.parametrize("priority", ["interactive", "batch"])
+async def test_or11_who_does_not_read_makes_room_and_goes_on_when_it_reads(
+    reading: Reading, priority: str
+) -> None:
+    client, task = await reading.begin()
+    await reading.service.until(lambda: task.is_unread)
+    assert not reading.worker.pauses  # nobody else wants the slot
+    for _ in range(3):
+        await reading.good(priority=priority)
+    assert len(reading.worker.pauses) == 1
+    await asyncio.sleep(0.1)  # the slot is free, but what for?
+    assert not reading.worker.resumes
+    reading.long.release.set()
+    data = await read_to_end(client)
+    client.close()
+    assert data.count(b"data: ") == MANY + 3 and data.count(b"x" * 8000) >= MANY - 20
+    assert len(reading.worker.resumes) == 1
+    await reading.service.until(lambda: reading.service.outcomes() == ["met"] * 4)
+
+
+async def test_or11_who_reads_keeps_its_slot(reading: Reading) -> None:
+    client, task = await reading.begin()
+    loop = asyncio.get_running_loop()
+    await reading.service.until(lambda: task.is_unread)
+    data = bytearray()
+    while task.is_unread or data.count(b'"content":"0') < 60:
+        data += await loop.sock_recv(client, 1 << 16)
+    other = asyncio.create_task(reading.good())
+    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await asyncio.sleep(0.1)
+    assert not reading.worker.pauses
+    reading.long.release.set()
+    await read_to_end(client)
+    client.close()
+    await other
+
+
+async def test_or11_work_that_goes_on_without_a_client_needs_no_reader(reading: Reading) -> None:
+    client, task = await reading.begin(on_disconnect="continue")
+    other = asyncio.create_task(reading.good())
+    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await asyncio.sleep(0.1)
+    assert not task.is_unread and not reading.worker.pauses
+    reading.long.release.set()
+    await read_to_end(client)
+    client.close()
+    await other
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_or11_who_never_reads_on_loses_its_place(
+    make_worker: MakeWorker, make_service: MakeService, gone: bool
+) -> None:
+    """Paused or not, within the time that a slow client has; and at once when it goes."""
+    worker = await make_worker(max_running=1, can_pause=True)
+    service = await make_service(
+        worker,
+        worker_backlog=0,
+        slow_client_pause_s=0.05,
+        slow_client_timeout_s=60.0 if gone else 0.4,
+    )
+    reading = Reading(service, worker)
+    client, task = await reading.begin()
+    await service.until(lambda: task.is_unread)
+    await reading.good()
+    if gone:
+        client.close()
+    await service.until(lambda: sorted(service.outcomes()) == ["aborted", "met"])
+    await worker.until(lambda: not worker.running)
+    await service.until(lambda: not any(i.load for i in service.gateway.registry))
+    assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
+    client.close()
+
+
+async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=8, can_pause=True)
+    service = await make_service(worker, worker_backlog=0, slow_client_pause_s=0.05)
+    reading = Reading(service, worker)
+    body = CHAT | {"max_tokens": MANY, "stream": True}
+    silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]
+    await service.until(lambda: sum(t.is_unread for t in service.gateway._live) == 8)
+    await asyncio.gather(*(reading.good() for _ in range(16)))
+    assert len(worker.pauses) == 8
+    for client in silent:
+        client.close()
+    await service.until(lambda: not service.gateway.live_tasks)
+    await worker.until(lambda: not worker.running)

@@ -1,0 +1,412 @@
+"""Second tries before the first token, and texts that go on elsewhere after it (OR-10, DL-12)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.dispatch.retry import Denial, RetryBudget, RetryRules
+from orchestrator.instances.registry import InstanceState
+from orchestrator.service import LOOK_EVERY_S
+from orchestrator.tasks.transcript import is_continuable
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from worker.protocol import Code, FinishReason, Sampling
+
+FIRST_ID = 6
+"""Of the fake vocabulary, after its special tokens: one id per byte from here on."""
+TASK = {"prompt": "hello", "max_tokens": 20, "temperature": 0}
+SAMPLED = TASK | {"temperature": 1.0}
+MANY = 44
+
+
+def speak(position: int) -> tuple[int, str]:
+    """A text that any instance goes on with alike: a letter for each position."""
+    letter = chr(ord("a") + position % 26)
+    return id_of(letter), letter
+
+
+def id_of(letter: str) -> int:
+    """Printable ASCII comes first in the byte-level alphabet, in order from '!'."""
+    return FIRST_ID + ord(letter) - ord("!")
+
+
+EXPECTED = "".join(speak(len("hello") + i)[1] for i in range(20))
+
+
+async def two(
+    make_worker: MakeWorker, make_service: MakeService, **changes: object
+) -> tuple[Service, FakeWorker, FakeWorker]:
+    """A service and its workers, the one that takes the first task before the other."""
+    workers = sorted([await make_worker(), await make_worker()], key=lambda w: w.address)
+    service = await make_service(*workers, **changes)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    return service, workers[0], workers[1]
+
+
+async def run(service: Service, body: dict[str, Any]) -> list[Any]:
+    """All events of a task."""
+    async with service.http.post("/v2/tasks", json=body) as response:
+        assert response.status == 202, await response.text()
+        url = (await response.json())["events_url"]
+    async with service.http.get(url) as response:
+        return [event async for event in read_events(response)]
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(e.json()["text"] for e in events if e.event == "token")
+
+
+def kinds_of(events: list[Any]) -> list[str]:
+    """Event names, each run of equal ones once."""
+    names = [e.event for e in events]
+    return [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name]
+
+
+# ── before the first token ───────────────────────────────────────────────────────────────────────
+
+
+async def test_or10_a_job_lost_before_its_first_token_runs_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(die_at=0)
+    second.plan = lambda submit: Plan(speak=speak)
+    events = await run(service, SAMPLED)
+    assert kinds_of(events) == ["queued", "started", "token", "end"]
+    assert text_of(events) == EXPECTED
+    assert (len(first.submits), len(second.submits)) == (1, 1)
+    assert service.outcomes() == ["met"]
+    assert service.metric("tidegate_retries_total", kind="retry") == 1
+
+
+async def test_or10_a_pinned_job_is_not_sent_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-7 as well: it would wait in vain for an instance that is gone."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(die_at=0)
+    pinned = {"placement": {"mode": "pin", "instances": [first.address]}}
+    events = await run(service, TASK | pinned)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
+    assert second.submits == []
+
+
+@pytest.mark.parametrize("code", [Code.QUEUE_FULL, Code.NO_CAPACITY, Code.DRAINING])
+async def test_or10_a_job_that_an_instance_will_not_take_goes_to_another(
+    make_worker: MakeWorker, make_service: MakeService, code: Code
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(refuse=(code, "not now"))
+    for _ in range(3):
+        assert kinds_of(await run(service, TASK))[-1] == "end"
+    assert len(second.submits) == 3
+    assert service.outcomes() == ["met"] * 3
+
+
+async def test_or10_the_only_instance_is_asked_again_after_a_pause(
+    service: Service, worker: FakeWorker
+) -> None:
+    refusal = Plan(refuse=(Code.QUEUE_FULL, "full"))
+    worker.plan = lambda submit: refusal if len(worker.submits) < 3 else Plan()
+    assert kinds_of(await run(service, TASK))[-1] == "end"
+    assert len(worker.submits) == 3
+
+
+async def test_or10_there_is_an_end_to_tries(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(refuse=(Code.NO_CAPACITY, "no room"))
+    events = await run(service, TASK)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "no_capacity")
+    assert len(worker.submits) == RetryRules().attempts
+    assert service.outcomes() == ["refused"]
+    assert service.metric("tidegate_retries_denied_total", why="attempts") == 1
+
+
+async def test_or10_what_is_wrong_with_a_request_is_not_tried_again(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(refuse=(Code.INVALID_REQUEST, "bad"))
+    events = await run(service, TASK)
+    assert events[-1].json()["code"] == "invalid_request"
+    assert second.submits == []
+
+
+async def test_or10_tries_draw_on_a_budget(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(make_worker, make_service, retry_share=0.0)
+    first.plan = lambda submit: Plan(die_at=0)
+    events = await run(service, TASK)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
+    assert second.submits == []
+    assert service.metric("tidegate_retries_denied_total", why="budget") == 1
+
+
+@given(
+    share=st.floats(0.0, 1.0),
+    burst=st.floats(1.0, 20.0),
+    offers=st.lists(st.booleans(), max_size=300),
+)
+def test_or10_second_tries_never_exceed_their_share(
+    share: float, burst: float, offers: list[bool]
+) -> None:
+    budget = RetryBudget(share, burst)
+    spent = offered = 0
+    for is_offer in offers:
+        if is_offer:
+            budget.offered()
+            offered += 1
+        elif not budget.is_empty:
+            budget.spend()
+            spent += 1
+        assert spent <= burst + share * offered + 1e-6
+
+
+async def test_dl12_none_where_the_deadline_could_not_be_kept(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, _ = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(stall_at=0)
+    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
+        task = service.gateway.store.get((await response.json())["task_id"])
+    retrier, end = service.gateway.retrier, task.deadline.at
+    assert retrier.again(task, first.address, end - 0.005) is None
+    assert retrier.denied == {Denial.DEADLINE: 1}
+    assert retrier.again(task, first.address, end - 30) is not None
+
+
+async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        task = (await response.json())["task_id"]
+    await service.until(lambda: service.gateway.retrier.granted["retry"] == 1)
+    async with service.http.delete(f"/v2/tasks/{task}") as response:
+        assert response.status == 202
+    sent = len(worker.submits)
+    await asyncio.sleep(0.1)  # longer than the pause
+    assert len(worker.submits) == sent
+    assert service.outcomes() == ["aborted"]
+
+
+# ── an instance that falls silent ────────────────────────────────────────────────────────────────
+
+
+async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """A grey failure (SIGSTOP): nothing is closed, nothing comes."""
+    service, first, second = await two(
+        make_worker, make_service, suspect_after_s=0.3, down_after_s=30
+    )
+    held = Plan(stall_at=0, speak=speak)
+    first.plan = lambda submit: held
+    second.plan = lambda submit: Plan(speak=speak)
+    running = asyncio.create_task(run(service, SAMPLED))
+    await first.until(lambda: first.running == 1)
+    first.silent = True
+    events = await running
+    assert kinds_of(events) == ["queued", "started", "token", "end"]
+    assert text_of(events) == EXPECTED
+    await first.until(lambda: len(first.cancels) == 1)  # told to stop as soon as it listens
+    first.silent = False
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    assert service.outcomes() == ["met"]
+
+
+async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(
+        make_worker, make_service, suspect_after_s=0.3, down_after_s=30
+    )
+    held = Plan(stall_at=0, ignores_cancel=True, text=lambda index: "WRONG")
+    slow = Plan(stall_at=10, speak=speak)
+    first.plan = lambda submit: held
+    second.plan = lambda submit: slow
+    running = asyncio.create_task(run(service, SAMPLED))
+    await first.until(lambda: first.running == 1)
+    first.silent = True
+    await second.until(lambda: second.running == 1)
+    first.silent = False
+    held.release.set()
+    await service.until(lambda: service.metric("tidegate_tokens_late_total") == 20)
+    slow.release.set()
+    assert text_of(await running) == EXPECTED
+    assert service.outcomes() == ["met"]
+    assert all(i.load == 0 for i in service.gateway.registry)
+
+
+async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, suspect_after_s=0.3, down_after_s=30)
+    plan = Plan(stall_at=0)
+    worker.plan = lambda submit: plan
+    running = asyncio.create_task(run(service, TASK))
+    await worker.until(lambda: worker.running == 1)
+    worker.silent = True
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.state is InstanceState.SUSPECT)
+    await asyncio.sleep(2 * LOOK_EVERY_S)
+    worker.silent = False
+    await service.until_ready()
+    plan.release.set()
+    assert (await running)[-1].event == "end"
+    assert worker.cancels == []
+
+
+# ── after the first token ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 7}])
+async def test_or10_a_text_whose_instance_dies_goes_on_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService, sampling: dict[str, Any]
+) -> None:
+    """OR-10: no token is lost or repeated."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7)
+    second.plan = lambda submit: Plan(speak=speak)
+    events = await run(service, TASK | sampling | {"min_tokens": 10})
+    assert kinds_of(events) == ["queued", "started", "token", "end"]
+    assert text_of(events) == EXPECTED
+    tokens = [e.json() for e in events if e.event == "token"]
+    assert [t["index"] for t in tokens] == list(range(20))
+    before, after = first.submits[0], second.submits[0]
+    assert after.token_ids == [*before.token_ids, *(speak(5 + i)[0] for i in range(7))]
+    assert (after.sampling.max_tokens, after.sampling.min_tokens) == (13, 3)
+    assert after.sampling.seed == before.sampling.seed
+    assert service.outcomes() == ["met"]
+    assert service.metric("tidegate_tokens_generated_total") == 20
+    assert service.metric("tidegate_retries_total", kind="continue") == 1
+
+
+async def test_dl14_a_text_that_goes_on_elsewhere_keeps_its_schedule(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """What is due next is the next token of the text, not the first of the job."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7)
+    second.plan = lambda submit: Plan(speak=speak)
+    body = TASK | {"first_token_ms": 20_000, "token_gap_ms": 10_000}
+    assert text_of(await run(service, body)) == EXPECTED
+    before, after = first.submits[0], second.submits[0]
+    assert before.first_token_budget_ms is not None and after.first_token_budget_ms is not None
+    assert before.first_token_budget_ms <= 20_000
+    assert 80_000 < after.first_token_budget_ms <= 90_000
+    assert after.token_gap_ms == 10_000
+    assert service.outcomes() == ["met"]
+
+
+async def test_or10_a_text_survives_two_deaths(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7 if len(first.submits) == 1 else None)
+    # Slowly, so that the first one is back by then.
+    second.plan = lambda submit: Plan(speak=speak, die_at=5, step_s=0.05)
+    assert text_of(await run(service, TASK)) == EXPECTED
+    assert (len(first.submits), len(second.submits)) == (2, 1)
+
+
+async def test_or10_many_texts_go_on_when_an_instance_dies(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    held = Plan(speak=speak, stall_at=9)
+    first.plan = second.plan = lambda submit: (
+        held if len(submit.token_ids) == len("hello") else Plan(speak=speak)
+    )
+    # As many as the survivor has room for: more than the budget of those that have not begun.
+    texts = [asyncio.create_task(run(service, TASK)) for _ in range(MANY)]
+    await service.until(
+        lambda: (
+            sum(lane.tokens_total for i in service.gateway.registry for lane in i.lanes) == 9 * MANY
+        )
+    )
+    lost = len(first.submits)
+    assert lost > RetryRules().burst
+    await first.stop()
+    await second.until(lambda: len(second.submits) == MANY)
+    held.release.set()
+    assert [text_of(await text) for text in texts] == [EXPECTED] * MANY
+    assert service.outcomes() == ["met"] * MANY
+    assert service.metric("tidegate_retries_total", kind="continue") == lost
+
+
+async def test_or10_only_the_last_word_was_lost(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """All tokens had come: nothing is left to generate anywhere."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, tokens=21, die_at=20)
+    events = await run(service, TASK)
+    assert text_of(events) == EXPECTED
+    assert events[-1].json()["finish_reason"] == FinishReason.LENGTH
+    assert second.submits == []
+    assert service.outcomes() == ["met"]
+
+
+def half_a_character(position: int) -> tuple[int, str]:
+    """After six letters the first byte of a character of two, which prints nothing yet."""
+    return speak(position) if position < len("hello") + 6 else (id_of("!") + 200, "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        ({"speak": speak}, {"temperature": 1.0}),
+        ({"speak": speak}, {"stop": "zzz"}),
+        ({"speak": half_a_character}, {}),
+        ({"text": lambda index: "made up"}, {}),
+    ],
+)
+async def test_or10_what_cannot_go_on_exactly_ends_with_a_retriable_error(
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    plan: dict[str, Any],
+    changes: dict[str, Any],
+) -> None:
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(die_at=7, **plan)
+    events = await run(service, TASK | changes)
+    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
+    assert events[-1].json()["retryable"] is True
+    assert second.submits == []
+    assert service.outcomes() == ["failed"]
+    assert service.metric("tidegate_retries_denied_total", why="text") == 1
+
+
+async def test_or10_other_weights_do_not_go_on_with_a_text(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(model_digest=digest) for digest in ("one", "two")]
+    for worker in workers:
+        worker.plan = lambda submit: Plan(speak=speak, die_at=7)
+    service = await make_service(*workers)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    events = await run(service, TASK)
+    assert events[-1].json()["code"] == "instance_lost"
+    assert sum(len(worker.submits) for worker in workers) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 1.0}, False),
+        ({"temperature": 1.0, "seed": 0}, True),
+        ({"temperature": 0.0, "stop": ("x",)}, False),
+        ({"temperature": 0.0, "logprobs": 0}, False),
+        ({"temperature": 0.0, "repetition_penalty": 1.1}, False),
+        ({"temperature": 0.0, "presence_penalty": 0.1}, False),
+        ({"temperature": 0.0, "frequency_penalty": 0.1}, False),
+        ({"temperature": 0.0, "logit_bias": ((3, -1.0),), "min_tokens": 2}, True),
+    ],
+)
+def test_or10_which_requests_can_go_on(changes: dict[str, Any], can: bool) -> None:
+    assert is_continuable(Sampling(max_tokens=5, **changes)) is can

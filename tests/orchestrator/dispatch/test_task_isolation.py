@@ -1,0 +1,122 @@
+"""One task's trouble stays its own: it costs no other task its slot, lane or place (DL-10)."""
+
+import asyncio
+
+import pytest
+
+from orchestrator.dispatch.dispatcher import FRESH
+from orchestrator.placement import Choice
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.settle import Settler, aborted
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics
+from tests.orchestrator.clocks import ManualClock
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.orchestrator.tasks.test_settle import make_task
+from worker.protocol import AbortCause, Delta
+
+TASK = {"prompt": "hello", "max_tokens": 3}
+
+
+class Deaf:
+    """A listener with a fault."""
+
+    def started(self, task: Task) -> None: ...
+
+    def tokens(self, task: Task, delta: Delta) -> None: ...
+
+    def ended(self, task: Task) -> None:
+        raise RuntimeError("a fault of ours")
+
+
+async def test_dl10_a_listener_that_fails_at_the_end_costs_no_count() -> None:
+    """Limits, the store and the service's own set of live tasks hang on what comes after it."""
+    journal, metrics = MemoryJournal(), Metrics()
+    task, called = make_task(tokens=2), []
+    task.listen(Deaf())
+    task.on_end += [Deaf().ended, called.append]
+    assert Settler(metrics, journal, ManualClock()).settle(task, aborted(AbortCause.CANCEL))
+    assert called == [task]
+    assert len(journal.records) == 1
+    assert metrics.tokens_generated == 2
+
+
+async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault with one task neither breaks the lane that had room, nor keeps others waiting."""
+    placer = service.gateway.placer
+    choose, bad = placer.choose, []
+
+    def faulty(task: Task) -> Choice | None:
+        if not bad or task in bad:
+            bad.append(task)
+            raise RuntimeError("a fault of ours")
+        return choose(task)
+
+    monkeypatch.setattr(placer, "choose", faulty)
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        assert response.status == 500
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        assert response.status == 200
+    assert sorted(service.outcomes()) == ["failed", "met"]
+    assert service.gateway.live_tasks == len(service.gateway.queue) == 0
+    assert len(worker.opens) == service.gateway.settings.lanes_per_instance
+
+
+async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model's instance has room: every frame asks, and nobody who waits can use it."""
+    busy, idle = await make_worker(max_running=1, model="a"), await make_worker(model="b")
+    busy.plan = lambda submit: Plan(stall_at=1)
+    service = await make_service(busy, idle, worker_backlog=0)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    queue = service.gateway.queue
+    for waiting in range(20):
+        async with service.http.post("/v2/tasks", json=TASK | {"model": "a"}) as response:
+            assert response.status == 202
+            assert (await response.json())["queue_position"] == max(0, waiting - 1)
+    turns = []
+    choose = queue._choose
+    monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))
+    service.gateway._dispatcher.pump()
+    # Those planned anew, the first to start, the first to pause for.
+    assert len(turns) <= FRESH + 2
+    async with service.http.post("/v1/completions", json=TASK | {"model": "b"}) as response:
+        assert response.status == 200  # though it came behind all of them
+
+
+async def test_a_pump_that_fails_costs_no_lane(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane's reader calls it: its other jobs must not pay for a fault in placement."""
+    worker = await make_worker(max_running=1)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    service = await make_service(worker, worker_backlog=0)
+    first = asyncio.create_task(_complete(service))
+    await worker.until(lambda: worker.running == 1)
+    second = asyncio.create_task(_complete(service))
+    await service.until(lambda: len(service.gateway.queue) == 1)
+    placer, calls = service.gateway.placer, []
+    refresh = placer.refresh
+
+    def fail_twice() -> None:
+        calls.append(1)
+        if len(calls) <= 2:
+            raise RuntimeError("a fault of ours")
+        refresh()
+
+    monkeypatch.setattr(placer, "refresh", fail_twice)
+    await service.until(lambda: len(calls) > 2)  # heartbeats alone
+    plan.release.set()
+    assert [await first, await second] == [200, 200]
+    assert len(worker.opens) == service.gateway.settings.lanes_per_instance
+
+
+async def _complete(service: Service) -> int:
+    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+        await response.read()
+        return response.status

@@ -1,0 +1,302 @@
+"""Where addresses come from, and the roster that follows them."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orchestrator.instances.discovery import DnsName, Roster, SourceError, WatchedFile, source_of
+from orchestrator.instances.discovery.addresses import check_address, check_entry
+from orchestrator.instances.discovery.sources import parse_addresses
+from tests.orchestrator.clocks import ManualClock
+
+
+class FakeSource:
+    """Says what a test wants."""
+
+    def __init__(self, name: str = "file:x") -> None:
+        self.name = name
+        self.answer: frozenset[str] | SourceError | None = None
+
+    async def read(self) -> frozenset[str] | None:
+        if isinstance(self.answer, SourceError):
+            raise self.answer
+        return self.answer
+
+
+class FakeFleet:
+    """What the registry does, without lanes. Every call is kept."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.known: dict[str, float | None] = {}
+        self.jobs: dict[str, int] = {}
+        self.calls: list[str] = []
+
+    def addresses(self) -> dict[str, float | None]:
+        return dict(self.known)
+
+    def idle(self, address: str) -> bool:
+        return not self.jobs.get(address)
+
+    def add(self, address: str) -> None:
+        self.calls.append(f"add {address}")
+        self.known[address] = None
+
+    def retire(self, address: str) -> None:
+        self.calls.append(f"retire {address}")
+        self.known[address] = self.clock.now()
+
+    async def forget(self, address: str) -> None:
+        self.calls.append(f"forget {address}")
+        del self.known[address]
+        self.jobs.pop(address, None)
+
+
+def make_roster(*listed: str) -> tuple[Roster, FakeFleet, FakeSource, ManualClock]:
+    clock = ManualClock()
+    fleet = FakeFleet(clock)
+    for address in listed:
+        fleet.add(address)
+    fleet.calls.clear()
+    source = FakeSource()
+    roster = Roster(fleet, listed, [source], clock, read_every_s=1.0, grace_s=30.0)
+    return roster, fleet, source, clock
+
+
+async def tell(roster: Roster, source: FakeSource, *addresses: str) -> None:
+    source.answer = frozenset(addresses)
+    await roster.read(source)
+
+
+# ── the roster ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_a_source_names_comes_and_goes() -> None:
+    roster, fleet, source, clock = make_roster("a:1")
+    await tell(roster, source, "b:1", "c:1")
+    await tell(roster, source, "c:1")
+    clock.advance(3)
+    await roster.sweep()
+    assert fleet.calls == ["add b:1", "add c:1", "retire b:1", "forget b:1"]
+    assert sorted(fleet.known) == ["a:1", "c:1"]
+
+
+async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
+    """OR-6: DNS answers flap; lanes and all that was learnt of an idle instance outlive that."""
+    roster, fleet, source, clock = make_roster()
+    await tell(roster, source, "a:1", "b:1")
+    for _ in range(5):
+        await tell(roster, source, "a:1")
+        clock.advance(1)
+        await roster.sweep()
+        await tell(roster, source, "a:1", "b:1")
+    assert not any(call.startswith("forget") for call in fleet.calls)
+
+
+async def test_one_that_leaves_may_finish_its_jobs() -> None:
+    roster, fleet, source, clock = make_roster()
+    await tell(roster, source, "a:1", "b:1")
+    fleet.jobs = {"b:1": 1}
+    await tell(roster, source, "a:1")
+    clock.advance(29)
+    await roster.sweep()
+    assert "b:1" in fleet.known
+    fleet.jobs = {}
+    await roster.sweep()
+    assert "b:1" not in fleet.known
+
+
+async def test_one_that_leaves_has_no_more_than_its_grace() -> None:
+    roster, fleet, source, clock = make_roster()
+    await tell(roster, source, "a:1", "b:1")
+    fleet.jobs = {"b:1": 1}
+    await tell(roster, source, "a:1")
+    clock.advance(30)
+    await roster.sweep()
+    assert "b:1" not in fleet.known
+
+
+async def test_one_named_again_while_it_leaves_is_kept() -> None:
+    roster, fleet, source, clock = make_roster()
+    await tell(roster, source, "a:1", "b:1")
+    fleet.jobs = {"b:1": 1}
+    await tell(roster, source, "a:1")
+    await tell(roster, source, "a:1", "b:1")
+    clock.advance(60)
+    await roster.sweep()
+    assert fleet.known == {"a:1": None, "b:1": None}
+    assert "forget b:1" not in fleet.calls
+
+
+async def test_a_listed_one_stays_whatever_a_source_says() -> None:
+    roster, fleet, source, _ = make_roster("a:1")
+    await tell(roster, source, "a:1", "b:1")
+    await tell(roster, source, "b:1")
+    assert "retire a:1" not in fleet.calls
+
+
+async def test_a_source_that_fails_keeps_its_last_list_and_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    roster, fleet, source, _ = make_roster()
+    await tell(roster, source, "a:1")
+    for _ in range(3):
+        source.answer = SourceError("line 1: expected host:port")
+        await roster.read(source)
+    assert fleet.known == {"a:1": None}
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert roster.complaints == {"file:x": "line 1: expected host:port"}
+    await tell(roster, source, "a:1")
+    assert roster.complaints == {}
+    assert "known again" in caplog.text
+
+
+class RosterMachine(RuleBasedStateMachine):
+    """Whatever sources say, in any order: the fleet is what is named, and leavers finish."""
+
+    NAMES = ("a:1", "b:1", "c:1", "d:1")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster, self.fleet, self.source, self.clock = make_roster("a:1")
+        self.named = {"a:1"}
+
+    @rule(names=st.sets(st.sampled_from(NAMES), min_size=1))
+    def told(self, names: set[str]) -> None:
+        asyncio.run(tell(self.roster, self.source, *names))
+        self.named = names | {"a:1"}
+
+    @rule()
+    def fails(self) -> None:
+        self.source.answer = SourceError("broken")
+        asyncio.run(self.roster.read(self.source))
+
+    @rule(name=st.sampled_from(NAMES), jobs=st.integers(0, 2))
+    def works(self, name: str, jobs: int) -> None:
+        if name in self.fleet.known:
+            self.fleet.jobs[name] = jobs
+
+    @rule(seconds=st.sampled_from([0.0, 5.0, 31.0]))
+    def sweeps(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        before = dict(self.fleet.known)
+        asyncio.run(self.roster.sweep())
+        for name in before.keys() - self.fleet.known.keys():
+            since = before[name]
+            assert since is not None
+            assert not self.fleet.jobs.get(name) or self.clock.now() - since >= 30
+
+    @invariant()
+    def fleet_is_what_is_named(self) -> None:
+        staying = {name for name, since in self.fleet.known.items() if since is None}
+        assert staying == self.named
+
+
+TestRoster = RosterMachine.TestCase
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write(path: Path, text: str, mtime_s: int) -> None:
+    path.write_text(text)
+    os.utime(path, (mtime_s, mtime_s))
+
+
+async def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "instances"
+    source = WatchedFile(f"file:{path}")
+    await asyncio.to_thread(write, path, "# two\na:1\n\n  b:2  # with a comment\n", 1)
+    assert await source.read() == {"a:1", "b:2"}
+    assert await source.read() is None
+    await asyncio.to_thread(write, path, "a:1\n", 2)
+    assert await source.read() == {"a:1"}
+
+
+async def test_a_file_that_is_missing_or_broken_says_so_until_it_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "instances"
+    source = WatchedFile(f"file:{path}")
+    for text in (None, "a:1\nb\n", "a:1\nb:80"):
+        if text is not None:
+            await asyncio.to_thread(write, path, text, 1)
+        for _ in range(2):
+            with pytest.raises(SourceError):
+                await source.read()
+    await asyncio.to_thread(write, path, "a:1\nb:8001\n", 1)
+    assert await source.read() == {"a:1", "b:8001"}
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "no address"),
+        (b"# none\n", "no address"),
+        (b"a:1\nb:8", "no end"),
+        (b"a:1\nhttp://b:1\n", "line 2"),
+        (b"a:1\n\xff\n", "UTF-8"),
+        (b"a:1\n" * 300_000, "larger"),
+    ],
+)
+def test_a_file_is_taken_whole_or_not_at_all(data: bytes, complaint: str) -> None:
+    with pytest.raises(SourceError, match=complaint):
+        parse_addresses(data)
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_name_stands_for_all_its_records() -> None:
+    async def resolver(host: str, port: int) -> list[str]:
+        assert (host, port) == ("workers", 8001)
+        return ["10.0.0.1", "10.0.0.2", "fd00::1", "10.0.0.1"]
+
+    addresses = await DnsName("dns:workers:8001", resolver).read()
+    assert addresses == {"10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001"}
+
+
+async def test_a_name_that_cannot_be_resolved_is_a_source_that_fails() -> None:
+    async def fails(host: str, port: int) -> list[str]:
+        raise OSError(-2, "Name or service not known")
+
+    async def nothing(host: str, port: int) -> list[str]:
+        return []
+
+    with pytest.raises(SourceError, match="not known"):
+        await DnsName("dns:workers:8001", fails).read()
+    with pytest.raises(SourceError, match="no address"):
+        await DnsName("dns:workers:8001", nothing).read()
+
+
+async def test_the_system_resolver_is_asked() -> None:
+    assert await DnsName("dns:127.0.0.1:8001").read() == {"127.0.0.1:8001"}
+
+
+# ── spelling ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("text", ["a:1", "127.0.0.1:8001", "[::1]:8002"])
+def test_addresses(text: str) -> None:
+    assert check_address(text) == text
+    assert check_entry(f"dns:{text}") == f"dns:{text}"
+
+
+@pytest.mark.parametrize(
+    "text", ["a", ":1", "a:", "a:x", "a:0", "a:65536", "::1:8", "a/b:1", "a b:1"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match=r"host:port|port must be|brackets"):
+        check_address(text)
+    with pytest.raises(ValueError, match=r"host:port|port must be|brackets"):
+        check_entry(f"dns:{text}")
+
+
+def test_entries_name_sources() -> None:
+    assert isinstance(source_of(check_entry("file:/etc/tidegate/instances")), WatchedFile)
+    assert isinstance(source_of(check_entry("dns:a:1")), DnsName)
+    with pytest.raises(ValueError, match="file:path"):
+        check_entry("file:")

@@ -1,0 +1,417 @@
+"""Instances that die, fall silent, drain, disagree or come back (OR-6, OR-10, OR-14)."""
+
+import asyncio
+import json
+
+import pytest
+
+from orchestrator.instances import registry
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
+from worker.protocol import Delta
+
+TASK = {"prompt": "x", "max_tokens": 10}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 10}
+
+
+def state_of(service: Service, index: int = 0) -> str:
+    return list(service.gateway.registry)[index].state.value
+
+
+async def ready_status(service: Service) -> int:
+    async with service.http.get("/health/ready") as response:
+        return response.status
+
+
+async def test_a_stream_whose_instance_dies_ends_with_a_retriable_error(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(die_at=3)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        task = await response.json()
+    async with service.http.get(task["events_url"]) as response:
+        events = [event async for event in read_events(response)]
+    assert [e.event for e in events] == ["queued", "started", *["token"] * 3, "error"]
+    assert events[-1].json()["code"] == "instance_lost"
+    assert events[-1].json()["retryable"] is True
+    worker.plan = lambda submit: Plan()
+    await service.until_ready()
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 200
+    assert service.outcomes() == ["failed", "met"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_instance_that_dies_before_the_first_token_is_a_503(
+    service: Service, worker: FakeWorker, stream: bool
+) -> None:
+    worker.plan = lambda submit: Plan(die_at=0)
+    body = CHAT | {"stream": stream}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 503
+        assert response.headers["x-should-retry"] == "true"
+        assert int(response.headers["retry-after-ms"]) > 0
+        assert (await response.json())["error"]["code"] == "instance_lost"
+    assert service.outcomes() == ["failed"]
+
+
+async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=2)
+
+    async def one() -> str:
+        body = CHAT | {"stream": True}
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            last = json.loads((await response.text()).split("\n\n")[-2][6:])
+            return str(last["error"]["code"])
+
+    streams = [asyncio.create_task(one()) for _ in range(16)]
+    lane = next(iter(service.gateway.registry)).lanes[0]
+    await service.until(lambda: lane.tokens_total == 32)
+    await worker.stop()
+    assert await asyncio.gather(*streams) == ["instance_lost"] * 16
+    await service.until(lambda: state_of(service) == "connecting")
+    assert await ready_status(service) == 503
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "not_ready"
+    assert service.outcomes() == ["failed"] * 16 + ["refused"]
+
+
+async def test_an_instance_that_comes_back_is_used_again(
+    service: Service, worker: FakeWorker, make_worker: MakeWorker
+) -> None:
+    version = service.gateway.registry.snapshot_version
+    await worker.stop()
+    await service.until(lambda: state_of(service) == "connecting")
+    again = await make_worker(port=worker.port)
+    await service.until_ready()
+    assert service.gateway.registry.snapshot_version > version
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 200
+    assert len(again.submits) == 1
+
+
+async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """OR-6: work is not sent to a suspect, and is given up on one that is down."""
+    service = await make_service(worker, suspect_after_s=0.3, down_after_s=0.9)
+    worker.plan = lambda submit: Plan(stall_at=1)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        task = await response.json()
+    await worker.until(lambda: worker.running == 1)
+    worker.silent = True
+    await service.until(lambda: state_of(service) == "suspect")
+    assert await ready_status(service) == 503
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+    await service.until(lambda: state_of(service) == "down")
+    async with service.http.get(task["events_url"]) as response:
+        last = [event async for event in read_events(response)][-1]
+    assert (last.event, last.json()["code"]) == ("error", "instance_lost")
+    worker.silent = False
+    await service.until_ready()
+    assert len(worker.opens) >= 2
+
+
+async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
+    worker: FakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OR-6: its siblings' frames say nothing about its own jobs."""
+    caplog.set_level("INFO")
+    service = await make_service(
+        worker, lanes_per_instance=2, suspect_after_s=0.3, down_after_s=0.9
+    )
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: all(lane.is_open for lane in instance.lanes))
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    await worker.until(lambda: worker.running == 2)
+    await service.until(lambda: [lane.tokens_total for lane in instance.lanes] == [1, 1])
+    worker.lanes[0].silent = True
+    await service.until(lambda: service.outcomes() == ["failed"])
+    assert state_of(service) == "up"
+    await worker.until(lambda: len(worker.opens) == 3)
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["failed", "met"])
+    await worker.stop()
+    await service.until(lambda: state_of(service) == "connecting")
+    assert f"instance up: {worker.address} is ready" in caplog.text
+    assert f"instance connecting: {worker.address} (" in caplog.text
+
+
+async def test_or6_a_suspect_that_speaks_is_up_again(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, suspect_after_s=0.3, down_after_s=30)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+    await service.until(lambda: next(iter(service.gateway.registry)).lanes[0].tokens_total == 1)
+    worker.silent = True
+    await service.until(lambda: state_of(service) == "suspect")
+    worker.silent = False
+    await service.until_ready()
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"])
+    assert len(worker.opens) == 1
+
+
+async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
+    make_worker: MakeWorker,
+    make_service: MakeService,
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    service = await make_service(first, second)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    plan = Plan(stall_at=1)
+    first.plan = second.plan = lambda submit: plan
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    await first.until(lambda: first.running == 1)
+    await second.until(lambda: second.running == 1)
+    await first.drain()
+    await service.until(lambda: service.gateway.registry.instances[first.address].draining)
+    for _ in range(3):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    await second.until(lambda: second.running == 4)
+    assert len(first.submits) == 1
+    await second.drain()
+    await service.until(lambda: not any(i.ready for i in service.gateway.registry))
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 503
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["refused", *["met"] * 5])
+
+
+async def test_or7_work_spreads_over_instances(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(), await make_worker()]
+    for worker in workers:
+        worker.plan = lambda submit: Plan(stall_at=0)
+    service = await make_service(*workers, lanes_per_instance=2)
+    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(
+        lambda: all(lane.is_open for i in service.gateway.registry for lane in i.lanes)
+    )
+    for _ in range(12):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    for worker in workers:
+        await worker.until(lambda w=worker: len(w.submits) == 6)  # type: ignore[misc]
+        assert sorted(len(lane.jobs) for lane in worker.lanes) == [3, 3]
+    await workers[0].stop()  # none had a token yet: all go to the other one
+    await workers[1].until(lambda: len(workers[1].submits) == 12)
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            assert response.status == 202
+    await workers[1].until(lambda: len(workers[1].submits) == 14)
+    assert service.outcomes() == []
+
+
+async def test_instances_with_different_models(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(model=name) for name in ("one", "two")]
+    service = await make_service(*workers)
+    await service.until(lambda: len(service.gateway.registry.models()) == 2)
+    async with service.http.get("/v1/models") as response:
+        assert [m["id"] for m in (await response.json())["data"]] == ["one", "two"]
+    for name, worker in zip(("one", "two"), workers, strict=True):
+        async with service.http.post("/v1/completions", json=TASK | {"model": name}) as response:
+            assert (await response.json())["model"] == name
+        assert len(worker.submits) == 1
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 404
+        assert "one, two" in (await response.json())["error"]["message"]
+
+
+async def test_work_of_others_counts_as_load(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=4, foreign=4)
+    service = await make_service(worker, worker_backlog=0)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert (await response.json())["status"] == "queued"
+    assert len(service.gateway.queue) == 1
+    worker.foreign = 3
+    await service.until(lambda: service.outcomes() == ["met"])
+
+
+async def test_another_protocol_version_is_said_and_not_served(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker()
+    worker.version = 99
+    service = await make_service(worker, wait=False)
+    await service.until(lambda: "version" in next(iter(service.gateway.registry)).reason)
+    assert await ready_status(service) == 503
+
+
+async def test_a_card_that_cannot_be_used_is_said(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(tokenizer_json=b"{}")
+    service = await make_service(worker, wait=False)
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.fault != "")
+    async with service.http.get("/v2/instances") as response:
+        (told,) = (await response.json())["instances"]
+    assert "tokenizer of fake cannot be read" in told["fault"]
+    assert (told["state"], told["reason"]) == ("connecting", told["fault"])
+    await service.until(lambda: b"cannot be read" in service.gateway.health.ready.body)
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+        assert "tokenizer of fake cannot be read" in (await response.json())["error"]["message"]
+
+
+async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
+    service: Service, worker: FakeWorker
+) -> None:
+    instance = next(iter(service.gateway.registry))
+    good = worker.card
+    worker.card = make_card(tokenizer_json=b"{}")
+    instance.lanes[0].describe()
+    await service.until(lambda: instance.fault != "")
+    for _ in range(3):
+        service.gateway.registry.look()
+    assert state_of(service) == "connecting"
+    worker.card = good
+    instance.lanes[0].describe()
+    await service.until_ready()
+    assert instance.fault == ""
+
+
+async def test_a_card_that_nobody_foresaw_is_said_too(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(registry, "PromptEncoder", fail)
+    service = await make_service(await make_worker(), wait=False)
+    instance = next(iter(service.gateway.registry))
+    await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))
+
+
+async def test_a_template_that_cannot_be_read_leaves_plain_prompts(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(await make_worker(chat_template="{% nothing %}"))
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["param"] == "messages"
+    assert "chat template of fake cannot be read: line 1" in error["message"]
+    body = {"model": "fake", "prompt": "x", "max_tokens": 3}
+    async with service.http.post("/v1/completions", json=body) as response:
+        assert response.status == 200
+    async with service.http.get("/v2/instances") as response:
+        (told,) = (await response.json())["instances"]
+    assert told["fault"] == ""
+    assert "line 1" in told["chat_fault"]
+
+
+async def test_an_error_in_band_costs_one_job_only(service: Service, worker: FakeWorker) -> None:
+    plans = [Plan(stall_at=1), Plan(in_band_error="unavailable")]
+    worker.plan = lambda submit: plans[min(1, len(worker.submits) - 1)]
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+    async with service.http.post("/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+        assert "unavailable" in (await response.json())["error"]["message"]
+    plans[0].release.set()
+    await service.until(lambda: service.outcomes() == ["failed", "met"])
+    assert len(worker.opens) == 1
+
+
+async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
+    service: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+    worker.lanes[0].skip_a_frame()
+    await service.until(lambda: service.outcomes() == ["failed"])
+    await service.until_ready()
+    assert len(worker.opens) == 2
+
+
+async def test_every_token_of_64_streams_is_accounted_for(
+    service: Service, worker: FakeWorker
+) -> None:
+    """Streams of different lengths at once, on every API; each gets exactly its own tokens."""
+    worker.plan = lambda submit: Plan(
+        per_delta=1 + submit.sampling.max_tokens % 3,
+        step_s=0.001,
+        text=lambda index: f"{submit.sampling.max_tokens}.{index} ",
+    )
+
+    async def one(number: int) -> None:
+        count = 20 + number
+        expected = "".join(f"{count}.{i} " for i in range(count))
+        if number % 3 == 0:
+            body = TASK | {"max_tokens": count}
+            async with service.http.post("/v2/tasks", json=body) as response:
+                url = (await response.json())["events_url"]
+            async with service.http.get(url) as response:
+                tokens = [e.json() async for e in read_events(response) if e.event == "token"]
+            assert "".join(token["text"] for token in tokens) == expected
+            assert [token["index"] for token in tokens] == list(range(count))
+            return
+        body = CHAT | {"max_tokens": count, "stream": number % 3 == 1}
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            text = await response.text()
+        if not body["stream"]:
+            assert json.loads(text)["choices"][0]["message"]["content"] == expected
+            return
+        events = [json.loads(e[6:]) for e in text.split("\n\n")[:-2]]
+        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == expected
+        assert len(events) == count + 2
+
+    await asyncio.gather(*(one(number) for number in range(64)))
+    assert service.outcomes() == ["met"] * 64
+    total = sum(20 + number for number in range(64))
+    assert service.metric("tidegate_tokens_generated_total") == total
+    assert service.metric("tidegate_tokens_wasted_total") == 0
+    assert next(iter(service.gateway.registry)).load == 0
+    assert worker.running == 0
+    assert service.metric("tidegate_per_token_emission_latency_us_count") > 0
+
+
+async def test_a_fault_of_a_listener_costs_its_task_only(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    tasks = []
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            tasks.append(service.gateway.store.get((await response.json())["task_id"]))
+    await worker.until(lambda: worker.running == 2)
+
+    class Broken:
+        def started(self, task: object) -> None: ...
+
+        def tokens(self, task: object, delta: Delta) -> None:
+            raise ZeroDivisionError
+
+        def ended(self, task: object) -> None: ...
+
+    tasks[0].listen(Broken())
+    plan.release.set()
+    await service.until(lambda: len(service.outcomes()) == 2)
+    assert [task.ending.outcome.value for task in tasks if task.ending] == ["failed", "met"]
+    assert "could not be handled" in caplog.text
+    assert len(worker.opens) == 1

@@ -1,0 +1,217 @@
+"""Instances that are added, drained and removed while the service works (OR-2, OR-6)."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.instances.registry import Instance
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
+
+TASK = {"prompt": "x", "max_tokens": 10}
+ADMIN = {"X-Tidegate-Admin": "1"}
+
+
+async def submit(service: Service) -> str:
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+        return str((await response.json())["task_id"])
+
+
+async def listing(service: Service) -> dict[str, dict[str, object]]:
+    async with service.http.get("/v2/instances") as response:
+        return {i["address"]: i for i in (await response.json())["instances"]}
+
+
+async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    service = await make_service(first, second)
+    registry = service.gateway.registry
+    await service.until(lambda: all(i.ready for i in registry))
+    version = registry.snapshot_version
+    plan = Plan(stall_at=1)
+    first.plan = second.plan = lambda submit: plan
+    await submit(service)
+    await submit(service)
+    await first.until(lambda: first.running == 1)
+    for _ in range(2):
+        async with service.http.post(
+            f"/v2/instances/{first.address}/drain", headers=ADMIN
+        ) as response:
+            assert response.status == 202
+            assert (await response.json())["draining"] is True
+    assert registry.snapshot_version == version + 1
+    for _ in range(3):
+        await submit(service)
+    await second.until(lambda: second.running == 4)
+    assert len(first.submits) == 1
+    async with service.http.post(
+        f"/v2/instances/{first.address}/undrain", headers=ADMIN
+    ) as response:
+        assert (await response.json())["ready"] is True
+    await submit(service)
+    await first.until(lambda: len(first.submits) == 2)
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"] * 6)
+
+
+async def test_or2_work_waits_for_an_undrain(service: Service, worker: FakeWorker) -> None:
+    plan = Plan(stall_at=0)
+    worker.plan = lambda submit: plan
+    path = f"/v2/instances/{worker.address}"
+    async with service.http.post(f"{path}/drain", headers=ADMIN) as response:
+        assert response.status == 202
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "not_ready"
+    async with service.http.post(f"{path}/undrain", headers=ADMIN) as response:
+        assert response.status == 202
+    plan.release.set()
+    await submit(service)
+    await service.until(lambda: service.outcomes() == ["refused", "met"])
+
+
+async def test_or2_instances_are_described(service: Service, worker: FakeWorker) -> None:
+    described = (await listing(service))[worker.address]
+    assert described["state"] == "up"
+    assert (described["model"], described["engine_version"]) == ("fake", "0")
+    assert (described["slots_total"], described["slots_free"]) == (64, 64)
+    assert (described["perf_tokens_per_s"], described["first_token_ms"]) == (None, None)
+    worker.step_ms = 1.0
+    for _ in range(30):  # jobs that teach its pace
+        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+            assert response.status == 200
+    pace = service.gateway.registry.instances[worker.address].pace
+    await service.until(lambda: pace is not None and pace.model.known)
+    described = (await listing(service))[worker.address]
+    assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
+    assert described["first_token_ms"] > 0  # type: ignore[operator]
+    async with service.http.post("/v2/instances/elsewhere:1/drain", headers=ADMIN) as response:
+        assert response.status == 404
+        assert worker.address in (await response.json())["error"]["message"]
+
+
+async def test_or12_only_an_admin_may_drain(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, token="user", admin_token="root")
+    for token, status in (("user", 403), ("root", 202)):
+        async with service.http.post(
+            f"/v2/instances/{worker.address}/drain", headers={"Authorization": f"Bearer {token}"}
+        ) as response:
+            assert response.status == status
+
+
+def write(path: Path, *workers: FakeWorker) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{worker.address}\n" for worker in workers))
+    new.rename(path)
+
+
+async def test_or6_instances_follow_a_file_under_load(
+    make_worker: MakeWorker, make_service: MakeService, tmp_path: Path
+) -> None:
+    """OR-6: added ones get work, removed ones finish theirs and are forgotten."""
+    path = tmp_path / "instances"
+    first, second = await make_worker(), await make_worker()
+    plan = Plan(stall_at=1)
+    first.plan = second.plan = lambda submit: plan
+    await asyncio.to_thread(write, path, first)
+    service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
+    registry = service.gateway.registry
+    version = registry.snapshot_version
+    await submit(service)
+    await first.until(lambda: first.running == 1)
+    assert registry.snapshot_version == version  # load does not move it
+    await asyncio.to_thread(write, path, first, second)
+    await service.until(lambda: len(registry.instances) == 2 and all(i.ready for i in registry))
+    await submit(service)
+    await second.until(lambda: second.running == 1)
+    assert registry.snapshot_version > version
+
+    await asyncio.to_thread(write, path, second)
+    await service.until(lambda: registry.instances[first.address].leaving_since is not None)
+    await submit(service)
+    await second.until(lambda: second.running == 2)
+    assert (await listing(service))[first.address]["leaving"] is True
+    await asyncio.to_thread(write, path, first, second)
+    await service.until(lambda: registry.instances[first.address].ready)
+    assert len(first.opens) == 1  # kept, not connected anew
+
+    await asyncio.to_thread(write, path, second)
+    await service.until(lambda: registry.instances[first.address].leaving_since is not None)
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"] * 3)
+    await service.until(lambda: list(registry.instances) == [second.address])
+    await first.until(lambda: not first.lanes)
+
+
+async def test_or6_jobs_on_a_removed_instance_end_with_its_grace(
+    make_worker: MakeWorker, make_service: MakeService, tmp_path: Path
+) -> None:
+    path = tmp_path / "instances"
+    first, second = await make_worker(), await make_worker()
+    first.plan = lambda submit: Plan(stall_at=1)
+    await asyncio.to_thread(write, path, first)
+    service = await make_service(
+        instances=f"file:{path}", read_instances_every_s=0.02, leave_grace_s=0.1
+    )
+    await submit(service)
+    await service.until(lambda: next(iter(service.gateway.registry)).lanes[0].tokens_total == 1)
+    await asyncio.to_thread(write, path, second)
+    await service.until(lambda: list(service.gateway.registry.instances) == [second.address])
+    await service.until(lambda: len(service.outcomes()) == 1)
+    await first.until(lambda: first.running == 0)
+
+
+async def test_or6_a_broken_file_changes_nothing_and_is_shown(
+    worker: FakeWorker, make_service: MakeService, tmp_path: Path
+) -> None:
+    path = tmp_path / "instances"
+    await asyncio.to_thread(write, path, worker)
+    service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
+    broken = tmp_path / "broken"
+    await asyncio.to_thread(broken.write_text, "nonsense\n")
+    await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
+    await service.until(lambda: bool(service.gateway.roster.complaints))
+    async with service.http.get("/v2/instances") as response:
+        body = await response.json()
+    assert "line 1" in body["sources"][0]["error"]
+    assert [i["ready"] for i in body["instances"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "best"),
+    [
+        ([(True, 10.0, 3), (True, 10.1, 2)], 1),
+        ([(True, 10.0, 3), (True, 9.0, 0)], 0),  # the idle one may be idle because it is dead
+        ([(True, 10.0, 3), (False, 10.5, 0)], 0),
+        ([(True, 9.0, 3), (True, 9.2, 2)], 1),  # all are late: we are, more likely
+    ],
+)
+def test_or6_lanes_that_speak_come_before_silent_ones(
+    lanes: list[tuple[bool, float, int]], best: int
+) -> None:
+    instance = Instance("a:1")
+    instance.lanes = [
+        SimpleNamespace(is_open=is_open, is_closing=False, last_frame_at=at, load=load)  # type: ignore[misc]
+        for is_open, at, load in lanes
+    ]
+    assert instance.best_lane() is instance.lanes[best]
+
+
+async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
+    service: Service, worker: FakeWorker
+) -> None:
+    """An instance that restarts with another model while the first one's tokenizer loads."""
+    registry = service.gateway.registry
+    instance = registry.instances[worker.address]
+    newer = instance.card
+    assert newer is not None
+    registry._know(instance, make_card(model="older"))
+    registry._know(instance, newer)
+    await service.until(lambda: not registry._loading)
+    assert instance.card == newer
+    assert instance.ready

@@ -1,0 +1,308 @@
+"""Placement is a pure function of needs and snapshot (OR-7); what it remembers is a hint (OR-9)."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.placement import (
+    Affinity,
+    Candidate,
+    Need,
+    Placer,
+    PrefixIndex,
+    Spec,
+    feasible,
+    place,
+)
+from orchestrator.placement.choose import TIE_MS, TIE_SHARE
+from orchestrator.placement.policy import Policy
+from orchestrator.prediction import Load, StepModel, Work
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Api, Job, PlacementMode, PlacementWish, Task
+from tests.orchestrator.clocks import ManualClock
+from worker.protocol import CacheReport, Sampling
+
+FAST = StepModel(8, 512, 5.0, 0.5, 0.1)
+SLOW = StepModel(8, 512, 50.0, 5.0, 1.0)
+NAMES = "abcdef"
+
+models = st.builds(
+    StepModel,
+    slots=st.integers(1, 16),
+    step_tokens=st.integers(16, 512),
+    base_ms=st.floats(0.1, 50),
+    row_ms=st.floats(0.01, 5),
+    prompt_token_ms=st.floats(0.001, 1),
+    prompt_tokens_per_step=st.floats(0, 100),
+    ratios=st.tuples(st.floats(0.5, 2), st.just(3.0)),
+)
+loads = st.builds(
+    Load,
+    running=st.integers(0, 16),
+    waiting=st.integers(0, 8),
+    prefill_tokens=st.integers(0, 2000),
+    decode_tokens=st.integers(0, 5000),
+)
+paces = st.builds(StepModel.under, models, loads)
+wishes = st.builds(
+    PlacementWish,
+    st.sampled_from(PlacementMode),
+    st.lists(st.sampled_from(NAMES), max_size=3).map(tuple),
+)
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        name=st.sampled_from(NAMES),
+        model=st.sampled_from(["m", "m", "other"]),
+        vocabulary=st.sampled_from([b"v", b"v", b"w"]),
+        ready=st.booleans(),
+        slots=st.integers(1, 8),
+        load=st.integers(0, 10),
+        most_tokens=st.sampled_from([100, 1000]),
+        kv_free=st.integers(0, 10),
+        pace=st.one_of(st.none(), paces),
+    ),
+    max_size=6,
+    unique_by=lambda c: c.name,
+)
+needs = st.builds(
+    Need,
+    st.builds(Spec, st.just("m"), st.just(b"v"), st.sampled_from([50, 500]), wishes),
+    prompt_tokens=st.integers(1, 400),
+    output_tokens=st.integers(1, 200),
+    home=st.sampled_from(["", *NAMES]),
+)
+holdings = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 400))
+
+
+def finish(need: Need, candidate: Candidate, cached: dict[str, int]) -> float:
+    if candidate.pace is None:
+        return 0.0
+    new = need.prompt_tokens - min(need.prompt_tokens - 1, cached.get(candidate.name, 0))
+    return candidate.pace.finish_ms(new, need.output_tokens)
+
+
+def fits(need: Need, candidate: Candidate) -> bool:
+    spec, wish = need.spec, need.spec.wish
+    named = candidate.name in wish.instances
+    return (
+        candidate.ready
+        and candidate.load < candidate.slots
+        and (candidate.model, candidate.vocabulary) == (spec.model, spec.vocabulary)
+        and spec.tokens <= candidate.most_tokens
+        and (wish.mode is not PlacementMode.PIN or named)
+        and (wish.mode is not PlacementMode.AVOID or not named)
+    )
+
+
+@given(needs, candidates, holdings)
+def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
+    need: Need, given_candidates: list[Candidate], cached: dict[str, int]
+) -> None:
+    chosen = place(need, feasible(need.spec, given_candidates), cached)
+    able = [c for c in given_candidates if fits(need, c)]
+    if need.spec.wish.mode is PlacementMode.PREFER:
+        able = [c for c in able if c.name in need.spec.wish.instances] or able
+    assert (chosen is None) == (not able)
+    assert place(need, feasible(need.spec, given_candidates[::-1]), cached) == chosen
+    if chosen is None:
+        return
+    assert chosen in able
+    best = min((finish(need, c, cached) for c in able if c.pace), default=0.0)
+    limit = best + max(TIE_MS, TIE_SHARE * best) + 1e-6
+    assert chosen.pace is None or finish(need, chosen, cached) <= limit
+    ties = {c.name for c in able if c.pace is None or finish(need, c, cached) < limit - 1e-3}
+    if need.home in ties:
+        assert chosen.name == need.home
+
+
+@given(models, loads, st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500))
+def test_or7_the_fast_prediction_is_that_of_the_model(
+    model: StepModel, load: Load, prompt: int, cached: int, output: int
+) -> None:
+    slow = model.finish_ms(Work(prompt, cached, output), load)
+    fast = model.under(load).finish_ms(prompt - cached, output)
+    assert abs(fast - slow) <= 1e-6 * (1 + slow)
+
+
+def candidate(name: str, **changes: object) -> Candidate:
+    plain = Candidate(name, "m", b"v", True, 8, 0, pace=FAST.under(Load()))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+SPEC = Spec("m", b"v")
+
+
+def test_or7_an_instance_of_unknown_pace_gets_to_show_it() -> None:
+    need = Need(SPEC, 10, 10)
+    new, busy = candidate("new", pace=None), candidate("a", load=1)
+    assert place(need, [busy, new]) is new
+    assert place(need, [candidate("a"), replace(new, load=1)]) == candidate("a")
+
+
+def test_or9_goes_where_the_prefix_is_only_when_that_finishes_sooner() -> None:
+    need = Need(SPEC, prompt_tokens=400, output_tokens=10)
+    near, far = candidate("near"), candidate("far")
+    assert place(need, [near, far], {"near": 300}) is near
+    late = candidate("near", pace=FAST.under(Load(8, 4, 0, 2000)))
+    assert place(need, [late, far], {"near": 300}) is far
+
+
+def test_or7_ties_go_to_the_conversation_then_load_then_memory_then_name() -> None:
+    need = Need(SPEC, 10, 10, home="c")
+    a, b, c = candidate("a"), candidate("b"), candidate("c", load=1)
+    assert place(need, [a, b, c]) is c
+    need = replace(need, home="")
+    assert place(need, [b, c, a]) is a
+    assert place(need, [a, b, replace(c, load=0, kv_free=5)]) == replace(c, load=0, kv_free=5)
+    assert place(need, [candidate("slow", pace=SLOW.under(Load())), c]) is c
+
+
+@given(st.data())
+def test_or9_the_longest_prefix_is_that_of_a_slow_search(data: st.DataObject) -> None:
+    most = 6
+    index, held = PrefixIndex(most), {name: dict.fromkeys(b"") for name in "abc"}
+    blocks = [bytes([i]) for i in range(10)]
+    names = st.lists(st.sampled_from(blocks), unique=True, max_size=8)
+    for _ in range(data.draw(st.integers(1, 8))):
+        instance = data.draw(st.sampled_from("abc"))
+        report = CacheReport(data.draw(names), data.draw(names), full=data.draw(st.booleans()))
+        if data.draw(st.integers(0, 9)) == 0:
+            index.forget(instance)
+            held[instance] = {}
+        else:
+            index.apply(instance, report)
+            own: dict[bytes, None] = {} if report.full else dict(held[instance])  # type: ignore[arg-type]
+            for name in report.evicted:
+                own.pop(name, None)
+            for name in report.added:
+                own[name] = None
+            held[instance] = dict.fromkeys(list(own)[-most:])  # type: ignore[arg-type]
+        index.check_integrity()
+        wanted = data.draw(names)
+        slow = {
+            i: depth
+            for i, own in held.items()
+            if (depth := len(list(itertools.takewhile(own.__contains__, wanted))))
+        }
+        assert index.longest(wanted) == slow
+
+
+def test_or9_affinity_is_soft_and_bounded() -> None:
+    affinity = Affinity(ttl_s=10, most=2)
+    affinity.went("t", "s", "a", now=0)
+    assert affinity.home("t", "s", now=9.9) == "a"
+    assert affinity.home("other", "s", now=1) == ""
+    assert affinity.home("t", "s", now=10) == ""
+    for name in "xyz":
+        affinity.went("t", name, "b", now=1)
+    assert len(affinity) == 2
+    assert affinity.home("t", "z", now=2) == "b"
+    affinity.went("t", "w", "b", now=50)
+    assert len(affinity) == 1
+    affinity.went("t", "", "b", now=50)
+    assert affinity.home("t", "", now=50) == ""
+
+
+class Site:
+    """A registry of fixed candidates."""
+
+    def __init__(self, *given_candidates: Candidate) -> None:
+        self.snapshot_version = 1
+        self.prefixes = PrefixIndex()
+        self.now = {c.name: c for c in given_candidates}
+
+    def candidates(self) -> Sequence[Candidate]:
+        return list(self.now.values())
+
+    def candidate(self, name: str) -> Candidate:
+        return self.now[name]
+
+
+def task(**changes: object) -> Task:
+    values: dict[str, object] = {
+        "api": Api.NATIVE,
+        "model": "m",
+        "sampling": Sampling(max_tokens=10),
+        "max_tokens": 10,
+        "deadline": Deadline(200.0, 0),
+        "correlation_id": "c",
+        "arrived": 100.0,
+    }
+    made = Task("t", Job(**(values | changes)))  # type: ignore[arg-type]
+    made.model, made.vocabulary, made.prompt_tokens, made.block_tokens = "m", b"v", 64, 16
+    return made
+
+
+def placer(site: Site, policy: str = "", clock: ManualClock | None = None) -> Placer:
+    made = Placer(
+        site,
+        clock or ManualClock(),
+        lambda task: task.sampling.max_tokens,
+        Policy.compile(policy) if policy else None,
+    )
+    made.refresh()
+    return made
+
+
+def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None:
+    site = Site(candidate("a"), candidate("b"))
+    chooser = placer(site)
+    talk = task(session_id="s")
+    first = chooser.choose(talk)
+    assert first is not None and first.name == "a"
+    site.now["a"] = candidate("a", load=4)
+    chooser.sent(talk, first)
+    again = chooser.choose(talk)
+    assert again is not None and again.name == "a"  # not the least loaded: its conversation is here
+    other = chooser.choose(task())
+    assert other is not None and other.name == "b"
+
+    site.prefixes.apply("a", CacheReport([b"1", b"2", b"3", b"4"], [], full=True))
+    prompt = task()
+    prompt.prefix_names = [b"1", b"2", b"3", b"4"]
+    near = chooser.choose(prompt)
+    assert near is not None and (near.name, near.cached_tokens) == ("a", 63)
+
+
+def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
+    clock = ManualClock()
+    site = Site(candidate("a"))
+    chooser = placer(site, clock=clock)
+    assert chooser.could_start(task())
+    site.now = {"b": candidate("b")}
+    assert not chooser.could_start(task())  # the old set, of which nothing is left
+    site.snapshot_version += 1
+    assert chooser.could_start(task())
+    site.now = {"c": candidate("c")}
+    clock.advance(1.1)
+    assert chooser.could_start(task())
+
+
+def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None:
+    site = Site(candidate("a", most_tokens=80), candidate("b", ready=False))
+    chooser = placer(site)
+
+    def wish(mode: PlacementMode, *names: str) -> Task:
+        return task(placement=PlacementWish(mode, names))
+
+    assert chooser.is_possible(wish(PlacementMode.PIN, "a"))
+    assert not chooser.is_possible(wish(PlacementMode.PIN, "b"))
+    assert not chooser.is_possible(wish(PlacementMode.AVOID, "a"))
+    assert chooser.is_possible(wish(PlacementMode.PREFER, "b"))
+    long = task(sampling=Sampling(max_tokens=17))
+    assert not chooser.is_possible(long)
+
+
+def test_or8_the_operators_policy_filters_and_scores() -> None:
+    site = Site(candidate("a", load=3), candidate("b", load=1), candidate("c"))
+    assert placer(site).choose(task()).name == "c"  # type: ignore[union-attr]
+    assert placer(site, 'instance.name != "c"').choose(task()).name == "b"  # type: ignore[union-attr]
+    assert placer(site, "-instance.load").choose(task()).name == "a"  # type: ignore[union-attr]
+    assert placer(site, "task.max_tokens > 10").choose(task()) is None
+    broken = placer(site, "1 / instance.load > 0")
+    assert broken.choose(task()).name == "c"  # type: ignore[union-attr]
+    assert broken.policy is not None and broken.policy.fallbacks["error"] == 1

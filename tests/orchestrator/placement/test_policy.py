@@ -1,0 +1,150 @@
+"""OR-8: operators' placement policies: what they may say, what they may not, what failure does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.placement.policy import (
+    INSTANCE_FACTS,
+    REST_AFTER_TIMEOUT_S,
+    BadPolicy,
+    Fact,
+    Policy,
+    Ranked,
+)
+
+
+class Watch:
+    """Seconds; every look costs ``per_look_s``."""
+
+    def __init__(self, per_look_s: float = 0.0) -> None:
+        self.at = 0.0
+        self.per_look_s = per_look_s
+
+    def __call__(self) -> float:
+        self.at += self.per_look_s
+        return self.at
+
+
+TASK: dict[str, Fact] = {
+    "model": "demo",
+    "tenant": "acme",
+    "priority": "batch",
+    "session": "",
+    "prompt_tokens": 100,
+    "max_tokens": 50,
+    "left_ms": 2000.0,
+}
+
+
+def instance(name: str = "a:1", **changes: Fact) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {
+        "name": name,
+        "device": "cpu",
+        "load": 1,
+        "slots": 8,
+        "free": 7,
+        "cached_tokens": 0,
+        "kv_free": 100,
+        "has_session": False,
+        "predicted_finish_ms": 500.0,
+        "perf_tokens_per_s": 1000.0,
+    }
+    assert facts.keys() == INSTANCE_FACTS.keys()
+    return facts | changes
+
+
+THREE = [instance("a:1", load=3), instance("b:1", load=1), instance("c:1", load=2)]
+
+
+def chosen(text: str, *instances: dict[str, Fact]) -> list[Ranked] | None:
+    return Policy.compile(text, now=Watch()).choose(TASK, instances)
+
+
+def test_or8_a_number_ranks_the_smallest_first() -> None:
+    assert chosen("instance.load", *THREE) == [(1, 1.0), (2, 2.0), (0, 3.0)]
+    assert chosen("-instance.perf_tokens_per_s", instance()) == [(0, -1000.0)]
+
+
+def test_or8_a_condition_keeps_those_that_it_is_true_for_in_order() -> None:
+    assert chosen("instance.load != 1", *THREE) == [(0, 0.0), (2, 0.0)]
+    assert chosen("false", *THREE) == []
+
+
+def test_or8_never_excludes_an_instance_from_a_ranking() -> None:
+    text = 'task.tenant == "acme" && instance.name == "b:1" ? never : instance.predicted_finish_ms'
+    assert chosen(text, *THREE) == [(0, 500.0), (2, 500.0)]
+
+
+@given(loads=st.lists(st.integers(0, 1000), max_size=20), limit=st.integers(0, 1000))
+def test_or8_it_does_what_python_would(loads: list[int], limit: int) -> None:
+    instances = [instance(str(i), load=load) for i, load in enumerate(loads)]
+    got = chosen(f"instance.load > {limit} ? never : double(instance.load) * 2.0", *instances)
+    allowed = [(i, 2.0 * load) for i, load in enumerate(loads) if load <= limit]
+    assert got == sorted(allowed, key=lambda entry: entry[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("", "1:1"),
+        ("instance.load <", "1:16"),
+        ("instance.load < 3 &&\n  instance.lod > 1", "2:11"),
+        ("instance.load < 4.0", "1:15"),  # a count and a double
+        ("task.tenant + 1", "1:13"),
+        ("task.tenant", "a condition or a number"),
+        ("[1, 2].all(x, x > instance.load)", "all"),  # no loops
+        ("[1, 2].map(x, x).size()", "map"),
+        ("__import__('os').system('true')", "__import__"),
+        ("open('/etc/passwd')", "open"),
+        (" + ".join(["1"] * 3000), "characters"),
+        ("+".join(["instance.load"] * 200), "recursion"),
+    ],
+)
+def test_or8_bad_text_fails_at_the_start_with_its_place(text: str, where: str) -> None:
+    with pytest.raises(BadPolicy, match=where):
+        Policy.compile(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("10 / instance.load", instance(load=0)),
+        ("double(instance.load) / 0.0 * 0.0", instance()),  # not a number
+        ("instance.load", {"name": "a:1"}),
+        ("instance.load", instance(load="many")),
+    ],
+)
+def test_or8_an_error_falls_back_and_is_counted(text: str, facts: dict[str, Fact]) -> None:
+    policy = Policy.compile(text, now=Watch())
+    assert policy.choose(TASK, [facts]) is None
+    assert policy.fallbacks == {"error": 1}
+
+
+def test_or8_errors_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch()
+    policy = Policy.compile("1 / instance.load", now=watch)
+    for _ in range(3):
+        assert policy.choose(TASK, [instance(load=0)]) is None
+    assert policy.fallbacks == {"error": 3}
+    assert len(caplog.records) == 1
+    watch.at += 61
+    assert policy.choose(TASK, [instance(load=0)]) is None
+    assert len(caplog.records) == 2
+    assert policy.choose(TASK, [instance(load=1)]) == [(0, 1.0)]
+
+
+def test_or8_a_slow_policy_falls_back_and_rests() -> None:
+    """50 ms for all instances together; then it stalls nobody for a while."""
+    watch = Watch(per_look_s=0.02)
+    policy = Policy.compile("instance.load", now=watch)
+    assert policy.choose(TASK, THREE[:2]) == [(1, 1.0), (0, 3.0)]
+    assert policy.choose(TASK, THREE) is None
+    assert policy.choose(TASK, THREE[:1]) is None
+    assert policy.fallbacks == {"timeout": 1, "resting": 1}
+    watch.at += REST_AFTER_TIMEOUT_S
+    assert policy.choose(TASK, THREE[:1]) == [(0, 3.0)]
+
+
+def test_or8_infinity_from_arithmetic_excludes_too() -> None:
+    assert chosen("instance.predicted_finish_ms / 0.0", instance()) == []

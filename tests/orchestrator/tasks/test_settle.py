@@ -1,0 +1,238 @@
+"""DL-10, DL-14: what every ending comes to, exactly once."""
+
+import pytest
+
+from orchestrator.errors import TidegateError
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.settle import (
+    Settler,
+    aborted,
+    budget_of,
+    failed,
+    judge,
+    no_first_token,
+    overdue,
+)
+from orchestrator.tasks.task import Api, Job, Task
+from orchestrator.telemetry.metrics import Metrics
+from tests.orchestrator.clocks import ManualClock
+from worker.protocol import (
+    AbortCause,
+    Code,
+    Delta,
+    End,
+    FinishReason,
+    OnDeadline,
+    Outcome,
+    Sampling,
+)
+
+
+def make_task(
+    on_deadline: OnDeadline = OnDeadline.ERROR, tokens: int = 0, parts: Parts = NO_PARTS
+) -> Task:
+    """A task on the manual clock's first moment, with a second to go."""
+    task = Task(
+        "t",
+        Job(
+            api=Api.NATIVE,
+            model="m",
+            sampling=Sampling(max_tokens=8),
+            max_tokens=8,
+            deadline=Deadline(101.0, 0),
+            correlation_id="c",
+            arrived=100.0,
+            parts=parts,
+            on_deadline=on_deadline,
+        ),
+    )
+    if tokens:
+        task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), 100.5)
+    return task
+
+
+def make_end(reason: FinishReason, code: Code | None = None, tail: str = "") -> End:
+    return End(0, reason, 3, 2, 1.0, 2.0, 3.0, 0.0, code, "why" if code else "", tail=tail)
+
+
+S, L, D, C, E = (
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.DEADLINE,
+    FinishReason.CANCELLED,
+    FinishReason.ERROR,
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "late", "tokens", "partial", "outcome", "status"),
+    [
+        (S, None, False, 2, False, "met", None),
+        (L, None, False, 2, True, "met", None),
+        (S, None, True, 2, False, "missed", 504),
+        (S, None, True, 2, True, "partial", None),
+        (D, None, False, 2, True, "partial", None),
+        (D, None, False, 0, True, "missed", 504),
+        (D, Code.DEADLINE_EXCEEDED, True, 2, False, "missed", 504),
+        (D, Code.DEADLINE_EXCEEDED, False, 2, False, "missed", 504),
+        (D, Code.DEADLINE_EXCEEDED, False, 0, False, "refused", 504),
+        (E, Code.DEADLINE_EXCEEDED, False, 0, False, "refused", 504),
+        (E, Code.DEADLINE_INFEASIBLE, True, 0, False, "missed", 504),
+        (E, Code.QUEUE_FULL, False, 0, False, "refused", 429),
+        (E, Code.NO_CAPACITY, False, 0, False, "refused", 503),
+        (E, Code.INVALID_REQUEST, False, 0, False, "refused", 400),
+        (E, Code.CONTEXT_OVERFLOW, False, 0, False, "refused", 400),
+        (C, Code.DRAINING, False, 2, False, "failed", 503),
+        (C, Code.CANCELLED, False, 2, False, "aborted", 499),
+        (C, None, False, 2, False, "aborted", 499),
+        (C, Code.CLIENT_DISCONNECTED, False, 2, False, "aborted", 499),
+        (E, Code.INSTANCE_LOST, False, 2, False, "failed", 503),
+        (E, Code.ENGINE_ERROR, False, 2, False, "failed", 502),
+        (E, None, False, 2, False, "failed", 502),
+    ],
+)
+def test_dl10_the_outcome_of_every_ending(
+    reason: FinishReason,
+    code: Code | None,
+    late: bool,
+    tokens: int,
+    partial: bool,
+    outcome: str,
+    status: int | None,
+) -> None:
+    task = make_task(OnDeadline.PARTIAL if partial else OnDeadline.ERROR, tokens)
+    verdict = judge(task, make_end(reason, code), 101.5 if late else 100.5)
+    assert verdict.outcome == outcome
+    assert (verdict.error.status if verdict.error else None) == status
+    if status == 504:
+        assert verdict.error is not None
+        exceeded = float(verdict.error.headers()["X-Deadline-Exceeded-By-Ms"])
+        assert exceeded == pytest.approx(500 if late else 0)
+        assert verdict.error.headers()["x-should-retry"] == "false"
+
+
+def test_every_code_of_the_protocol_has_a_verdict() -> None:
+    for code in Code:
+        judge(make_task(), make_end(E, code), 100.5)
+
+
+def test_dl10_only_the_first_ending_counts() -> None:
+    clock = ManualClock()
+    metrics, journal = Metrics(), MemoryJournal()
+    settler = Settler(metrics, journal, clock)
+    heard: list[Outcome] = []
+
+    class Ear:
+        def started(self, task: Task) -> None: ...
+
+        def tokens(self, task: Task, delta: Delta) -> None: ...
+
+        def ended(self, task: Task) -> None:
+            assert task.ending is not None
+            heard.append(task.ending.outcome)
+
+    task = make_task(tokens=5)
+    task.listen(Ear())
+    assert settler.settle(task, aborted(AbortCause.CANCEL))
+    assert not settler.settle(task, failed(TidegateError("x")))
+    assert not settler.settle(task, overdue(task, clock.now()))
+    assert heard == [Outcome.ABORTED]
+    assert [record.outcome for record in journal.records] == [Outcome.ABORTED]
+    assert (metrics.tokens_generated, metrics.tokens_wasted) == (5, 5)
+
+
+def test_dl9_the_budget_adds_up() -> None:
+    """DL-9: received at 100.0, dispatched .1, started .2 after 40 ms in the worker, token .5."""
+    task = make_task()
+    task.marks.dispatched, task.marks.started, task.marks.first_token = 100.1, 100.2, 100.5
+    task.worker_wait_ms = 40.0
+    budget = budget_of(task, None, 100.8)
+    assert budget.header() == "queue=140.0;route=60.0;prefill=300.0;decode=300.0;left=200.0"
+    end = End(0, S, 3, 2, wait_ms=50.0, prefill_ms=290.0, decode_ms=300.0, left_ms=0.0)
+    assert budget_of(task, end, 100.8).header() == (
+        "queue=150.0;route=60.0;prefill=290.0;decode=300.0;left=200.0"
+    )
+    waiting = make_task()
+    assert budget_of(waiting, None, 101.2).header() == (
+        "queue=1200.0;route=0.0;prefill=0.0;decode=0.0;left=-200.0"
+    )
+
+
+def test_dl9_a_second_try_does_not_count_the_first_ones_start() -> None:
+    """DL-9: begun at .1, lost, sent again at .4 and not begun since: nothing went into prefill,
+    and no stage took less than nothing."""
+    task = make_task()
+    task.marks.queued, task.marks.started, task.marks.dispatched = 100.05, 100.1, 100.4
+    assert budget_of(task, None, 100.6).header() == (
+        "queue=400.0;route=0.0;prefill=0.0;decode=0.0;left=400.0"
+    )
+    metrics = Metrics()
+    Settler(metrics, MemoryJournal(), ManualClock()).settle(task, failed(TidegateError("x")))
+    assert metrics.registry.get_sample_value("tidegate_dispatch_ms_count") == 0
+
+
+FIRST, GAP, BOTH = (
+    Parts(first_token_at=100.5),
+    Parts(token_gap_s=0.1),
+    Parts(first_token_at=100.5, token_gap_s=0.1, cut_at=100.5),
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "frames", "missed"),
+    [
+        (FIRST, [(100.5, 1), (100.9, 1)], None),
+        (FIRST, [(100.51, 1)], "first_token"),
+        (GAP, [(100.7, 1), (100.8, 1), (100.9, 1)], None),
+        (GAP, [(100.2, 1), (100.25, 1), (100.4, 1)], None),  # early ones make up for a late one
+        (GAP, [(100.2, 1), (100.35, 1)], "token_gap"),
+        (GAP, [(100.2, 1), (100.35, 1), (100.36, 5)], "token_gap"),  # and later ones do not
+        (GAP, [(100.2, 1), (100.39, 2)], None),  # a frame is judged by its last token
+        (GAP, [(100.2, 1), (100.41, 2)], "token_gap"),
+        (BOTH, [(100.1, 1), (100.6, 1), (100.7, 1)], None),  # counted from the deadline
+        (BOTH, [(100.1, 1), (100.61, 1)], "token_gap"),
+        (BOTH, [(100.51, 1), (100.9, 1)], "first_token"),  # what was late first
+    ],
+)
+@pytest.mark.parametrize("on_deadline", [OnDeadline.ERROR, OnDeadline.PARTIAL])
+def test_dl14_met_means_that_all_parts_were_kept(
+    parts: Parts, frames: list[tuple[float, int]], missed: str | None, on_deadline: OnDeadline
+) -> None:
+    metrics = Metrics()
+    task = make_task(on_deadline, parts=parts)
+    for at, tokens in frames:
+        task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), at)
+    partial = on_deadline is OnDeadline.PARTIAL
+    verdict = judge(task, make_end(D if partial else S), 100.95)
+    assert Settler(metrics, MemoryJournal(), ManualClock()).settle(task, verdict)
+    ending = task.ending
+    assert ending is not None and ending.error is None
+    kept = "partial" if partial else "met"
+    assert (ending.outcome, ending.missed_part) == ("missed" if missed else kept, missed)
+    assert ending.missed() == ({"missed_part": missed} if missed else {})
+    counted = metrics.registry.get_sample_value("tidegate_missed_parts_total", {"part": missed})
+    assert counted == (1.0 if missed else None)
+
+
+def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
+    clock = ManualClock()
+    settler = Settler(Metrics(), MemoryJournal(), clock)
+    for verdict_of, part in (
+        (lambda task: overdue(task, 101.5), Part.WHOLE),
+        (lambda task: judge(task, make_end(D, Code.DEADLINE_EXCEEDED), 100.6), Part.WHOLE),
+        (lambda task: no_first_token(task, 100.6), Part.FIRST_TOKEN),
+        (lambda task: aborted(AbortCause.CANCEL), None),
+        (lambda task: failed(TidegateError("x")), None),
+    ):
+        task = make_task(parts=BOTH)
+        task.deliver(Delta(0, [1], ["x"]), 100.55)
+        settler.settle(task, verdict_of(task))
+        assert task.ending is not None and task.ending.error is not None
+        assert task.ending.missed_part == part
+        assert task.ending.error.headers().get("X-Deadline-Missed-Part") == part
+
+
+def test_dl14_an_answer_without_tokens_is_judged_by_its_end() -> None:
+    for now, part in ((100.4, None), (100.6, Part.FIRST_TOKEN)):
+        assert make_task(parts=FIRST).missed_at(now) == part

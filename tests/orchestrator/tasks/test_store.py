@@ -1,0 +1,134 @@
+"""Tasks are kept for replay, bounded by count, age, tokens and bytes."""
+
+import gc
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+
+from orchestrator.errors import NotFound
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.store import TaskStore
+from orchestrator.tasks.task import (
+    LOGPROB_BYTES,
+    TASK_BYTES,
+    TOKEN_BYTES,
+    TOP_LOGPROB_BYTES,
+    Api,
+    Ending,
+    Job,
+    PlacementMode,
+    PlacementWish,
+    Task,
+)
+from tests.orchestrator.clocks import ManualClock
+from worker.protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
+
+
+def a_task(name: str, sampling: Sampling | None = None, wish: PlacementWish | None = None) -> Task:
+    job = Job(
+        api=Api.NATIVE,
+        model="m",
+        sampling=sampling or Sampling(max_tokens=8),
+        max_tokens=8,
+        deadline=Deadline(1000.0, 0),
+        correlation_id="c",
+        arrived=100.0,
+        placement=wish or PlacementWish(),
+    )
+    return Task(name, job)
+
+
+def add(store: TaskStore, name: str) -> Task:
+    task = a_task(name)
+    store.add(task)
+    return task
+
+
+def end(task: Task, clock: ManualClock, tokens: int = 1) -> None:
+    task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), clock.now())
+    task.end(Ending(Outcome.MET, FinishReason.STOP), clock.now())
+
+
+def kept(store: TaskStore, *names: str) -> list[str]:
+    found = []
+    for name in names:
+        with suppress(NotFound):
+            found.append(store.get(name).id)
+    return found
+
+
+def test_count_age_and_tokens_bound_what_is_kept() -> None:
+    clock = ManualClock()
+    store = TaskStore(clock, max_tasks=2, max_age_s=60, max_tokens=10, max_bytes=10**6)
+    running = add(store, "running")
+    for name in "abc":
+        end(add(store, name), clock)
+    assert kept(store, "a", "b", "c", "running") == ["b", "c", "running"]
+    end(add(store, "large"), clock, tokens=10)
+    assert kept(store, "b", "c", "large") == ["large"]
+    clock.advance(61)
+    assert kept(store, "large", "running") == ["running"]
+    end(running, clock)
+    assert kept(store, "running") == ["running"]
+    assert len(store) == 1
+
+
+def test_an_unknown_task() -> None:
+    with pytest.raises(NotFound, match="nothing"):
+        TaskStore(ManualClock(), max_tasks=1, max_age_s=1, max_tokens=1, max_bytes=1).get("nothing")
+
+
+def logprobs(tokens: int, top: int) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(-0.5 - i, [(1000 + 50 * i + j, -float(1 + i + j)) for j in range(top)])
+        for i in range(tokens)
+    ]
+
+
+def test_log_probabilities_count_by_their_bytes() -> None:
+    """Twenty of them per token are 25 times the memory of the token itself."""
+    clock = ManualClock()
+    full = TASK_BYTES + 100 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
+    store = TaskStore(clock, max_tasks=99, max_age_s=60, max_tokens=10**6, max_bytes=2 * full)
+    for name in "abc":
+        task = add(store, name)
+        task.deliver(Delta(0, [1] * 100, ["x"] * 100, logprobs(100, 20)), clock.now())
+        task.end(Ending(Outcome.MET, FinishReason.STOP), clock.now())
+    assert kept(store, "a", "b", "c") == ["b", "c"]
+    end(add(store, "large"), clock, tokens=1 + 2 * full // TOKEN_BYTES)
+    assert kept(store, "b", "c", "large") == []
+    end(add(store, "d"), clock)
+    assert kept(store, "d") == ["d"]
+
+
+def test_what_a_client_states_counts() -> None:
+    plain = a_task("a").kept_bytes
+    biased = Sampling(max_tokens=8, logit_bias=tuple((i, 1.0) for i in range(512)))
+    assert a_task("a", biased).kept_bytes > plain + 512 * 100
+    assert a_task("a", Sampling(max_tokens=8, stop=("x" * 256,) * 16)).kept_bytes > plain + 4096
+    wish = PlacementWish(PlacementMode.AVOID, ("x" * 100_000,))
+    assert a_task("a", wish=wish).kept_bytes > plain + 100_000
+
+
+@pytest.mark.parametrize("top", [None, 0, 5, 20])
+def test_the_weights_are_what_memory_says(top: int | None) -> None:
+    """Within a third of what tracemalloc sees, on whichever Python this runs."""
+    tokens = 2000
+    task = a_task("a")
+    transcript = task.record()
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(tokens):
+            lp = None
+            if top is not None:
+                tops = [(int(f"9{i}{j}"), float(-j - i)) for j in range(top)]
+                lp = [TokenLogprob(float(-i), tops)]
+            transcript.tokens(task, Delta(0, [int(f"1000{i}")], [f" tok{i:04}"], lp))
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.67 < taken / transcript.kept_bytes < 1.5

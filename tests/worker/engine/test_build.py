@@ -1,0 +1,261 @@
+import hashlib
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from tests.worker.models.checkpoints import DEMO, edit_config, make_checkpoint
+from worker.core import Event, Job
+from worker.engine import build as factory
+from worker.engine.build import build_engine
+from worker.engine.engine import Engine
+from worker.models.config import read_config
+from worker.models.errors import BrokenCheckpoint
+from worker.protocol import Sampling
+from worker.runner import build as torch_build
+from worker.runner import precision
+from worker.runner.memory import ProcessMemory, cpu_pool_bytes
+from worker.settings import EngineName, WorkerSettings
+from worker.text import TokenizerError
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def settings(path: Path, **changes: object) -> WorkerSettings:
+    return WorkerSettings(model_path=path, **({"device": "cpu"} | changes))  # type: ignore[arg-type]
+
+
+def test_the_demo_model_s_card() -> None:
+    card = build_engine(settings(DEMO, model_name="demo", max_running=3)).card
+    assert (card.model, card.device, card.engine, card.max_running) == ("demo", "cpu", "torch", 3)
+    assert card.context_tokens >= 2048
+    assert card.vocab_size == json.loads((DEMO / "config.json").read_text())["vocab_size"]
+    assert card.tokenizer_json == (DEMO / "tokenizer.json").read_bytes()
+    assert "<|assistant|>" in card.chat_template
+    assert card.special_tokens["bos_token"] == "<|bos|>"
+    assert card.bos_token_id == 0
+    assert set(card.eos_token_ids) == {1, 5}
+    for digest in (card.engine_digest, card.model_digest):
+        assert len(bytes.fromhex(digest)) == hashlib.sha256().digest_size
+    assert card.hash_salt == bytes.fromhex(card.model_digest)
+
+
+def test_a_model_without_a_name_has_its_directory_s(tiny: Path) -> None:
+    assert build_engine(settings(tiny)).card.model == tiny.name
+
+
+def test_digests_follow_what_changes_results(tiny: Path) -> None:
+    """PF-6. The backend is named, for one that is measured may be another on a busy machine."""
+    named = {"attention": "reference"}
+    card = build_engine(settings(tiny, **named)).card
+    assert build_engine(settings(tiny, max_waiting=7, **named)).card == replace(card, max_waiting=7)
+    other = build_engine(settings(tiny, dtype="bfloat16", **named)).card
+    assert other.engine_digest != card.engine_digest
+    assert other.model_digest == card.model_digest
+
+
+@pytest.mark.parametrize("name", ["synthetic-free", "synthetic-paced"])
+def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
+    bundle = build_engine(settings(tiny, engine=name, device="cuda", synthetic_step_ms=0.01))
+    assert bundle.card.engine == name
+    engine = bundle.engine
+    assert isinstance(engine, Engine)
+    job = Job([3], Sampling(max_tokens=5), 1e12)
+    engine.submit(job)
+    events: list[Event] = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+    stream = bundle.tokenizer.stream()
+    ids = [i for e in events for i in getattr(e, "ids", [])]
+    assert "".join(stream.feed(ids).texts) == " the fox runs the fox"
+
+
+def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(**changes: object) -> int:
+        values = {"max_running": 4, "block_tokens": 16} | changes
+        return build_engine(settings(tiny, **values)).engine.stats().kv_blocks_total
+
+    block_bytes, context = 3 * 16 * 2 * 2 * 8 * 4, 128 // 16
+    assert blocks() == 4 * context
+    assert blocks(kv_blocks=5) == 5
+
+    def free(blocks: int) -> None:
+        monkeypatch.setattr(ProcessMemory, "free_bytes", lambda self: blocks * block_bytes)
+
+    free(10**6)
+    assert blocks() == 4 * context, "no more than slots and context can use"
+    free(4 * 19)
+    assert blocks() == 19, "a quarter of what is free"
+    free(2 * context)
+    assert blocks() == context, "half of it for one whole context"
+    assert blocks(instances=4) == context // 2
+    free(2 * 3)
+    assert blocks() == 3
+    free(0)
+    with pytest.raises(MemoryError, match=r"no memory is left.*KV_BLOCKS"):
+        blocks()
+
+
+def test_a_pool_that_is_shorter_than_the_context_says_what_to_set(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ProcessMemory, "free_bytes", lambda self: 2 * 3 * 16 * 3 * 2 * 2 * 8 * 4)
+    card = build_engine(settings(tiny)).card
+    assert (card.context_tokens, card.full_context_tokens) == (48, 128)
+    assert "the KV pool holds 48 tokens, less than the model's context of 128" in caplog.text
+    assert "set TIDEGATE_WORKER_KV_BLOCKS=8" in caplog.text
+    assert "own context is 128" in card.context_note and "KV_BLOCKS" in card.context_note
+    caplog.clear()
+    whole = build_engine(settings(tiny, kv_blocks=8)).card
+    assert whole.context_tokens == 128 and not whole.context_note
+    assert "KV pool holds" not in caplog.text
+
+
+def test_two_workers_leave_each_other_room() -> None:
+    """A pool that nothing has filled yet is still seen as free."""
+    free = 1000
+    assert 2 * cpu_pool_bytes(free, 1, context_bytes=free) <= free
+    for instances in (2, 3, 8):
+        assert instances * cpu_pool_bytes(free, instances, context_bytes=free) <= free
+    assert cpu_pool_bytes(free, 1, context_bytes=1) == 250
+
+
+def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:
+    with pytest.raises(MemoryError, match=r"does not fit on cpu.*KV_BLOCKS"):
+        build_engine(settings(tiny, kv_blocks=10**12))
+
+
+def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
+    def dtype(**changes: object) -> torch.dtype:
+        engine = build_engine(settings(tiny, **changes)).engine
+        return engine._runner._compute.model.dtype  # type: ignore[attr-defined]
+
+    assert dtype() is torch.float32
+    assert dtype(dtype="bfloat16") is torch.bfloat16
+
+
+def test_checkpoint_errors_come_through(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json is missing"):
+        build_engine(settings(tmp_path))
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny, copy)
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        build_engine(settings(copy))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
+        build_engine(settings(copy))
+
+
+def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(tiny, dtype="bfloat16")
+    config = read_config(tiny)
+    edit_config(tiny, dtype="float32")
+
+    def chosen(**changes: object) -> torch.dtype:
+        return precision.choose_dtype(settings(tiny, **changes), config, torch.device("cpu"))
+
+    monkeypatch.setattr(precision, "_has_bfloat16", lambda: True)
+    assert chosen() is torch.float32, "a small model stays float32"
+    assert chosen(weights="mapped") is torch.bfloat16
+    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    assert chosen() is torch.bfloat16
+    assert chosen(dtype="float32") is torch.float32
+    monkeypatch.setattr(precision, "_has_bfloat16", lambda: False)
+    assert chosen() is torch.float32
+
+
+def test_threads_by_setting_environment_and_size(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = read_config(tiny)
+    precision.set_threads(settings(tiny), config)
+    precision.set_threads(settings(tiny, cpu_threads=3), config)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    precision.set_threads(settings(tiny), config)
+    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    precision.set_threads(settings(tiny), config)
+    assert set_to == [1, 3]
+
+
+def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:
+    """LB-6."""
+    phases = build_engine(settings(tiny)).load_ms
+    assert {"tokenizer", "cpu_init", "model_load", "kv_pool", "digest", "total"} <= phases.keys()
+    assert all(0 <= ms <= phases["total"] for ms in phases.values())
+
+
+@pytest.mark.parametrize("changes", [{"quantize": "int8"}, {"weights": "mapped"}])
+def test_how_weights_lie_is_part_of_the_digest(changes: dict[str, object]) -> None:
+    """WK-3."""
+    card, other = (
+        build_engine(settings(DEMO, **c)).card for c in ({}, {"dtype": "bfloat16"} | changes)
+    )
+    plain = build_engine(settings(DEMO, dtype="bfloat16")).card
+    assert len({card.engine_digest, other.engine_digest, plain.engine_digest}) == 3
+
+
+def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle OpenMP workers of the thread that built would slow down those of the engine's."""
+    built_on: list[threading.Thread] = []
+    build = factory._build
+
+    def recording(*args: object) -> factory.EngineBundle:
+        built_on.append(threading.current_thread())
+        return build(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(factory, "_build", recording)
+    build_engine(settings(tiny))
+    (thread,) = built_on
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prefix_cache": False, "kv_disk_path": "/kv"}, "KV_DISK_PATH"),
+        ({"weights": "mapped", "quantize": "int8"}, "QUANTIZE"),
+        ({"memory_soft_gib": 2.0, "memory_hard_gib": 1.0}, "memory_soft_gib"),
+        ({"max_step_tokens": 4, "max_running": 8}, "max_step_tokens"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused_before_anything_is_loaded(
+    tiny: Path, changes: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("it loads already")
+
+    monkeypatch.setattr(torch_build, "build_torch_runner", loads)
+    with pytest.raises(ValueError, match=named):
+        build_engine(settings(tiny, **changes))
+
+
+def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -> None:
+    """WK-5: what they compute is not what the model itself does."""
+    for quantize in ("none", "int8", "none"):
+        build_engine(settings(DEMO, quantize=quantize, kv_disk_path=tmp_path / "kv")).engine.stop()
+    assert len(list((tmp_path / "kv").iterdir())) == 2
+
+
+@pytest.mark.parametrize("pause", [True, False])
+def test_pausing_can_be_turned_off(pause: bool) -> None:
+    bundle = build_engine(
+        WorkerSettings(model_path=DEMO, device="cpu", engine="synthetic-free", pause=pause)
+    )
+    assert bundle.card.can_pause == pause
+    assert isinstance(bundle.engine, Engine)
+    assert (bundle.engine.scheduler.config.max_pauses > 0) == pause

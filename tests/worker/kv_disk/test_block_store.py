@@ -1,0 +1,224 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.worker.kv_disk.harness import SMALL, content, make_store, name
+from worker.kv_disk.block_file import BlockFormat
+from worker.kv_disk.block_store import BlockStore, disk_usage, fingerprint
+
+
+def held(store: BlockStore, upto: int = 20) -> set[int]:
+    return {i for i in range(upto) if store.holds(name(i))}
+
+
+def read(store: BlockStore, number: int) -> bool:
+    into = np.zeros(SMALL.block_bytes, np.uint8)
+    found = store.read(name(number), into)
+    assert not found or into.tobytes() == content(number).tobytes()
+    return found
+
+
+def files(root: Path) -> int:
+    return len(list(root.glob("blocks/*/*")))
+
+
+def test_blocks_outlive_the_process(tmp_path: Path) -> None:
+    """WK-6."""
+    first = make_store(tmp_path)
+    assert all(first.write(name(i), content(i)) for i in range(3))
+    again = make_store(tmp_path)
+    assert held(again) == {0, 1, 2}
+    assert all(read(again, i) for i in range(3))
+
+
+def test_size_is_bounded_and_the_least_used_goes_first(tmp_path: Path) -> None:
+    """WK-5; of a text that was used, its end goes before its beginning."""
+    store = make_store(tmp_path, blocks=4)
+    for i in range(4):
+        assert store.write(name(i), content(i))
+    store.touch([name(0), name(1)])
+    for i in (10, 11, 12):
+        assert store.write(name(i), content(i))
+    assert held(store) == {0, 10, 11, 12}
+    assert files(tmp_path) == 4
+
+
+def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    first = make_store(tmp_path)
+    for i in range(3):
+        first.write(name(i), content(i))
+        os.utime(first._path(name(i)), ns=(i, i))
+    first.touch([name(0)])
+    again = make_store(tmp_path, blocks=3)
+    again.write(name(9), content(9))
+    assert held(again) == {0, 2, 9}
+
+
+def test_a_fifth_of_the_disk_stays_free(tmp_path: Path) -> None:
+    """WK-5: what others need is made room for, but nothing is thrown away in vain."""
+    size = SMALL.file_bytes
+    total = 100 * size
+    usage = [25 * size, total]
+    store = BlockStore(
+        tmp_path, SMALL, most_bytes=total, usage=lambda path: (usage[0] - files(path) * size, total)
+    )
+    for i in range(8):
+        assert store.write(name(i), content(i))
+    assert held(store) == {3, 4, 5, 6, 7}
+    usage[0] = 10 * size
+    assert not store.write(name(9), content(9))
+    assert held(store) == {3, 4, 5, 6, 7}
+
+
+def test_a_bad_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """WK-5: never an error."""
+    store = make_store(tmp_path)
+    store.write(name(1), content(1))
+    store.write(name(2), content(2))
+    store._path(name(1)).write_bytes(b"x" * SMALL.file_bytes)
+    assert not read(store, 1)
+    assert store.failures_total == 1
+    assert "not what was written" in caplog.text
+    assert held(store) == {2}
+    assert files(tmp_path) == 1
+
+
+def test_a_file_that_another_worker_evicted_is_a_miss(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.write(name(1), content(1))
+    store._path(name(1)).unlink()
+    assert not read(store, 1)
+    assert store.failures_total == 0
+    assert held(store) == set()
+
+
+def test_a_disk_that_does_not_take_it_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert not store.write(name(1), content(1))
+    assert store.failures_total == 1
+    assert not store.holds(name(1))
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks" / "ab"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    (folder / f"{'ab' * 32}.safetensors").write_text("too short")
+    (tmp_path / "blocks" / "a file").write_text("")
+    store = make_store(tmp_path)
+    assert len(store) == 0
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_no_room_for_a_single_block(tmp_path: Path) -> None:
+    assert not make_store(tmp_path, blocks=0).write(name(1), content(1))
+
+
+def test_a_session_has_a_manifest_until_its_beginning_is_gone(tmp_path: Path) -> None:
+    """WK-5; it says neither who spoke nor what."""
+    store = make_store(tmp_path)
+    store.write(name(1), content(1))
+    store.remember("alice's chat", [name(1), name(2)])
+    store.remember("lost", [name(3)])
+    (path,) = [p for p in (tmp_path / "sessions").iterdir() if name(1).hex() in p.read_text()]
+    assert "alice" not in path.name
+    assert json.loads(path.read_text())["blocks"] == [name(1).hex(), name(2).hex()]
+    (tmp_path / "sessions" / "broken.json").write_text("{")
+    make_store(tmp_path)
+    assert list((tmp_path / "sessions").iterdir()) == [path]
+
+
+def test_fingerprints_differ_with_all_that_changes_the_content() -> None:
+    formats = [SMALL, BlockFormat("I8", (1, 16), 16), BlockFormat("U8", (2, 8), 16)]
+    prints = [fingerprint("m", one) for one in formats] + [fingerprint("n", SMALL)]
+    assert len(set(prints)) == 4
+
+
+def test_the_disk_is_asked(tmp_path: Path) -> None:
+    free, total = disk_usage(tmp_path)
+    assert 0 <= free <= total
+
+
+def test_a_directory_that_vanished_is_no_room(tmp_path: Path) -> None:
+    """WK-5: never an error."""
+
+    def gone(path: Path) -> tuple[int, int]:
+        raise FileNotFoundError(path)
+
+    store = BlockStore(tmp_path, SMALL, most_bytes=10**6, usage=gone)
+    assert not store.write(name(0), content(0))
+    assert store.failures_total == 1
+
+
+def test_what_a_killed_worker_was_writing_goes(tmp_path: Path) -> None:
+    """WK-5: the size stays bounded whatever happens; a living worker's file is left alone."""
+    first = make_store(tmp_path)
+    assert first.write(name(0), content(0))
+    folder = first._path(name(0)).parent
+    old, new = (folder / f"{name(i).hex()}.safetensors.{i}.tmp" for i in (1, 2))
+    session = tmp_path / "sessions" / f"{name(3).hex()}.json.3.tmp"
+    for path in (old, new, session):
+        path.write_bytes(b"half")
+    for path in (old, session):
+        os.utime(path, (0, 0))
+    make_store(tmp_path)
+    assert [path.exists() for path in (old, new, session)] == [False, True, False]
+    assert read(first, 0)
+
+
+def test_manifests_are_bounded_too(tmp_path: Path) -> None:
+    """WK-5: no more of them than blocks, and none where nothing was kept."""
+    store = make_store(tmp_path, blocks=3)
+    for i in range(3):
+        assert store.write(name(i), content(i))
+    for i in range(10):
+        store.remember(f"session {i}", [name(i % 3)])
+    store.remember("nothing kept", [])
+    again = make_store(tmp_path, blocks=3)
+    again.remember("after a restart", [name(0)])
+    assert len(list((tmp_path / "sessions").iterdir())) == 3
+
+
+@pytest.mark.parametrize("gone", ["", "blocks", "sessions"])
+def test_a_directory_that_was_taken_away_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    root = tmp_path / "kv" / "model"
+    store = make_store(root)
+    assert store.write(name(1), content(1))
+    store.remember("conversation", [name(1)])
+    shutil.rmtree(root / gone)
+    assert store.write(name(2), content(2)) and read(store, 2)
+    assert held(store) == ({1, 2} if gone == "sessions" else {2})
+    store.remember("conversation", [name(2)])
+    assert len(list((root / "sessions").iterdir())) == 1
+    assert [r.getMessage() for r in caplog.records] == [
+        f"the KV directory {root} was taken away; made it again"
+    ]
+    assert (root / "blocks").stat().st_mode & 0o777 == 0o700
+    assert store.failures_total == 0
+
+
+def test_a_directory_that_cannot_be_made_again_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    store = make_store(root)
+    shutil.rmtree(root)
+    root.touch()
+    assert not any(store.write(name(i), content(i)) for i in range(5))
+    assert store.failures_total >= 5
+    assert len(caplog.records) == 1
+    root.unlink()
+    assert store.write(name(1), content(1)) and read(store, 1)

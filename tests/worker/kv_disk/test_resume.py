@@ -1,0 +1,140 @@
+"""A conversation on the real engine and real files, across restarts."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.worker.engine.harness import end_of, ids_of
+from tests.worker.models.checkpoints import DEMO
+from worker.core import Event, Job, JobFinished
+from worker.engine.build import build_engine
+from worker.engine.engine import Engine
+from worker.kv_disk.background import BackgroundThread
+from worker.protocol import Sampling
+from worker.settings import WorkerSettings
+
+PATIENCE_S = 60.0
+LONG = np.random.default_rng(3).integers(10, 2000, 300).tolist()
+
+
+class Server:
+    """An engine on its own thread; ``say`` waits for the whole answer."""
+
+    def __init__(self, disk: Path | None, **changes: object) -> None:
+        # What is computed anew comes in other chunks than before: the same bits in this mode only.
+        values = {"device": "cpu", "deterministic": True, "kv_disk_path": disk} | changes
+        bundle = build_engine(WorkerSettings(model_path=DEMO, **values))  # type: ignore[arg-type]
+        assert isinstance(bundle.engine, Engine)
+        self.engine = bundle.engine
+        self._ended = threading.Condition()
+        self._events: list[Event] = []
+        self.engine.start(self._take)
+
+    def _take(self, events: list[Event]) -> None:
+        with self._ended:
+            self._events += events
+            self._ended.notify_all()
+
+    def say(self, ids: list[int], session: str = "", **sampling: object) -> tuple[list[int], int]:
+        """The answer's tokens, and how many of the prompt's were not computed."""
+        parameters = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.9, "seed": 5}
+        job = Job(ids, Sampling(**(parameters | sampling)), 1e12, session=session)  # type: ignore[arg-type]
+        self.engine.submit(job)
+        with self._ended:
+            assert self._ended.wait_for(lambda: self._has_ended(job), PATIENCE_S)
+            return ids_of(job, self._events), end_of(job, self._events).cached_tokens
+
+    def _has_ended(self, job: Job) -> bool:
+        return any(isinstance(e, JobFinished) and e.job is job for e in self._events)
+
+    def stop(self) -> None:
+        self.engine.stop()
+        self.engine.scheduler.check_integrity()
+        assert self.engine.scheduler.pool.used_count == 0
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    running: list[Server] = []
+    yield running
+    for server in running:
+        server.stop()
+
+
+def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
+    tmp_path: Path, servers: list[Server]
+) -> None:
+    """WK-5, WK-6: the same tokens as from an engine that was never stopped, and from a cold one."""
+    first = Server(tmp_path)
+    servers.append(first)
+    answer, cached = first.say(LONG, "chat")
+    assert cached == 0
+    question = LONG + answer + LONG[:5]
+    unbroken, in_memory = first.say(question)
+    first.stop()
+    assert first.engine.stats().disk_saved_blocks_total == (len(LONG) + 39) // 16
+
+    second = Server(tmp_path)
+    servers.append(second)
+    resumed, from_disk = second.say(question, "chat")
+    assert resumed == unbroken
+    assert from_disk == in_memory == (len(LONG) + 39) // 16 * 16
+    stats = second.engine.stats()
+    assert stats.disk_loaded_blocks_total == from_disk // 16
+    assert stats.prefill_tokens_total == len(question) - from_disk
+    assert stats.disk_load_ms_total > 0 and stats.disk_failures_total == 0
+
+    cold = Server(None, prefix_cache=False)
+    servers.append(cold)
+    assert cold.say(question) == (unbroken, 0)
+
+
+def test_another_model_s_blocks_are_not_found(tmp_path: Path, servers: list[Server]) -> None:
+    """WK-5: nor those of another type."""
+    first = Server(tmp_path)
+    servers.append(first)
+    first.say(LONG, "chat")
+    first.stop()
+    other = Server(tmp_path, dtype="bfloat16")
+    servers.append(other)
+    assert other.say(LONG)[1] == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_disk_that_broke_meanwhile_costs_only_time(
+    tmp_path: Path, servers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Server(tmp_path)
+    servers.append(first)
+    expected, _ = first.say(LONG, "chat")
+    first.stop()
+    files = sorted(tmp_path.glob("*/blocks/*/*"))
+    for path in files:
+        whole = bytearray(path.read_bytes())
+        whole[-1] ^= 1
+        path.write_bytes(whole)
+    second = Server(tmp_path)
+    servers.append(second)
+    assert second.say(LONG, "chat") == (expected, 0)
+    assert second.engine.stats().disk_failures_total == 1  # the first one ends the load
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"KV_DISK_PATH.*cannot be used"):
+        Server(path)
+
+
+def test_a_failing_task_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    thread = BackgroundThread("test")
+    done = threading.Event()
+    thread.submit(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    thread.submit(done.set)
+    assert done.wait(PATIENCE_S)
+    thread.close(PATIENCE_S)
+    thread.close(PATIENCE_S)
+    assert "a task of test failed" in caplog.text

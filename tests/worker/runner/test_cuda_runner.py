@@ -1,0 +1,446 @@
+"""The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.engine.harness import end_of, ids_of
+from tests.worker.engine.test_torch_engine import FAR, prompt
+from tests.worker.models.checkpoints import make_checkpoint
+from worker.attention import AttentionStep, KVPool, PackedBatch
+from worker.attention.reference import ReferenceAttention
+from worker.core import Event, Job, JobPaused, JobTokens
+from worker.engine.engine import Engine
+from worker.models.config import read_config
+from worker.models.model import load_model
+from worker.protocol import AbortCause, Code, FinishReason, Sampling
+from worker.runner.base import OverlappingRunner, Runner, StepResult
+from worker.runner.cuda_graphs import Recording, Step, batch_sizes
+from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
+from worker.runner.forward import Whole
+from worker.runner.torch_runner import TorchRunner
+from worker.runner.utilization import StreamMeter
+from worker.sampling.sampler import Sampled, Sampler
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+
+CPU = torch.device("cpu")
+BLOCKS, BLOCK_TOKENS, MAX_RUNNING = 60, 4, 6
+
+
+class CallAgain:
+    """A ``Recorder`` whose recordings write where the first call did."""
+
+    def record(self, call: Step) -> Recording:
+        results = call()
+
+        def replay() -> None:
+            for there, value in zip(results, call(), strict=True):
+                there.copy_(value)
+
+        return Recording(replay, results)
+
+
+class RefilledReference(ReferenceAttention):
+    """The reference with decodes that read their batch from tensors when they attend."""
+
+    def decode_step(
+        self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
+    ) -> AttentionStep:
+        backend = self
+
+        class RefilledStep:
+            def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+                rows = len(contexts)
+                assert contexts.max() <= most_keys
+                batch = PackedBatch(
+                    decodes=rows,
+                    query_tokens=np.ones(rows, np.int64),
+                    context_tokens=contexts.numpy().astype(np.int64),
+                    block_table=table.numpy().astype(np.int64),
+                    slots=slots.numpy().copy(),
+                )
+                return backend.prepare(batch).attend(layer, queries, keys_values)
+
+        return RefilledStep()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = True) -> Engine:
+    config = read_config(path)
+    model = load_model(path, config, torch.float32, CPU)
+    pool = KVPool(
+        layers=config.num_layers,
+        blocks=BLOCKS + 1,
+        block_tokens=BLOCK_TOKENS,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    attention = (RefilledReference if graphs else ReferenceAttention)(pool, config.num_heads)
+    max_blocks = config.context_tokens // BLOCK_TOKENS
+    sampler = Sampler(
+        config.eos_token_ids,
+        CPU,
+        slots=MAX_RUNNING,
+        vocab_size=config.vocab_size,
+        max_tokens=config.context_tokens,
+    )
+    sizes = {
+        "block_tokens": BLOCK_TOKENS,
+        "max_running": MAX_RUNNING,
+        "max_blocks": max_blocks,
+    }
+    runner: Runner = (
+        build_cuda_runner(
+            Whole(model, attention),
+            sampler,
+            device=CPU,
+            dummy_block=BLOCKS,
+            recorder=CallAgain(),
+            **sizes,
+        )
+        if cuda_like
+        else TorchRunner(Whole(model, attention), sampler, device=CPU, **sizes)
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            vocab_size=config.vocab_size,
+            context_tokens=config.context_tokens,
+            block_tokens=BLOCK_TOKENS,
+            max_running=MAX_RUNNING,
+            max_waiting=64,
+            max_step_tokens=24,
+            min_start_budget_s=0.0,
+        ),
+        BlockPool(BLOCKS),
+    )
+    return Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+
+
+def jobs() -> list[Job]:
+    """Every way to sample, prompts long and short, ends by length and by end of sequence."""
+    ways: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 4, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 1.2, "seed": 9, "min_tokens": 6, "ignore_eos": False},
+        {"temperature": 0.0, "logit_bias": ((7, 3.0), (11, 2.0))},
+        {"temperature": 1.5, "seed": 2, "top_k": 5, "presence_penalty": 0.5, "logprobs": 0},
+    ]
+    made = []
+    for n in range(14):
+        way = {"max_tokens": 3 + n * 5 % 17, "ignore_eos": True} | ways[n % len(ways)]
+        made.append(Job(prompt(1 + n * 7 % 40, seed=n), Sampling(**way), FAR))  # type: ignore[arg-type]
+    return made
+
+
+def run(engine: Engine, todo: list[Job]) -> list[Event]:
+    for job in todo:
+        engine.submit(job)
+    events = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used_count == 0
+    return events
+
+
+def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]]:
+    """Log-probabilities to within what another shape of a matrix product makes of them."""
+    todo = jobs()
+    events = run(engine, todo)
+    return [
+        (
+            ids_of(job, events),
+            end_of(job, events).reason,
+            [
+                (
+                    pytest.approx(one.logprob, abs=1e-4),
+                    [token for token, _ in one.top],
+                    one.rank > 0,
+                )
+                for event in events
+                if isinstance(event, JobTokens) and event.job is job and event.logprobs
+                for one in event.logprobs
+            ],
+        )
+        for job in todo
+    ]
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_tokens_are_those_of_the_plain_runner(tiny: Path, overlap: bool, graphs: bool) -> None:
+    """LB-7: greedy and drawn, with penalties, biases and log-probabilities."""
+    engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs)
+    assert isinstance(engine._runner, CudaRunner)
+    assert (engine._runner._graphs is not None) == graphs
+    assert answers(engine) == answers(build(tiny, cuda_like=False))
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
+    """Jobs come back to other slots, in which others have been, and to their own of long ago."""
+    engine = build(tiny, cuda_like=True, overlap=overlap)
+    todo = jobs()
+    for job in todo:
+        engine.submit(job)
+    draw = np.random.default_rng(3)
+    events: list[Event] = []
+    while engine.scheduler.has_work or engine._inbox:
+        for job in todo:
+            if draw.random() < 0.15:
+                (engine.resume if job.held else engine.pause)(job)
+        events += engine.step()
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used_count == 0
+    assert sum(isinstance(event, JobPaused) for event in events) > len(todo)
+    expected = jobs()
+    plain = run(build(tiny, cuda_like=False), expected)
+    assert [ids_of(job, events) for job in todo] == [ids_of(job, plain) for job in expected]
+
+
+def test_it_overlaps(tiny: Path) -> None:
+    engine = build(tiny, cuda_like=True)
+    assert isinstance(engine._runner, OverlappingRunner)
+    engine.submit(jobs()[0])
+    engine.step()
+    assert engine._flight is not None
+    engine.stop()
+
+
+def test_decodes_are_replayed_and_padding_touches_nothing_real(tiny: Path) -> None:
+    """Three rows on a recording of four: the fourth works on the dummy page."""
+    engine = build(tiny, cuda_like=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner) and runner._graphs is not None
+    assert isinstance(runner._compute, Whole)
+    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    todo = [Job(prompt(5, seed=n), Sampling(max_tokens=6, temperature=0.0), FAR) for n in range(3)]
+    for job in todo:
+        engine.submit(job)
+    engine.step()
+    used = {block for request in engine.scheduler.running for block in request.blocks}
+    others = [block for block in range(BLOCKS) if block not in used]
+    pool.data[:, others] = 77.0
+    pool.data[:, BLOCKS] = 0.0
+    replays = 0
+    plain = runner._graphs.replay
+
+    def counted(*args: object) -> object:
+        nonlocal replays
+        replays += 1
+        return plain(*args)  # type: ignore[arg-type]
+
+    runner._graphs.replay = counted  # type: ignore[method-assign,assignment]
+    while engine.scheduler.has_work:
+        engine.step()
+    assert replays == 5
+    assert (pool.data[:, others] == 77.0).all()
+    assert pool.data[:, BLOCKS].any(), "no padding"
+
+
+def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
+    """WP-4."""
+    engine = build(tiny, cuda_like=True)
+    expected_job = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
+    expected = ids_of(expected_job, run(engine, [expected_job]))
+    engine.scheduler.pool.forget()
+    aborted = [
+        Job(prompt(20, seed=5 + n), Sampling(max_tokens=90, ignore_eos=True), FAR) for n in range(2)
+    ]
+    for job in aborted:
+        engine.submit(job)
+    for _ in range(6):
+        engine.step()
+    for job in aborted:
+        engine.cancel(job, AbortCause.CANCEL)
+    again = Job(prompt(20), Sampling(max_tokens=15, temperature=0.0, ignore_eos=True), FAR)
+    assert ids_of(again, run(engine, [again])) == expected
+
+
+def test_a_step_that_fails_leaves_a_sound_engine(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that fails is done over, then in halves; with every row failing, all jobs end."""
+    engine = build(tiny, cuda_like=True)
+    todo, after = jobs()[:4], jobs()[4:6]
+    for job in todo:
+        engine.submit(job)
+    events = engine.step() + engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "sample", lambda *args: 1 / 0)
+        for _ in range(8):
+            events += engine.step()
+    assert {end_of(job, events).code for job in todo} == {Code.ENGINE_ERROR}
+    assert engine.scheduler.pool.used_count == 0
+    assert len(run(engine, after)) > 2
+
+
+def test_only_the_row_that_fails_in_sampling_ends(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' tokens are those of an engine without it, draws and penalties included."""
+    drawn = {"temperature": 0.8, "seed": 3, "frequency_penalty": 1.5, "ignore_eos": True}
+
+    def todo() -> list[Job]:
+        return [Job(prompt(9, seed=n), Sampling(max_tokens=20, **drawn), FAR) for n in range(5)]  # type: ignore[arg-type]
+
+    expected = {}
+    for cuda_like in (True, False):
+        good = todo()
+        events = run(build(tiny, cuda_like=cuda_like), good)
+        expected[cuda_like] = [ids_of(job, events) for job in good]
+    sample = Sampler.sample
+
+    def broken(self: Sampler, logits: Tensor, slots: Any, *rest: Any) -> Sampled:
+        sampled = sample(self, logits, slots, *rest)
+        if bad in slots and failing:
+            raise IndexError("index out of range")
+        return sampled
+
+    monkeypatch.setattr(Sampler, "sample", broken)
+    for cuda_like in (True, False):
+        failing, bad = False, -1
+        mixed = todo()
+        engine = build(tiny, cuda_like=cuda_like)
+        for job in mixed:
+            engine.submit(job)
+        events = [event for _ in range(6) for event in engine.step()]
+        bad = next(r.slot for r in engine.scheduler.running if r.job is mixed[3])
+        failing = True
+        while not any(getattr(event, "code", None) for event in events):
+            events += engine.step()
+        failing = False
+        events += run(engine, [])
+        assert end_of(mixed[3], events).code is Code.ENGINE_ERROR
+        found = [ids_of(job, events) for job in mixed]
+        assert found[3] == expected[cuda_like][3][: len(found[3])]
+        assert found[:3] + found[4:] == expected[cuda_like][:3] + expected[cuda_like][4:]
+
+
+def test_a_step_that_fails_to_be_read_is_done_over_to_the_same_tokens(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws, and what penalties have counted for the tokens that were taken back."""
+
+    def todo() -> list[Job]:
+        few = tuple((token, 100.0) for token in range(5, 11))  # which come again and again
+        drawn = {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.5, "logit_bias": few}
+        return [Job(prompt(9, seed=n), Sampling(max_tokens=20, **drawn), FAR) for n in range(4)]  # type: ignore[arg-type]
+
+    good, again = todo(), todo()
+    events = run(build(tiny, cuda_like=True), good)
+    collect, calls = LaunchedOnDevice.collect, iter(range(10**6))
+
+    def fails_now_and_then(step: LaunchedOnDevice) -> StepResult:
+        found = collect(step)
+        if next(calls) % 7 == 6:
+            raise RuntimeError("illegal access")
+        return found
+
+    monkeypatch.setattr(LaunchedOnDevice, "collect", fails_now_and_then)
+    after = run(build(tiny, cuda_like=True), again)
+    assert next(calls) > 20
+    assert [ids_of(job, after) for job in again] == [ids_of(job, events) for job in good]
+
+
+def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:
+    """LB-6: it runs before any request, but the disk may have filled the pool by then."""
+    engine = build(tiny, cuda_like=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner) and isinstance(runner._compute, Whole)
+    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    pool.data.fill_(7.0)
+    lengths: list[int] = []
+    prepare = runner._compute.attention.prepare
+
+    def noted(batch: PackedBatch) -> AttentionStep:
+        lengths.append(int(batch.context_tokens[0]))
+        return prepare(batch)
+
+    runner._compute.attention.prepare = noted  # type: ignore[method-assign]
+    warm_up(runner._compute, BLOCKS, block_tokens=BLOCK_TOKENS, max_blocks=32, device=CPU)
+    assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, BLOCK_TOKENS]
+    assert (pool.data[:, :BLOCKS] == 7.0).all()
+    assert not (pool.data[:, BLOCKS] == 7.0).all()
+
+
+def test_batch_sizes() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(6) == [1, 2, 4, 6]
+    assert batch_sizes(20) == [1, 2, 4, 8, 16, 20]
+
+
+def test_a_closed_runner_holds_nothing(tiny: Path) -> None:
+    engine = build(tiny, cuda_like=True)
+    engine.stop()
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner)
+    assert runner._compute is None and runner._graphs is None and runner._state is None
+
+
+class FakeEvent:
+    now_ms = 0.0
+
+    def __init__(self) -> None:
+        self.at_ms = -1.0
+
+    def record(self) -> None:
+        self.at_ms = FakeEvent.now_ms
+
+    def query(self) -> bool:
+        return self.at_ms >= 0
+
+    def elapsed_time(self, end_event: object) -> float:
+        assert isinstance(end_event, FakeEvent)
+        return end_event.at_ms - self.at_ms
+
+
+def test_stream_utilization_is_sampled() -> None:
+    """LB-7: busy for 3 of 4 ms."""
+    made = []
+
+    def make() -> FakeEvent:
+        made.append(FakeEvent())
+        return made[-1]
+
+    meter = StreamMeter(make)
+    for _ in range(100):
+        meter.begin()
+        FakeEvent.now_ms += 3
+        meter.end()
+        FakeEvent.now_ms += 1
+    assert meter.utilization == pytest.approx(0.75)
+    assert len(made) < 20
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_overlap_changes_no_token(tiny: Path) -> None:
+    from worker.engine.build import build_engine
+    from worker.settings import WorkerSettings
+
+    def texts(overlap: bool) -> list[list[int]]:
+        settings = WorkerSettings(
+            model_path=tiny, device="cuda", dtype="float32", overlap=overlap, max_running=6
+        )
+        engine = build_engine(settings).engine
+        assert isinstance(engine, Engine)
+        todo = jobs()
+        events = run(engine, todo)
+        engine.stop()
+        return [ids_of(job, events) for job in todo]
+
+    assert texts(True) == texts(False)

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from worker.runner.device import DeviceUnavailable, open_device
+
+
+def test_the_cpu_is_had_for_the_asking() -> None:
+    """WK-2."""
+    assert open_device("cpu") == torch.device("cpu")
+
+
+def test_cuda_without_support_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WK-2: refused with a diagnosis and a hint, never replaced by the CPU."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(DeviceUnavailable, match=r"no CUDA support.*--device cpu, or .*_DEVICE=cpu"):
+        open_device("cuda")
+
+
+def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceUnavailable, match=r"no usable GPU.*nvidia-smi.*DEVICE=cpu"):
+        open_device("cuda")
+
+
+def test_cuda_that_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no kernel image is available\nmore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(DeviceUnavailable, match=r"\(no kernel image is available\);"):
+        open_device("cuda")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda() -> None:
+    assert open_device("cuda").type == "cuda"

@@ -1,0 +1,320 @@
+"""WK-4: limits on memory, and steps that do not fit into it."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.engine.harness import Bench, end_of, ids_of
+from tests.worker.models.checkpoints import make_checkpoint
+from worker.core import Job, JobFinished
+from worker.engine.build import build_engine
+from worker.engine.engine import Engine
+from worker.protocol import Code, FinishReason, Sampling
+from worker.runner.base import Plan
+from worker.runner.memory import (
+    GIB,
+    MemoryGuard,
+    MemoryLimitExceeded,
+    MemoryLimits,
+    ProcessMemory,
+    is_out_of_memory,
+)
+from worker.runner.out_of_memory import StepMemory
+from worker.settings import WorkerSettings
+
+
+@dataclass
+class FakeMeter:
+    used: int = 0
+    cached: int = 0
+    drops: int = 0
+
+    def used_bytes(self) -> int:
+        return self.used + self.cached
+
+    def free_bytes(self) -> int:
+        return 2**63
+
+    def drop_caches(self) -> None:
+        self.cached = 0
+        self.drops += 1
+
+
+@dataclass
+class Room:
+    """A device on which a step of more than ``tokens`` tokens does not fit."""
+
+    tokens: int
+    error: Exception = field(default_factory=lambda: torch.OutOfMemoryError("CUDA out of memory"))
+    tried: list[int] = field(default_factory=list)
+
+    def __call__(self, plan: Plan) -> None:
+        assert plan.tokens == sum(row.count for row in plan.rows)
+        assert all(row.count == 1 and row.samples for row in plan.rows[: plan.decodes])
+        self.tried.append(plan.tokens)
+        if plan.tokens > self.tokens:
+            raise self.error
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_soft_limit_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    meter = FakeMeter(used=3 * GIB)
+    guard = MemoryGuard(meter, MemoryLimits.from_gib(2.5, 4))
+    guard.check()
+    guard.check()
+    (record,) = caplog.records
+    assert "3.00 GiB" in record.message and "2.50" in record.message
+
+
+def test_the_hard_limit_is_a_typed_error_once_caches_are_dropped() -> None:
+    meter = FakeMeter(used=3 * GIB, cached=2 * GIB)
+    guard = MemoryGuard(meter, MemoryLimits.from_gib(0, 4))
+    guard.check()
+    assert meter.drops == 1
+    with pytest.raises(MemoryLimitExceeded, match=r"4\.50 GiB .* limit of 4\.00; raise TIDEGATE"):
+        guard.check(ahead_bytes=3 * GIB // 2)
+    assert issubclass(MemoryLimitExceeded, MemoryError)
+
+
+def test_without_limits_nothing_is_asked() -> None:
+    guard = MemoryGuard(FakeMeter(used=2**60), MemoryLimits())
+    guard.check()
+    assert guard.pool_bytes() is None
+
+
+def test_a_soft_limit_that_could_never_warn_is_refused() -> None:
+    with pytest.raises(ValueError, match="lower it"):
+        MemoryLimits.from_gib(5, 4)
+
+
+def test_the_process_meter_sees_what_is_touched() -> None:
+    meter = ProcessMemory()
+    before = meter.used_bytes()
+    kept = np.ones(64 * 2**20, np.uint8)
+    assert 48 * 2**20 < meter.used_bytes() - before < 96 * 2**20
+    assert kept[-1] == 1
+    assert meter.free_bytes() > 0
+    meter.drop_caches()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryLimitExceeded("x"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 1 bytes"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("allocate memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_torch_s_own_allocator_is_understood() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert is_out_of_memory(caught.value)
+
+
+# ── steps ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_prompt_that_does_not_fit_at_once_is_computed_in_parts() -> None:
+    """Nobody fails, and the next steps ask for no more than what fitted."""
+    bench = Bench()
+    bench.runner.during = room = Room(5)
+    jobs = [bench.submit(prompt=3), bench.submit(prompt=30), bench.submit(prompt=8)]
+    events = bench.finish()
+    assert all(ids_of(job, events) == [7] * 8 for job in jobs)
+    assert sum(tokens > 5 for tokens in room.tried) <= 4
+    assert bench.is_clean
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_decodes_that_do_not_fit_together_are_computed_apart(error: Exception) -> None:
+    bench = Bench()
+    jobs = [bench.submit(prompt=1) for _ in range(4)]
+    bench.step()
+    bench.runner.during = Room(1, error)
+    events = bench.finish()
+    assert all(end_of(job, events).reason is FinishReason.LENGTH for job in jobs)
+    assert bench.is_clean
+
+
+def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    jobs = [bench.submit(prompt=4 + i) for i in range(4)]
+    events = bench.step(2)
+
+    def during(plan: Plan) -> None:
+        if any(row.request.job is jobs[2] for row in plan.rows):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    bench.runner.during = during
+    events += bench.finish()
+    end = end_of(jobs[2], events)
+    assert (end.reason, end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
+    assert "ran out of memory" in end.message and "2 GiB" in end.message
+    others = [job for job in jobs if job is not jobs[2]]
+    assert all(ids_of(job, events) == [7] * 8 for job in others)
+    assert any("out of memory" in record.message for record in caplog.records)
+    assert bench.is_clean
+    bench.runner.during = lambda plan: None
+    after = bench.submit()
+    assert end_of(after, bench.finish()).completion_tokens == 8
+
+
+def test_caches_are_dropped_before_a_step_is_tried_again() -> None:
+    meter = FakeMeter()
+    bench = Bench()
+    bench.engine._memory = StepMemory(MemoryGuard(meter, MemoryLimits()))
+    bench.runner.during = Room(6)
+    bench.submit(prompt=10)
+    bench.finish()
+    assert meter.drops >= 1
+
+
+def test_a_lack_that_passes_costs_nobody_anything() -> None:
+    """Not even a step's size."""
+    bench = Bench()
+    room = Room(1)
+    bench.runner.during = lambda plan: room(plan) if len(bench.runner.plans) == 1 else None
+    job = bench.submit(prompt=10)
+    assert ids_of(job, bench.finish()) == [7] * 8
+    assert [plan.tokens for plan in bench.runner.plans[:3]] == [10, 10, 1]
+
+
+def test_larger_steps_are_tried_again_later() -> None:
+    bench = Bench(prefix_cache=False)
+    bench.runner.during = Room(4)
+    bench.submit(prompt=16)
+    bench.finish()
+    bench.runner.during = room = Room(1000)
+    for _ in range(20):
+        bench.submit(prompt=16)
+        bench.finish()
+    assert max(room.tried[:4]) <= 8
+    assert max(room.tried[-20:]) == 16
+
+
+def test_a_hard_limit_costs_the_longest_request_and_no_other() -> None:
+    meter = FakeMeter(used=1)
+    bench = Bench()
+    limits = MemoryLimits(hard_bytes=10)
+    bench.engine._memory = StepMemory(MemoryGuard(meter, limits))
+    jobs = [bench.submit(prompt=p, max_tokens=40) for p in (3, 9, 4)]
+    events = bench.step(20)
+    meter.used = 11
+    while not any(isinstance(event, JobFinished) for event in events):
+        events += bench.step()
+    meter.used = 1
+    events += bench.finish()
+    assert end_of(jobs[1], events).code is Code.ENGINE_ERROR
+    assert "hard limit" in end_of(jobs[1], events).message
+    assert all(len(ids_of(job, events)) == 40 for job in (jobs[0], jobs[2]))
+    assert bench.is_clean
+
+
+# ── the real runner ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_pool_beyond_the_hard_limit_stops_the_load(tiny: Path) -> None:
+    settings = WorkerSettings(
+        model_path=tiny,
+        device="cpu",
+        kv_blocks=10**7,
+        memory_hard_gib=ProcessMemory().used_bytes() / GIB + 1,
+    )
+    with pytest.raises(MemoryLimitExceeded, match="KV_BLOCKS"):
+        build_engine(settings)
+
+
+def test_the_pool_is_sized_to_the_hard_limit(tiny: Path) -> None:
+    def blocks(**limits: float) -> int:
+        settings = WorkerSettings(
+            model_path=tiny,
+            device="cpu",
+            max_running=4000,
+            max_step_tokens=4000,
+            **limits,  # type: ignore[arg-type]
+        )
+        return build_engine(settings).engine.stats().kv_blocks_total
+
+    assert blocks() == 4000 * 8
+    limit = (ProcessMemory().used_bytes() + 100 * 2**20) / GIB
+    assert 2000 < blocks(memory_hard_gib=limit) < 20_000
+
+
+def test_a_real_step_out_of_memory_gives_the_same_tokens(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Done in parts after its sampling had begun, penalties and seeds included."""
+
+    def texts() -> list[list[int]]:
+        settings = WorkerSettings(
+            model_path=tiny, device="cpu", block_tokens=4, max_step_tokens=16, max_running=8
+        )
+        engine = build_engine(settings).engine
+        assert isinstance(engine, Engine)
+        asked = Sampling(12, seed=3, frequency_penalty=1.0, repetition_penalty=1.2, ignore_eos=True)
+        jobs = [Job([5] * n, asked, 1e12) for n in (3, 20, 9, 14)]
+        for job in jobs:
+            engine.submit(job)
+        events = engine.step()
+        while engine.scheduler.has_work:
+            events += engine.step()
+            engine.scheduler.check_integrity()
+        return [ids_of(job, events) for job in jobs]
+
+    expected = texts()
+    from worker.sampling.sampler import Sampled
+
+    real, calls = Sampled.read, []
+
+    def read(self: Sampled) -> object:
+        calls.append(self)
+        if len(calls) % 7 in (2, 3):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self)
+
+    monkeypatch.setattr(Sampled, "read", read)
+    with caplog.at_level(logging.WARNING):
+        assert texts() == expected
+    assert any("done in parts" in record.message for record in caplog.records)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_full_gpu_leaves_the_worker_alive(tiny: Path) -> None:
+    """WK-4."""
+    settings = WorkerSettings(model_path=tiny, device="cuda", kv_blocks=64, max_step_tokens=512)
+    engine = build_engine(settings).engine
+    assert isinstance(engine, Engine)
+    before = Job([5] * 100, Sampling(4), 1e12)
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - 2**20, dtype=torch.uint8, device="cuda")
+    engine.submit(before)
+    while engine.scheduler.has_work or engine._inbox:
+        engine.step()
+    del hog
+    torch.cuda.empty_cache()
+    after = Job([5] * 100, Sampling(4, ignore_eos=True), 1e12)
+    engine.submit(after)
+    events = engine.step()
+    while engine.scheduler.has_work:
+        events += engine.step()
+    assert end_of(after, events).reason is FinishReason.LENGTH

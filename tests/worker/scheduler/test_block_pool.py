@@ -1,0 +1,183 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from worker.scheduler.block_pool import BlockPool
+
+TOTAL = 12
+TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+
+
+def names_of(text: list[int]) -> list[bytes]:
+    """As real names do, each stands for all that comes before it too."""
+    return [bytes(text[: i + 1]) for i in range(len(text))]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """WK-4, WK-5: allocate, fork, name, free, evict in any order; every block has one role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(TOTAL)
+        self.held: list[list[int]] = []
+        self.content: dict[int, bytes] = {}
+        self.remote: set[bytes] = set()
+        """What somebody knows who hears only of changes."""
+
+    @rule(text=TEXTS)
+    def start(self, text: list[int]) -> None:
+        """Take a text's blocks: what is cached is shared, the rest is new and then named."""
+        names = names_of(text)
+        shared = self.pool.match(names)
+        assert [self.content[block] for block in shared] == names[: len(shared)]
+        if not self.pool.fits(shared, len(names) - len(shared)):
+            return
+        self.pool.share(shared)
+        new = self.pool.allocate(len(names) - len(shared))
+        for block, name in zip(new, names[len(shared) :], strict=True):
+            self.content.pop(block, None)
+            if self.pool.name(block, name):
+                self.content[block] = name
+        self.held.append(shared + new)
+
+    @rule(data=st.data())
+    def allocate(self, data: st.DataObject) -> None:
+        blocks = self.pool.allocate(data.draw(st.integers(0, self.pool.free_count)))
+        for block in blocks:
+            self.content.pop(block, None)
+        self.held.append(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self.pool.free(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget()
+        assert self.pool.cached_count == 0
+
+    @rule()
+    def hear_of_changes(self) -> None:
+        change = self.pool.take_changes()
+        if change is not None:
+            assert not set(change.added) & self.remote
+            assert set(change.evicted) <= self.remote
+            self.remote = (self.remote | set(change.added)) - set(change.evicted)
+        assert self.remote == set(self.pool.names)
+        assert self.pool.take_changes() is None
+
+    @invariant()
+    def nothing_leaks_or_overlaps(self) -> None:
+        pool = self.pool
+        pool.check_integrity()
+        held = {block for blocks in self.held for block in blocks}
+        assert len(held) == pool.used_count
+        assert pool.used_count + pool.free_count == pool.total == TOTAL
+        for block in range(TOTAL):
+            assert pool._references[block] == sum(block in blocks for blocks in self.held)
+        for name in pool.names:
+            (block,) = [b for b, other in enumerate(pool._names) if other == name]
+            assert self.content[block] == name
+
+    def teardown(self) -> None:
+        for blocks in self.held:
+            self.pool.free(blocks)
+        self.held = []
+        self.nothing_leaks_or_overlaps()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def cached(pool: BlockPool, text: list[int]) -> list[int]:
+    blocks = pool.allocate(len(text))
+    for block, name in zip(blocks, names_of(text), strict=True):
+        pool.name(block, name)
+    pool.free(blocks)
+    return blocks
+
+
+def test_the_least_recently_used_goes_first_and_a_text_from_its_end() -> None:
+    """WK-5: a head without its tail is of use, a tail without its head is not."""
+    pool = BlockPool(6)
+    cached(pool, [1, 1, 1])
+    cached(pool, [2, 2])
+    pool.allocate(2)
+    assert len(pool.match(names_of([1, 1, 1]))) == 2
+    assert len(pool.match(names_of([2, 2]))) == 2
+    pool.share(used := pool.match(names_of([1, 1])))
+    pool.free(used)
+    pool.allocate(2)
+    assert len(pool.match(names_of([1, 1]))) == 2
+    assert pool.match(names_of([2, 2])) == []
+    assert pool.evictions_total == 3
+
+
+def test_cached_blocks_count_as_free() -> None:
+    """OR-13: evictable KV never counts as used."""
+    pool = BlockPool(4)
+    cached(pool, [1, 2, 3])
+    assert (pool.used_count, pool.free_count, pool.cached_count) == (0, 4, 3)
+    assert [name for _, name in pool.oldest_cached(2)] == [b"\1\2\3", b"\1\2"]
+
+
+def test_what_is_shared_is_not_counted_twice() -> None:
+    """A prompt may take the whole pool even where its own cached head is part of what is free."""
+    pool = BlockPool(4)
+    cached(pool, [1, 2])
+    shared = pool.match(names_of([1, 2]))
+    assert pool.fits(shared, 2)
+    assert not pool.fits(shared, 3)
+
+
+def test_equal_blocks_are_kept_once() -> None:
+    pool = BlockPool(4)
+    first, second = pool.allocate(2)
+    assert pool.name(first, b"x")
+    assert not pool.name(second, b"x")
+    pool.free([first, second])
+    assert pool.cached_count == 1
+
+
+def test_a_name_that_comes_and_goes_unseen_is_not_reported() -> None:
+    pool = BlockPool(1)
+    cached(pool, [1])
+    pool.forget()
+    assert pool.take_changes() is None
+
+
+def test_double_free_is_caught() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.free(blocks)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free(blocks)
+
+
+def test_more_than_there_is_is_caught() -> None:
+    with pytest.raises(AssertionError, match="5 of 4"):
+        BlockPool(4).allocate(5)
+
+
+def test_a_lost_block_is_caught() -> None:
+    pool = BlockPool(4)
+    pool.allocate(1)
+    pool._references[:] = [0] * 4
+    with pytest.raises(AssertionError, match="lost"):
+        pool.check_integrity()
+
+
+def test_a_name_that_points_elsewhere_is_caught() -> None:
+    pool = BlockPool(4)
+    cached(pool, [1, 2])
+    pool._blocks[b"\1"] = 0
+    with pytest.raises(AssertionError, match="do not agree"):
+        pool.check_integrity()
+
+
+def test_an_empty_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockPool(0)

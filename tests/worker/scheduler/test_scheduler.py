@@ -1,0 +1,549 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.worker.engine.harness import config
+from tests.worker.runner.memory import FakeMemory
+from worker.core import Job
+from worker.protocol import Code, Sampling, prefix_salt
+from worker.runner.base import Row
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.request import STARVED, Request, make_request
+from worker.scheduler.scheduler import Scheduler
+
+
+def request(
+    prompt: int | list[int] = 3,
+    max_tokens: int = 8,
+    deadline: float = math.inf,
+    salt: str = "",
+    *,
+    first_token_by: float = math.inf,
+    token_gap_s: float = math.inf,
+) -> Request:
+    ids = [9] * prompt if isinstance(prompt, int) else prompt
+    job = Job(
+        ids,
+        Sampling(max_tokens=max_tokens),
+        deadline,
+        cache_salt=salt,
+        first_token_by=first_token_by,
+        token_gap_s=token_gap_s,
+    )
+    return make_request(job, submitted_at=0.0, own_seed=0)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Submit, fork, step, pause, resume, cancel, expire, evict and finish in any order.
+
+    Nothing leaks, no limit is passed, and what a request reads is what it would have computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = config(max_running=3, max_waiting=3, max_step_tokens=7)
+        self.scheduler = Scheduler(self.config, BlockPool(18))
+        self.memory = FakeMemory(self.scheduler.pool, self.config.block_tokens)
+        self.now = 0.0
+        self.alive: list[Request] = []
+        self.texts: list[tuple[str, list[int]]] = []
+
+    @rule(
+        prompt=st.integers(0, 70) | st.lists(st.integers(9, 10), max_size=40),
+        max_tokens=st.integers(1, 40),
+        left_s=st.floats(0, 30) | st.just(math.inf),
+        salt=st.sampled_from(["", "", "tenant"]),
+        first_s=st.floats(0, 30) | st.just(math.inf),
+        gap_s=st.floats(1e-6, 1) | st.just(math.inf),
+    )
+    def submit(
+        self,
+        prompt: int | list[int],
+        max_tokens: int,
+        left_s: float,
+        salt: str,
+        first_s: float = math.inf,
+        gap_s: float = math.inf,
+    ) -> None:
+        by = self.now + first_s
+        new = request(
+            prompt, max_tokens, self.now + left_s, salt, first_token_by=by, token_gap_s=gap_s
+        )
+        new.submitted_at = self.now
+        self.scheduler.prefixes.label(new, prefix_salt(b"model", salt))
+        held = len(self.alive)
+        refusal = self.scheduler.enqueue(new, self.now)
+        if refusal is None:
+            self.alive.append(new)
+            assert held < self.config.max_running + self.config.max_waiting
+            assert 0 < new.prompt_tokens < new.limit_tokens <= self.config.context_tokens
+        elif refusal.code is Code.NO_CAPACITY:
+            assert held == self.config.max_running + self.config.max_waiting
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), more=st.lists(st.integers(9, 11), max_size=6), kept=st.integers(0, 40))
+    def fork(self, data: st.DataObject, more: list[int], kept: int) -> None:
+        """Go on from where another one was, or from somewhere before that."""
+        salt, text = data.draw(st.sampled_from(self.texts))
+        self.submit([*text[: len(text) - kept], *more], 5, 30.0, salt)
+
+    @rule(new_tokens=st.integers(1, 3))
+    def step(self, new_tokens: int) -> None:
+        queue = list(self.scheduler.waiting)
+        schedule = self.scheduler.schedule()
+        if queue and queue[0] not in schedule.started:
+            assert queue[0].overtaken <= self.config.most_overtakes
+        plan = schedule.plan
+        if plan is None:
+            assert not self.scheduler.running
+            ready = [one for one in self.scheduler.waiting if not one.held]
+            assert not ready or self.scheduler.paused, "the pool idles"
+            return
+        self.memory.compute(plan)
+        assert 0 < plan.tokens <= self.config.max_step_tokens
+        assert plan.tokens == sum(row.count for row in plan.rows)
+        assert len({row.request.slot for row in plan.rows}) == len(plan.rows)
+        decoding = [r for r in self.scheduler.running if len(r.tokens) - r.computed == 1]
+        computing = {row.request for row in plan.rows}
+        assert computing >= {one for one in decoding if one.begun}, "a decode was left out"
+        for i, row in enumerate(plan.rows):
+            one = row.request
+            assert row.start == one.computed
+            assert row.samples == (row.start + row.count == len(one.tokens))
+            assert i >= plan.decodes or row.count == 1
+            room = one.limit_tokens - len(one.tokens)
+            new_ids = [7] * min(new_tokens, room) if row.samples else []
+            self.scheduler.advance(row, new_ids)
+            self.fill_in(row, new_ids)
+            if len(one.tokens) == one.limit_tokens:
+                self.end(one)
+
+    def fill_in(self, row: Row, new_ids: list[int]) -> None:
+        """A runner that makes several tokens has the KV of all but the last of them."""
+        if len(new_ids) > 1:
+            start = row.start + row.count
+            for position in range(start, start + len(new_ids) - 1):
+                block = row.request.blocks[position // self.memory.block_tokens]
+                offset = position % self.memory.block_tokens
+                self.memory.cells[block][offset] = self.memory.content(row, position)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.end(self.alive[data.draw(st.integers(0, len(self.alive) - 1))])
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.scheduler.running))
+        blocks, computed = list(one.blocks), one.computed
+        self.scheduler.pause(one)
+        assert (one.blocks, one.computed, one.slot) == (blocks, computed, -1)
+
+    @precondition(lambda self: self.scheduler.paused)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.scheduler.paused))
+        is_full = len(self.scheduler.running) == self.config.max_running
+        assert self.scheduler.resume(one) == (not is_full)
+
+    @precondition(lambda self: self.scheduler.waiting)
+    @rule(data=st.data(), held=st.booleans())
+    def hold(self, data: st.DataObject, held: bool) -> None:
+        data.draw(st.sampled_from(self.scheduler.waiting)).held = held
+        self.scheduler.unblock()
+
+    @rule(passed_s=st.floats(0, 10))
+    def expire(self, passed_s: float) -> None:
+        self.now += passed_s
+        late = self.scheduler.starved(self.now)
+        for one in late:
+            self.end(one)
+        floor = self.now + self.config.min_start_budget_s
+        assert all(one.deadline > floor - 1e-9 for one in self.scheduler.waiting)
+
+    @rule()
+    def evict(self) -> None:
+        self.scheduler.pool.forget()
+
+    def end(self, one: Request) -> None:
+        if one.blocks:
+            self.texts = [*self.texts[-5:], (one.job.cache_salt, list(one.tokens))]
+        self.scheduler.release(one)
+        self.alive.remove(one)
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        scheduler = self.scheduler
+        scheduler.check_integrity()
+        everyone = [*scheduler.running, *scheduler.waiting, *scheduler.paused]
+        assert set(everyone) == set(self.alive) and len(everyone) == len(self.alive)
+        assert len(scheduler.running) <= self.config.max_running
+        if not self.alive:
+            assert scheduler.pool.used_count == 0
+
+    def teardown(self) -> None:
+        for one in list(self.alive):
+            self.end(one)
+        self.nothing_leaks()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_least_slack_starts_first() -> None:
+    scheduler = Scheduler(config(max_running=1), BlockPool(64))
+    late, soon, never = (
+        request(deadline=50.0),
+        request(deadline=5.0),
+        request(deadline=math.inf),
+    )
+    for one in (never, late, soon):
+        assert scheduler.enqueue(one, 0.0) is None
+    started = []
+    while scheduler.has_work:
+        schedule = scheduler.schedule()
+        started += schedule.started
+        for one in list(scheduler.running):
+            scheduler.release(one)
+    assert started == [soon, late, never]
+
+
+def test_equal_deadlines_keep_their_order() -> None:
+    scheduler = Scheduler(config(), BlockPool(64))
+    first, second = request(), request()
+    second.submitted_at = 1.0
+    scheduler.enqueue(second, 1.0)
+    scheduler.enqueue(first, 1.0)
+    assert scheduler.schedule().started == [first, second]
+
+
+def test_decodes_come_before_chunks_and_chunks_share_what_is_left() -> None:
+    scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
+    running = request(prompt=2)
+    scheduler.enqueue(running, 0.0)
+    plan = scheduler.schedule().plan
+    assert plan is not None
+    scheduler.advance(plan.rows[0], [7])
+    scheduler.enqueue(request(prompt=20, deadline=9.0), 0.0)
+    scheduler.enqueue(request(prompt=5, deadline=10.0), 0.0)
+    shapes = []
+    for _ in range(4):
+        plan = scheduler.schedule().plan
+        assert plan is not None
+        shapes.append([(row.start, row.count, row.samples) for row in plan.rows])
+        for row in plan.rows:
+            scheduler.advance(row, [7] if row.samples else [])
+    assert shapes == [
+        [(2, 1, True), (0, 7, False)],
+        [(3, 1, True), (7, 7, False)],
+        [(4, 1, True), (14, 6, True), (0, 1, False)],
+        [(5, 1, True), (20, 1, True), (1, 4, True)],
+    ]
+
+
+def run_steps(scheduler: Scheduler, steps: int = 1) -> list[list[tuple[Request, int, int]]]:
+    """What each step computed: request, first position, count. Every sampled token is a 7."""
+    done = []
+    for _ in range(steps):
+        plan = scheduler.schedule().plan
+        done.append([(row.request, row.start, row.count) for row in plan.rows] if plan else [])
+        for row in plan.rows if plan else []:
+            scheduler.advance(row, [7] if row.samples else [])
+            if len(row.request.tokens) == row.request.limit_tokens:
+                scheduler.release(row.request)
+        scheduler.check_integrity()
+    return done
+
+
+def labelled(scheduler: Scheduler, *requests: Request) -> None:
+    for one in requests:
+        scheduler.prefixes.label(one, b"")
+        assert scheduler.enqueue(one, 0.0) is None
+
+
+def test_a_large_request_is_not_delayed_by_small_ones() -> None:
+    """What would still hold blocks when the large one could have them waits its turn."""
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
+    first, large, long = request(40, 8, 1.0), request(44, 12, 2.0), request(1, 12, 3.0)
+    for one in (first, large, long):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.schedule().started == [first]
+    assert scheduler.schedule().started == []
+    scheduler.release(first)
+    assert scheduler.schedule().started == [large]
+
+
+def test_what_does_not_delay_the_head_need_not_wait() -> None:
+    """The pool is not left idle: 4 blocks are free, and the short one is gone in time."""
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
+    first, large, short = request(40, 8, 1.0), request(40, 8, 2.0), request(1, 5, 3.0)
+    for one in (first, large, short):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.schedule().started == [first, short]
+    steps = 0
+    while large.slot < 0:
+        run_steps(scheduler)
+        steps += 1
+    assert steps == 9  # the first one's 8, and then it starts
+
+
+def test_a_large_request_does_not_starve() -> None:
+    """However many small ones come, only so many go first."""
+    scheduler = Scheduler(config(max_step_tokens=64, max_waiting=10**6), BlockPool(16))
+    holder, large = request(20, 40, 1.0), request(40, 20, 2.0)
+    for one in (holder, large):
+        assert scheduler.enqueue(one, 0.0) is None
+    scheduler.schedule()
+    overtook = 0
+    for _ in range(100):
+        assert scheduler.enqueue(request(1, 1, 3.0), 0.0) is None
+        started = scheduler.schedule().started
+        overtook += len(started)
+        for one in started:
+            scheduler.release(one)
+    assert overtook == large.overtaken == scheduler.config.most_overtakes
+    scheduler.release(holder)
+    assert scheduler.schedule().started[0] is large
+
+
+def test_least_slack_counts_the_work_that_is_left() -> None:
+    """DL-8 inside the worker: a later deadline with more to do comes first."""
+    scheduler = Scheduler(config(max_running=1), BlockPool(64))
+    scheduler.pace.prefilled(1.0, 10)
+    short, long = request(10, 1, deadline=20.0), request(60, 1, deadline=22.0)
+    for one in (short, long):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.schedule().started == [long]
+
+
+def test_prompts_do_not_stall_decodes() -> None:
+    """A long prompt takes what is left of ``max_stall_s`` per step, and all of a step alone."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.01, 0)
+    for _ in range(200):
+        pace.prefilled(0.01 + 0.005 * 20, 20)
+    assert pace.prompt_token_s == pytest.approx(0.005)
+    alone = request(50, 4)
+    assert scheduler.enqueue(alone, 0.0) is None
+    assert run_steps(scheduler, 2) == [[(alone, 0, 40)], [(alone, 40, 10)]]
+    other = request(30, 4)
+    assert scheduler.enqueue(other, 0.0) is None
+    assert run_steps(scheduler) == [[(alone, 50, 1), (other, 0, 10)]]
+
+
+def test_prompts_may_double_a_step_that_is_slow_anyway() -> None:
+    """On an engine whose decodes alone exceed ``max_stall_s``."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.101, 0)
+    for _ in range(200):
+        pace.prefilled(0.101 + 0.005 * 20, 20)
+    decoding, prompt = request(1, 9), request(60, 4, deadline=1e9)
+    assert scheduler.enqueue(decoding, 0.0) is None
+    run_steps(scheduler)
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(decoding, 1, 1), (prompt, 0, 20)]]
+
+
+def test_prompts_get_on_however_slow_they_are() -> None:
+    scheduler = Scheduler(config(max_stall_s=0.001), BlockPool(64))
+    for _ in range(9):
+        scheduler.pace.prefilled(1.0, 1)
+    decoding, prompt = request(1, 9), request(20, 4, deadline=1e9)
+    assert scheduler.enqueue(decoding, 0.0) is None
+    run_steps(scheduler)
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(decoding, 1, 1), (prompt, 0, 4)]]
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "chunk"), [(math.inf, 10), (1.0, 10), (0.041, 6), (0.01, 4), (0.001, 4)]
+)
+def test_dl14_prompts_leave_decodes_their_gap(gap_s: float, chunk: int) -> None:
+    """What the gap leaves beyond a plain step of 10 ms, at 5 ms a token, one block at least."""
+    scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
+    pace = scheduler.pace
+    pace.prefilled(0.01, 0)
+    for _ in range(200):
+        pace.prefilled(0.01 + 0.005 * 20, 20)
+    relaxed, strict = request(1, 9, token_gap_s=2.0), request(1, 9, token_gap_s=gap_s)
+    for one in (relaxed, strict):
+        assert scheduler.enqueue(one, 0.0) is None
+    run_steps(scheduler)
+    prompt = request(30, 4, token_gap_s=1e-6)  # its own gap does not count before its first token
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[(relaxed, 1, 1), (strict, 1, 1), (prompt, 0, chunk)]]
+    scheduler.release(strict)
+    assert run_steps(scheduler) == [[(relaxed, 2, 1), (prompt, chunk, 10)]]
+
+
+def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
+    """By the earlier of what the first token and what the whole answer leave."""
+    scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
+    soon = request(8, 1, deadline=50.0, first_token_by=60.0)
+    first = request(8, 1, deadline=99.0, first_token_by=20.0)
+    late = request(8, 1, deadline=90.0)
+    for one in (late, soon, first):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
+
+
+def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
+    scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
+    scheduler.pace.prefilled(1.0, 10)
+    short, long = request(10, 1, first_token_by=20.0), request(60, 1, first_token_by=22.0)
+    for one in (short, long):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert scheduler.waiting == [long, short]
+
+
+def test_a_prefix_is_computed_once() -> None:
+    """WK-5: also by one that was admitted while it was being computed."""
+    scheduler = Scheduler(config(max_step_tokens=12), BlockPool(64))
+    head = list(range(10, 30))
+    first, second = request([*head, 1, 1]), request([*head, 2, 2, 2], deadline=1e9)
+    labelled(scheduler, first, second)
+    assert run_steps(scheduler, 4) == [
+        [(first, 0, 12)],
+        [(first, 12, 10)],
+        [(first, 22, 1), (second, 20, 3)],
+        [(first, 23, 1), (second, 23, 1)],
+    ]
+    assert first.blocks[:5] == second.blocks[:5]
+    assert not set(first.blocks[5:]) & set(second.blocks[5:])
+    assert (first.cached_tokens, second.cached_tokens) == (0, 20)
+    assert scheduler.prefixes.cached_tokens_total == 20
+    assert (scheduler.prefixes.hit_blocks_total, scheduler.prefixes.missed_blocks_total) == (5, 5)
+
+
+def test_little_in_common_is_not_waited_for() -> None:
+    scheduler = Scheduler(config(max_step_tokens=64), BlockPool(64))
+    first, second = request([1] * 4 + [2] * 20), request([1] * 4 + [3] * 20)
+    labelled(scheduler, first, second)
+    assert run_steps(scheduler) == [[(first, 0, 24), (second, 0, 24)]]
+
+
+def test_a_leader_that_is_gone_is_not_waited_for() -> None:
+    scheduler = Scheduler(config(max_step_tokens=12), BlockPool(64))
+    first, second = request([5] * 40), request([5] * 40, deadline=1e9)
+    labelled(scheduler, first, second)
+    run_steps(scheduler)
+    scheduler.release(first)
+    assert run_steps(scheduler) == [[(second, 12, 12)]]
+
+
+def test_a_whole_cached_prompt_leaves_a_block_to_compute() -> None:
+    """Its last token's logits are needed, and what is shared is never written."""
+    scheduler = Scheduler(config(), BlockPool(64))
+    for expected in (0, 12, 12):
+        one = request([5] * 16, max_tokens=1)
+        labelled(scheduler, one)
+        run_steps(scheduler)
+        assert one.cached_tokens == expected
+    one = request([5] * 17, max_tokens=1)
+    labelled(scheduler, one)
+    assert run_steps(scheduler) == [[(one, 16, 1)]]
+
+
+def test_a_conversation_goes_on_from_its_answer() -> None:
+    scheduler = Scheduler(config(), BlockPool(64))
+    one = request([5] * 6, max_tokens=8)
+    labelled(scheduler, one)
+    run_steps(scheduler, 8)
+    assert one.slot < 0
+    again = request([*one.tokens, 5, 5])
+    labelled(scheduler, again)
+    run_steps(scheduler)
+    assert again.cached_tokens == 12
+
+
+def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
+    scheduler = Scheduler(config(), BlockPool(64))
+    for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
+        one = request([5] * 10, max_tokens=1, salt=salt)
+        scheduler.prefixes.label(one, prefix_salt(b"model", salt))
+        assert scheduler.enqueue(one, 0.0) is None
+        run_steps(scheduler)
+        assert one.cached_tokens == expected
+
+
+def test_without_a_cache_everything_is_computed() -> None:
+    scheduler = Scheduler(config(prefix_cache=False), BlockPool(64))
+    for _ in range(2):
+        one = request([5] * 12, max_tokens=1)
+        labelled(scheduler, one)
+        run_steps(scheduler)
+        assert one.cached_tokens == 0
+    assert scheduler.pool.cached_count == 0
+
+
+def test_only_what_is_not_shared_is_reserved() -> None:
+    """Two long prompts with one head fit into a pool that could not hold them apart."""
+    scheduler = Scheduler(config(), BlockPool(16))
+    first = request([5] * 40 + [1], max_tokens=4)
+    labelled(scheduler, first)
+    run_steps(scheduler, 3)
+    second = request([5] * 40 + [2], max_tokens=4)
+    labelled(scheduler, second)
+    run_steps(scheduler)
+    assert {first, second} == set(scheduler.running)
+    assert scheduler.pool.used_count == 14
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "most"), [(64, 64, 63), (16, 4, 15)], ids=["context", "pool"]
+)
+def test_a_prompt_that_never_fits_is_refused(prompt: int, blocks: int, most: int) -> None:
+    refusal = Scheduler(config(), BlockPool(blocks)).enqueue(request(prompt), 0.0)
+    assert refusal is not None
+    assert refusal.code is Code.CONTEXT_OVERFLOW
+    assert f"at most {most}" in refusal.message
+
+
+def test_max_tokens_is_clipped_to_the_context() -> None:
+    one = request(prompt=60, max_tokens=50)
+    assert Scheduler(config(), BlockPool(64)).enqueue(one, 0.0) is None
+    assert one.limit_tokens == 64
+
+
+@pytest.mark.parametrize("ids", [[], [100], [3, -1]])
+def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
+    job = Job(ids, Sampling(max_tokens=1), math.inf)
+    one = make_request(job, submitted_at=0.0, own_seed=0)
+    refusal = Scheduler(config(), BlockPool(4)).enqueue(one, 0.0)
+    assert refusal is not None
+    assert refusal.code is Code.INVALID_REQUEST
+
+
+def test_too_little_time_to_start_is_refused() -> None:
+    """DL-3: more than ``min_start_budget`` must be left, exactly that much is too little."""
+    scheduler = Scheduler(config(min_start_budget_s=0.5), BlockPool(64))
+    assert scheduler.enqueue(request(deadline=10.5), 10.0) is STARVED
+    assert scheduler.enqueue(request(deadline=10.75), 10.0) is None
+
+
+def test_limits_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_step_tokens \(3\).*max_running \(4\)"):
+        config(max_step_tokens=3)
+
+
+def test_a_prompt_that_is_too_long_is_refused_without_a_look_at_all_of_it() -> None:
+    """WK-8: millions of ids would hold up everybody's step."""
+
+    class Unread(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it was read")
+
+    scheduler = Scheduler(config(), BlockPool(6))
+    new = request([1])
+    new.tokens = Unread([1] * 1000)
+    new.prompt_tokens = 1000
+    refusal = scheduler.enqueue(new, 0.0)
+    assert refusal is not None and refusal.code is Code.CONTEXT_OVERFLOW

@@ -1,0 +1,123 @@
+import random
+
+import pytest
+
+from worker.scheduler.step_time import BOUND_STEPS, Pace
+
+
+def decode(pace: Pace, step_s: float, steps: int = 1, rows: int = 1, tokens: int = 1) -> None:
+    for _ in range(steps):
+        pace.decoded(step_s, tokens, rows=rows)
+        pace.prefilled(step_s, 0)
+
+
+def test_nothing_is_held_back_before_anything_is_measured() -> None:
+    assert Pace().prompt_tokens_within(0.05, 512) == 512
+    assert Pace().service_s(100, 100) == 0.0
+
+
+def test_what_a_step_costs_anyway_is_not_charged_to_its_prompts() -> None:
+    """A step of 20 ms with a prompt of 3 tokens in it says nothing about long prompts."""
+    pace = Pace()
+    for _ in range(10):
+        pace.prefilled(0.02, 3)
+    assert pace.prompt_tokens_within(0.05, 512) == 7
+    pace.prefilled(0.02, 0)
+    assert pace.prompt_token_s == pytest.approx(0.0)
+    assert pace.prompt_tokens_within(0.05, 512) == 512
+
+
+def test_long_chunks_weigh_more_than_short_ones() -> None:
+    pace = Pace()
+    pace.prefilled(1.0, 1000)
+    for _ in range(5):
+        pace.prefilled(0.01, 1)
+    assert pace.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
+
+
+def test_service_is_prompt_and_answer() -> None:
+    pace = Pace()
+    pace.prefilled(1.0, 1000)
+    pace.decoded(0.02, 1, rows=1)
+    assert pace.service_s(500, 10) == pytest.approx(0.7)
+
+
+def test_answers_teach_how_long_they_get() -> None:
+    pace = Pace()
+    pace.answered(32)
+    pace.answered(64)
+    assert pace.typical_tokens == pytest.approx(34)
+
+
+def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
+    """DL-3: only many steps of one row alone tell what one row can do."""
+    pace = Pace()
+    decode(pace, 0.28)
+    assert pace.least_token_s == 0.0
+    decode(pace, 0.02, 1000, rows=8)
+    assert pace.least_token_s == 0.0
+    decode(pace, 0.01, 200)
+    assert pace.least_token_s == pytest.approx(0.008)
+
+
+def test_what_is_certain_never_goes_up() -> None:
+    """DL-3: not in a dip, not in a large batch, however long it lasts."""
+    pace = Pace()
+    decode(pace, 0.01, 200)
+    decode(pace, 0.1, 5000)
+    decode(pace, 0.2, 5000, rows=32)
+    assert pace.least_token_s == pytest.approx(0.008)
+
+
+def test_a_machine_that_gets_faster_is_measured_anew() -> None:
+    """DL-3: what was measured in a dip is not certain once the dip is over."""
+    pace = Pace()
+    decode(pace, 0.1, 200)
+    assert pace.least_token_s > 0
+    decode(pace, 0.01, 20)
+    assert pace.least_token_s == 0.0
+    decode(pace, 0.01, 80)
+    assert pace.least_token_s == pytest.approx(0.008)
+
+
+def test_a_step_that_is_read_late_makes_no_other_one_fast() -> None:
+    """Of a step read 8 ms late and the next one, which then seems to take 2 ms: 10 ms each."""
+    pace = Pace()
+    for _ in range(100):
+        decode(pace, 0.01, BOUND_STEPS)
+        decode(pace, 0.018)
+        decode(pace, 0.002)
+    assert pace.least_token_s >= 0.8 * 0.0085
+
+
+def test_tokens_that_come_several_at_a_time_count_each() -> None:
+    pace = Pace()
+    decode(pace, 0.01, 200, tokens=5)
+    assert pace.least_token_s == pytest.approx(0.8 * 0.002)
+
+
+def test_a_slow_step_is_one_that_few_exceed() -> None:
+    """DL-6: with chunks of prompts in some, which are no noise."""
+    pace = Pace()
+    draw = random.Random(5)
+    exceeded = 0
+    for step in range(4000):
+        tokens = draw.choice([0, 0, 0, 100])
+        step_s = (0.02 + 0.0003 * tokens) * draw.lognormvariate(0, 0.2)
+        if draw.random() < 0.02:
+            step_s += 0.04
+        if step >= 100:
+            exceeded += step_s > pace.slow_step_s(tokens)
+        pace.decoded(step_s, 1, rows=4, prompt_tokens=tokens)
+        pace.prefilled(step_s, tokens)
+    assert exceeded < 0.015 * 4000
+    assert pace.slow_step_s(0) < 5 * 0.03
+
+
+def test_one_accident_is_not_expected_again() -> None:
+    pace = Pace()
+    decode(pace, 0.01, 50)
+    decode(pace, 10.0)
+    assert pace.slow_step_s(0) < 8
+    decode(pace, 0.01, 200)
+    assert pace.slow_step_s(0) < 0.07

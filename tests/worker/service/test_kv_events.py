@@ -1,0 +1,125 @@
+"""What lanes hear of the prefix cache is, in the end, what it holds."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.worker.service.conftest import Harness
+from worker.engine.kv_events import MAX_BACKLOG, CacheJournal
+from worker.protocol import CacheReport, Describe
+from worker.scheduler.block_pool import BlockPool
+from worker.service.kv_events import CacheNews, CacheView
+
+NAMES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
+
+
+def heard(known: set[bytes], report: CacheReport | None) -> set[bytes]:
+    """What somebody knows after a report, who knew ``known`` before."""
+    if report is None:
+        return known
+    assert len(set(report.added)) == len(report.added)
+    assert not set(report.added) & set(report.evicted)
+    if report.full:
+        return set(report.added)
+    assert set(report.evicted) <= known
+    return (known | set(report.added)) - set(report.evicted)
+
+
+class NewsMachine(RuleBasedStateMachine):
+    """Blocks come and go, lanes read seldom and little, some start over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.truth: set[bytes] = set()
+        self.view = CacheView()
+        self.news = CacheNews()
+        self.known: set[bytes] = {b"something old"}
+
+    @rule(added=NAMES, evicted=NAMES)
+    def change(self, added: set[bytes], evicted: set[bytes]) -> None:
+        added -= self.truth
+        evicted &= self.truth
+        self.truth = (self.truth | added) - evicted
+        self.report(CacheReport(sorted(added), sorted(evicted)))
+
+    @rule(names=NAMES)
+    def start_over(self, names: set[bytes]) -> None:
+        self.truth = names
+        self.report(CacheReport(sorted(names), [], full=True))
+
+    def report(self, report: CacheReport) -> None:
+        self.view.apply(report)
+        self.news.add(report)
+
+    @rule(most=st.integers(1, 4))
+    def read(self, most: int) -> None:
+        report = self.news.take(most)
+        assert report is None or len(report.added) + len(report.evicted) <= most
+        self.known = heard(self.known, report)
+
+    @rule()
+    def describe(self) -> None:
+        self.news = CacheNews(self.view.names)
+
+    @rule()
+    def read_all(self) -> None:
+        while (report := self.news.take(3)) is not None:
+            self.known = heard(self.known, report)
+        assert self.known == self.truth
+
+    @invariant()
+    def the_view_is_the_truth(self) -> None:
+        assert set(self.view.names) == self.truth
+
+
+TestNews = NewsMachine.TestCase
+TestNews.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:
+    pool = BlockPool(4)
+    journal = CacheJournal(pool)
+    for i in range(3 * MAX_BACKLOG):
+        blocks = pool.allocate(4)
+        pool.name(blocks[0], i.to_bytes(4, "big"))
+        pool.free(blocks)
+        journal.publish()
+        pool.forget() if i % 2 else None
+    reports = journal.take()
+    assert len(reports) <= MAX_BACKLOG
+    assert reports[0].full
+    view = CacheView()
+    for report in reports:
+        view.apply(report)
+    journal.publish()
+    for report in journal.take():
+        view.apply(report)
+    assert set(view.names) == set(pool.names)
+    assert journal.take() == []
+
+
+def test_changes_ride_in_frames_of_every_lane(harness: Harness) -> None:
+    harness.engine.reports.append(CacheReport([b"a", b"b"], []))
+    harness.lane.wait(lambda: known(harness) == {b"a", b"b"}, "the additions")
+    harness.engine.reports.append(CacheReport([b"c"], [b"a"]))
+    harness.lane.wait(lambda: known(harness) == {b"b", b"c"}, "the eviction")
+
+
+def test_describe_resynchronises(harness: Harness) -> None:
+    harness.engine.reports.append(CacheReport([b"a"], []))
+    harness.lane.wait(lambda: known(harness) == {b"a"}, "the addition")
+    harness.send(Describe("lane")).wait_final()
+    harness.lane.wait(lambda: sum(r.full for r in reports(harness)) == 2, "the full report")
+    (_, again) = [report for report in reports(harness) if report.full]
+    assert again.added == [b"a"]
+
+
+def reports(harness: Harness) -> list[CacheReport]:
+    return [frame.cache for frame in harness.lane.frames() if frame.cache is not None]
+
+
+def known(harness: Harness) -> set[bytes]:
+    names: set[bytes] = set()
+    for report in reports(harness):
+        names = heard(names, report)
+    return names

@@ -1,0 +1,255 @@
+"""Lanes: many jobs on one stream, one frame per step, exactly one End per job."""
+
+import math
+
+import pytest
+
+from tests.worker.service.conftest import Harness
+from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
+from worker.core import JobFinished, JobPaused, JobResumed, JobTokens
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    AbortCause,
+    Cancel,
+    Code,
+    Describe,
+    Drain,
+    FinishReason,
+    Open,
+    Pause,
+    Resume,
+    Sampling,
+    Submit,
+)
+from worker.service.call import Call, strings
+from worker.service.lane import Lane
+
+
+def test_the_first_frame_carries_card_cache_and_statistics(harness: Harness) -> None:
+    frame = harness.lane.frames()[0]
+    assert frame.seq == 0
+    assert frame.card is not None and frame.card.model == "fake"
+    assert frame.cache is not None and frame.cache.full
+    assert frame.stats is not None and frame.stats.kv_blocks_total == 8
+
+
+def test_tokens_and_end_travel_in_order_and_the_jobs_request_is_closed(harness: Harness) -> None:
+    job, request = harness.submit(7)
+    harness.begin(job)
+    ids = harness.speak(job, "hello")
+    harness.finish(job)
+    end = harness.wait_end(7)
+    request.wait_final()
+    assert request.sent == []
+    assert [i for d in harness.deltas(7) for i in d.ids] == ids
+    assert harness.text(7) == "hello"
+    assert (end.reason, end.code, end.completion_tokens) == (FinishReason.LENGTH, None, 5)
+    frames = harness.lane.frames()
+    assert [frame.seq for frame in frames] == list(range(len(frames)))
+    assert [s.handle for f in frames for s in f.started] == [7]
+
+
+def test_one_frame_carries_one_step_of_all_jobs(harness: Harness) -> None:
+    jobs = [harness.submit(handle)[0] for handle in range(4)]
+    harness.engine.emit(*(JobTokens(job, [65 + i], None) for i, job in enumerate(jobs)))
+    harness.lane.wait(lambda: harness.deltas(3), "tokens of the last job")
+    (frame,) = [frame for frame in harness.lane.frames() if frame.deltas]
+    assert [delta.handle for delta in frame.deltas] == [0, 1, 2, 3]
+
+
+def test_half_a_character_is_held_back_and_flushed_at_the_end(harness: Harness) -> None:
+    job, _ = harness.submit(1)
+    ids = harness.tokenizer.encode("é")
+    harness.engine.emit(JobTokens(job, ids[:1], None))
+    harness.finish(job)
+    end = harness.wait_end(1)
+    assert harness.text(1) == ""
+    assert end.tail == "�"
+    assert end.completion_tokens == 1
+
+
+def test_a_stop_string_ends_the_job_and_is_not_shown(harness: Harness) -> None:
+    job, _ = harness.submit(1, stop=("lo",))
+    harness.speak(job, "hello world")
+    end = harness.wait_end(1)
+    assert harness.engine.cancelled == [(job, AbortCause.STOP_STRING)]
+    assert harness.text(1) == "hel"
+    assert (end.reason, end.code, end.completion_tokens, end.tail) == (
+        FinishReason.STOP,
+        None,
+        5,
+        "",
+    )
+
+
+@pytest.mark.parametrize(("stop", "ids"), [("lo", 5), ("\ufffd", 6)])
+def test_a_stop_string_may_end_with_the_last_token_allowed(
+    harness: Harness, stop: str, ids: int
+) -> None:
+    """The engine ends the job before anybody can tell it of the stop string."""
+    job, _ = harness.submit(1, stop=(stop,), max_tokens=ids)
+    harness.engine.on_cancel = lambda job, cause: None
+    spoken = harness.tokenizer.encode("helloé")[:ids]
+    harness.engine.emit(
+        JobTokens(job, spoken, None),
+        JobFinished(job, FinishReason.LENGTH, None, "", 2, ids, 0, 0.0, 0.0, 0.0, 0.0, None),
+    )
+    end = harness.wait_end(1)
+    assert (end.reason, end.code, end.completion_tokens) == (FinishReason.STOP, None, ids)
+    assert harness.text(1) + end.tail == "hello".removesuffix(stop)
+
+
+def test_cancel_stops_the_job_with_its_cause_and_is_idempotent(harness: Harness) -> None:
+    job, _ = harness.submit(1)
+    first = harness.send(Cancel("lane", 1, AbortCause.DISCONNECT))
+    end = harness.wait_end(1)
+    again = harness.send(Cancel("lane", 1))
+    unknown = harness.send(Cancel("lane", 99))
+    for request in (first, again, unknown):
+        request.wait_final()
+        assert request.error is None
+    assert harness.engine.cancelled == [(job, AbortCause.DISCONNECT)]
+    assert end.reason == FinishReason.CANCELLED
+
+
+def test_pause_and_resume_reach_the_engine_and_come_back_in_frames(harness: Harness) -> None:
+    job, _ = harness.submit(3)
+    requests = [
+        harness.send(message)
+        for message in (Pause("lane", 3), Resume("lane", 3), Pause("lane", 99), Resume("lane", 99))
+    ]
+    for request in requests:
+        request.wait_final()
+        assert request.error is None
+    assert harness.engine.held == [(job, True), (job, False)]
+    harness.engine.emit(JobPaused(job))
+    harness.lane.wait(lambda: any(f.paused == [3] for f in harness.lane.frames()), "the pause")
+    harness.engine.emit(JobResumed(job))
+    harness.lane.wait(lambda: any(f.resumed == [3] for f in harness.lane.frames()), "the resume")
+    harness.finish(job)
+    harness.wait_end(3)
+    assert not any(f.paused and f.resumed for f in harness.lane.frames())
+
+
+def test_a_frame_tells_where_pauses_and_resumes_have_led() -> None:
+    """Several within one frame: whoever is in both goes on."""
+    for told, paused, resumed in (
+        ("pr", [1], [1]),
+        ("prp", [1], []),
+        ("rp", [], []),
+        ("rpr", [], [1]),
+    ):
+        responder = FakeResponder()
+        lane = Lane("lane", responder)
+        for one in told:
+            (lane.paused if one == "p" else lane.resumed)(1)
+        lane.flush()
+        (frame,) = responder.frames()
+        assert (frame.paused, frame.resumed) == (paused, resumed), told
+
+
+def test_wp3_a_lost_lane_stops_all_its_jobs(harness: Harness) -> None:
+    """WP-3: the orchestrator is gone, nobody reads: everything of that lane stops."""
+    jobs = [harness.submit(handle)[0] for handle in range(3)]
+    harness.lane.cancelled = True
+    cancelled = harness.engine.wait_cancelled(3)
+    assert {job for job, _ in cancelled} == set(jobs)
+    assert {cause for _, cause in cancelled} == {AbortCause.LANE_LOST}
+    harness.lane.wait_final()
+
+
+def test_a_send_that_triton_refuses_loses_the_lane(harness: Harness) -> None:
+    job, request = harness.submit(1)
+    harness.lane.lost = True
+    harness.speak(job, "x")
+    assert harness.engine.wait_cancelled(1) == [(job, AbortCause.LANE_LOST)]
+    request.wait_final()
+    harness.lane.lost = False
+    harness.lane.finals = 1  # lost senders end themselves
+
+
+def test_an_idle_lane_beats(harness: Harness) -> None:
+    seen = len(harness.lane.sent)
+    harness.lane.wait(lambda: len(harness.lane.sent) >= seen + 2, "two heartbeats")
+    assert harness.lane.frames()[-1].stats is not None
+
+
+def test_describe_sends_the_card_again(harness: Harness) -> None:
+    harness.send(Describe("lane")).wait_final()
+    harness.lane.wait(
+        lambda: sum(f.card is not None for f in harness.lane.frames()) == 2, "the card"
+    )
+
+
+def test_bad_submissions_are_answered_and_never_reach_the_engine(harness: Harness) -> None:
+    harness.send(Submit("lane", 3, [1], Sampling(max_tokens=0), 1000.0)).wait_final()
+    end = harness.wait_end(3)
+    assert end.code == Code.INVALID_REQUEST and "max_tokens" in end.message
+    assert harness.engine.submitted == []
+
+
+def test_messages_that_make_no_sense_are_answered_with_an_error(harness: Harness) -> None:
+    sampling = Sampling(max_tokens=1)
+    nowhere = harness.send(Submit("no such lane", 1, [1], sampling, 1000.0))
+    second = harness.send(Open(PROTOCOL_VERSION, "lane"))
+    harness.submit(5)
+    twice = harness.send(Submit("lane", 5, [1], sampling, 1000.0))
+    garbage = FakeResponder()
+    call = lane_call(Describe("lane"), garbage)
+    harness.service.accept(
+        Call(call.inputs | {"lane_message": strings(b"\xff\x00")}, {}, "", garbage)
+    )
+    for request, word in ((nowhere, "not open"), (second, "open already"), (twice, "in use")):
+        request.wait_final()
+        assert request.error is not None and word in request.error[1]
+    garbage.wait_final()
+    assert garbage.error is not None and garbage.error[0] == Code.INVALID_REQUEST
+
+
+def test_another_protocol_version_is_told_so(harness: Harness) -> None:
+    request = harness.send(Open(PROTOCOL_VERSION + 1, "newer"))
+    request.wait_final()
+    (frame,) = request.frames()
+    assert frame.error is not None and frame.error.code == Code.PROTOCOL_VERSION
+
+
+def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) -> None:
+    job, request = harness.submit(1)
+    drain = harness.send(Drain(grace_ms=50.0))
+    harness.lane.wait(lambda: harness.lane.frames()[-1].draining, "the announcement")
+    late = harness.send(Submit("lane", 2, [1], Sampling(max_tokens=1), 1000.0))
+    assert harness.wait_end(2).code == Code.DRAINING
+    assert harness.engine.wait_cancelled(1) == [(job, AbortCause.DRAIN)]
+    harness.wait_end(1)
+    for responder in (request, late, drain, harness.lane):
+        responder.wait_final()
+    newcomer = harness.send(Open(PROTOCOL_VERSION, "newcomer"))
+    newcomer.wait_final()
+    (frame,) = newcomer.frames()
+    assert frame.error is not None and frame.error.code == Code.DRAINING
+
+
+def test_dl14_what_is_left_for_the_parts_counts_from_receipt(harness: Harness) -> None:
+    """DL-14: a point on the worker's own clock, as for the deadline; none stated is none."""
+    before = harness.service._clock()
+    sampling = Sampling(max_tokens=1)
+    stated = Submit(
+        "lane", 1, [1], sampling, 9000.0, first_token_budget_ms=5000.0, token_gap_ms=20.0
+    )
+    harness.send(stated)
+    harness.send(Submit("lane", 2, [1], sampling, 9000.0))
+    harness.service.accept(plain_call("ab", FakeResponder(), parameters={"token_gap_ms": 30}))
+    job, other, plain = harness.engine.wait_submitted(3)
+    assert 5.0 <= job.first_token_by - before < job.deadline - before - 3.9
+    assert job.token_gap_s == 0.02
+    assert other.first_token_by == other.token_gap_s == plain.first_token_by == math.inf
+    assert plain.token_gap_s == 0.03
+    for one in (job, other, plain):
+        harness.finish(one)
+
+
+def test_or16_a_lanes_name_is_not_echoed_at_length(harness: Harness) -> None:
+    responder = FakeResponder()
+    harness.service.accept(lane_call(Describe("planted" * 15_000), responder))
+    responder.wait_final()
+    assert responder.error is not None and len(responder.error[1]) < 1024

@@ -1,0 +1,61 @@
+"""What the engine has counted since it was built, and its state as one snapshot."""
+
+from dataclasses import dataclass
+
+from worker.core import EngineStats
+from worker.engine.expiry import Lookout
+from worker.kv_disk.base import TierStats
+from worker.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted by the engine's thread. ``busy_s`` is the time spent in ``steps``."""
+
+    jobs: int = 0
+    tokens: int = 0
+    late_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    prompt_tokens: int = 0
+    """Computed, not those found in the cache."""
+
+
+def snapshot(
+    scheduler: Scheduler,
+    lookout: Lookout,
+    totals: Totals,
+    disk: TierStats,
+    stream_utilization: float,
+) -> EngineStats:
+    """The state after a step."""
+    pool, pace, prefixes = scheduler.pool, scheduler.pace, scheduler.prefixes
+    return EngineStats(
+        kv_blocks_total=pool.total,
+        kv_blocks_used=pool.used_count,
+        kv_blocks_free=pool.free_count,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        step_ms=pace.step_s * 1e3,
+        prefill_tokens_per_s=pace.prefill_tokens_per_s,
+        tokens_total=totals.tokens,
+        late_tokens_total=totals.late_tokens,
+        jobs_total=totals.jobs,
+        check_us=lookout.check_us,
+        steps_total=totals.steps,
+        busy_ms_total=totals.busy_s * 1e3,
+        prefill_tokens_total=totals.prompt_tokens,
+        cached_tokens_total=prefixes.cached_tokens_total,
+        kv_blocks_cached=pool.cached_count,
+        evicted_blocks_total=pool.evictions_total,
+        hit_blocks_total=prefixes.hit_blocks_total,
+        missed_blocks_total=prefixes.missed_blocks_total,
+        disk_saved_blocks_total=disk.saved_blocks,
+        disk_loaded_blocks_total=disk.loaded_blocks,
+        disk_save_ms_total=disk.save_ms,
+        disk_load_ms_total=disk.load_ms,
+        disk_failures_total=disk.failures,
+        disk_skipped_blocks_total=disk.skipped_blocks,
+        stream_utilization=stream_utilization,
+        paused=len(scheduler.paused),
+    )

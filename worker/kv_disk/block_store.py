@@ -1,0 +1,256 @@
+"""Which blocks are on disk: bounded in size, with room left for others, least recently used first.
+
+::
+
+    <root>/<fingerprint>/blocks/3f/3f09….safetensors     one per block, named as in memory
+                         sessions/<sha256>.json          which blocks a conversation has
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from worker.kv_disk.block_file import BlockFormat, Bytes, write_whole
+from worker.log import engine_log
+
+_FREE_SHARE: Final = 0.2
+"""Of the file system, left for others (WK-5)."""
+_BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
+_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.(safetensors|json)\.[0-9]+\.tmp")
+_ABANDONED_S: Final = 600.0
+"""No living worker is at one file for so long."""
+
+DiskUsage = Callable[[Path], tuple[int, int]]
+
+
+def disk_usage(path: Path) -> tuple[int, int]:
+    """Free and total bytes of the file system under ``path``."""
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total
+
+
+def fingerprint(origin: str, block_format: BlockFormat) -> str:
+    """Directory name for blocks that mean the same: of one model, type and layout."""
+    facts = [origin, block_format.dtype, list(block_format.shape)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+class BlockStore:
+    """The block files of one fingerprint, for any thread. Only ``holds`` never touches the disk."""
+
+    def __init__(
+        self,
+        root: Path,
+        block_format: BlockFormat,
+        *,
+        most_bytes: int,
+        usage: DiskUsage = disk_usage,
+    ) -> None:
+        """Raises ``OSError`` when ``root`` (with the fingerprint) cannot be made or listed."""
+        self.format = block_format
+        self._root = root
+        self._blocks_dir = root / "blocks"
+        self._sessions_dir = root / "sessions"
+        self._most_blocks = most_bytes // block_format.file_bytes
+        self._usage = usage
+        self._lock = threading.Lock()
+        self._make_directories()
+        self.failures_total = 0
+        self._says_failures = True
+        """False from a write that failed to one that does not: a bad disk is said once."""
+        self._names = self._scan()
+        self._sessions = self._scan_sessions()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def holds(self, name: bytes) -> bool:
+        """As far as this process knows: the file may turn out to be bad."""
+        return name in self._names
+
+    def read(self, name: bytes, into: Bytes) -> bool:
+        """Fill ``into`` with a block. False when it is not here, or was not worth having."""
+        path = self._path(name)
+        try:
+            if self.format.read(path, name, into):
+                return True
+        except FileNotFoundError:
+            pass  # another worker on this disk has evicted it
+        except OSError as error:
+            self._failed("read", error)
+        else:
+            self._failed("read", ValueError("it is not what was written"))
+        self._drop(name)
+        return False
+
+    def write(self, name: bytes, content: Bytes) -> bool:
+        """Put a block on disk, if there is room or can be made. Never raises."""
+        self._restore_directories()
+        if not self._make_room():
+            return False
+        path = self._path(name)
+        try:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            self.format.write(path, name, content)
+        except OSError as error:
+            self._failed("written", error)
+            return False
+        self._says_failures = True
+        with self._lock:
+            self._names[name] = None
+            self._names.move_to_end(name)
+        return True
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Note that a text was used; its end is then evicted before its beginning."""
+        for name in reversed(names):
+            with self._lock:
+                if name not in self._names:
+                    continue
+                self._names.move_to_end(name)
+            with suppress(OSError):
+                os.utime(self._path(name))
+
+    def remember(self, session: str, names: Sequence[bytes]) -> None:
+        """Write down which blocks a conversation has, for those who look at the disk.
+
+        There are never more such manifests than there may be blocks.
+        """
+        if not names:
+            return
+        self._restore_directories()
+        if self._missing_bytes(0) > 0:
+            return
+        key = hashlib.sha256(session.encode()).hexdigest()
+        manifest = {"format": 1, "blocks": [name.hex() for name in names]}
+        try:
+            write_whole(self._manifest(key), [json.dumps(manifest).encode()])
+        except OSError as error:
+            self._failed("written", error)
+            return
+        self._sessions[key] = None
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > self._most_blocks:
+            oldest, _ = self._sessions.popitem(last=False)
+            with suppress(OSError):
+                self._manifest(oldest).unlink()
+
+    def _make_directories(self) -> None:
+        for directory in (self._blocks_dir, self._sessions_dir):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _restore_directories(self) -> None:
+        """Somebody may take them away while this runs (a cleaner of /tmp, say): begin again."""
+        has_blocks, has_sessions = self._blocks_dir.is_dir(), self._sessions_dir.is_dir()
+        if has_blocks and has_sessions:
+            return
+        try:
+            self._make_directories()
+        except OSError as error:
+            self._failed("written", error)
+            return
+        engine_log.warning("the KV directory %s was taken away; made it again", self._root)
+        with self._lock:
+            if not has_blocks:
+                self._names.clear()
+            if not has_sessions:
+                self._sessions.clear()
+
+    def _make_room(self) -> bool:
+        """Evict until one more block fits; False when not even evicting everything would do."""
+        size = self.format.file_bytes
+        while True:
+            missing = self._missing_bytes(size)
+            if missing <= 0 and len(self._names) < self._most_blocks:
+                return True
+            with self._lock:
+                if not self._names or missing > len(self._names) * size:
+                    return False
+                name = next(iter(self._names))
+            self._drop(name)
+
+    def _missing_bytes(self, size: int) -> float:
+        """What must go before ``size`` more bytes leave enough of the disk free."""
+        try:
+            free_bytes, total_bytes = self._usage(self._root)
+        except OSError as error:
+            self._failed("written", error)
+            return math.inf
+        return int(total_bytes * _FREE_SHARE) + size - free_bytes
+
+    def _drop(self, name: bytes) -> None:
+        with self._lock:
+            self._names.pop(name, None)
+        with suppress(OSError):
+            self._path(name).unlink()
+
+    def _path(self, name: bytes) -> Path:
+        text = name.hex()
+        return self._blocks_dir / text[:2] / f"{text}.safetensors"
+
+    def _manifest(self, key: str) -> Path:
+        return self._sessions_dir / f"{key}.json"
+
+    def _scan(self) -> "OrderedDict[bytes, None]":
+        """What earlier workers left, in the order of use. Anything else is not touched."""
+        found = []
+        for entry in _files(self._blocks_dir):
+            _remove_abandoned(Path(entry.path))
+            if _BLOCK_FILE.fullmatch(entry.name):
+                with suppress(OSError):
+                    status = entry.stat()
+                    if status.st_size == self.format.file_bytes:
+                        found.append((status.st_mtime_ns, bytes.fromhex(entry.name[:64])))
+        return OrderedDict((name, None) for _, name in sorted(found))
+
+    def _scan_sessions(self) -> "OrderedDict[str, None]":
+        """Manifests of earlier workers, oldest first; those whose beginning is gone are removed."""
+        found = []
+        for path in self._sessions_dir.iterdir():
+            _remove_abandoned(path)
+            if path.suffix != ".json":
+                continue
+            try:
+                first = bytes.fromhex(json.loads(path.read_text())["blocks"][0])
+            except (OSError, ValueError, KeyError, TypeError, IndexError):
+                first = b""
+            with suppress(OSError):
+                if first in self._names:
+                    found.append((path.stat().st_mtime_ns, path.stem))
+                else:
+                    path.unlink()
+        return OrderedDict((key, None) for _, key in sorted(found))
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.failures_total += 1
+        if what == "written":
+            if not self._says_failures:
+                return
+            self._says_failures = False
+        engine_log.warning("a KV block could not be %s: %s", what, error)
+
+
+def _files(directory: Path) -> Iterable["os.DirEntry[str]"]:
+    with os.scandir(directory) as folders:
+        for folder in folders:
+            if folder.is_dir(follow_symlinks=False):
+                with suppress(OSError), os.scandir(folder.path) as entries:
+                    yield from entries
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a worker was writing when it was killed: nothing else would ever take it away."""
+    if _UNFINISHED.fullmatch(path.name):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                path.unlink()

@@ -1,0 +1,35 @@
+"""Puts the disk tier together."""
+
+from pathlib import Path
+
+from worker.kv_disk.background import BackgroundThread
+from worker.kv_disk.block_store import BlockStore, fingerprint
+from worker.kv_disk.copies import KVMemory
+from worker.kv_disk.disk_tier import DiskTier
+from worker.log import model_log
+from worker.scheduler.scheduler import Scheduler
+
+
+def open_disk_tier(
+    scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, origin: str
+) -> DiskTier:
+    """The tier under ``path`` for blocks of this ``origin``: who computed them.
+
+    Raises ``ValueError`` when ``path`` cannot be used.
+    """
+    root = path / fingerprint(origin, memory.format)
+    try:
+        store = BlockStore(root, memory.format, most_bytes=most_bytes)
+    except OSError as error:
+        raise ValueError(
+            f"TIDEGATE_WORKER_KV_DISK_PATH: {path} cannot be used ({error.strerror}); name a"
+            " directory that the worker may write to"
+        ) from error
+    model_log.info("%d KV blocks are on disk already", len(store))
+    return DiskTier(
+        scheduler,
+        store,
+        memory,
+        BackgroundThread("tidegate-kv-load"),
+        BackgroundThread("tidegate-kv-save"),
+    )

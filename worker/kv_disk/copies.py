@@ -1,0 +1,55 @@
+"""Copies between the KV pool and ordinary memory, from which files are written and into which they
+are read."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.kv_disk.block_file import BlockFormat, Bytes
+
+
+class KVMemory(Protocol):
+    """A pool whose blocks can be copied by a thread that is not the engine's.
+
+    The caller holds a reference to every block that it names, so that no step writes to it.
+    """
+
+    @property
+    def format(self) -> BlockFormat: ...
+
+    def staging(self, blocks: int) -> Bytes:
+        """Host memory for that many blocks, ``[blocks, block_bytes]``, fit for quick copies."""
+
+    def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
+        """Pool → the first rows of ``staging``. Returns when it is done."""
+
+    def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
+        """The first rows of ``staging`` → pool. Returns when it is done."""
+
+
+class HostMemory:
+    """A pool in ordinary memory, ``[layers, blocks, bytes of a layer's share]``.
+
+    Plain strided copies: on the engine's own cores, a thread pool would only be in its way.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], block_format: BlockFormat) -> None:
+        self._data = data
+        self._format = block_format
+
+    @property
+    def format(self) -> BlockFormat:
+        return self._format
+
+    def staging(self, blocks: int) -> Bytes:
+        return np.empty((blocks, self._format.block_bytes), np.uint8)
+
+    def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
+        for row, block in enumerate(blocks):
+            staging[row].reshape(len(self._data), -1)[:] = self._data[:, block]
+
+    def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
+        for row, block in enumerate(blocks):
+            self._data[:, block] = staging[row].reshape(len(self._data), -1)

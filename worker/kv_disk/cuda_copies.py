@@ -1,0 +1,63 @@
+"""``KVMemory`` over a tensor ``[layers, blocks, block_tokens, 2 * kv_heads, head_dim]``."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from worker.kv_disk.block_file import BlockFormat, Bytes
+from worker.kv_disk.copies import HostMemory, KVMemory
+
+_DTYPE_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def memory_of(pool: torch.Tensor) -> KVMemory:
+    """The way to copy blocks of ``pool``, by where it is."""
+    shape = (pool.shape[0], *pool.shape[2:])
+    block_bytes = pool[:, 0].numel() * pool.element_size()
+    block_format = BlockFormat(_DTYPE_NAMES[pool.dtype], shape, block_bytes)
+    if pool.device.type == "cuda":
+        return CudaMemory(pool, block_format)
+    flat = pool.detach().flatten(2).view(torch.uint8)  # shares the pool's memory
+    return HostMemory(flat.numpy(), block_format)
+
+
+class CudaMemory:
+    """A pool on a GPU: pinned staging, and a stream of its own beside the engine's.
+
+    What is copied out was computed by a step whose result has been read, and what is copied in is
+    complete before any step can be told of it, so neither stream has to wait for the other.
+    """
+
+    def __init__(self, pool: torch.Tensor, block_format: BlockFormat) -> None:
+        self._bytes = pool.flatten(2).view(torch.uint8)  # [layers, blocks, bytes]
+        self._format = block_format
+        self._out = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
+
+    @property
+    def format(self) -> BlockFormat:
+        return self._format
+
+    def staging(self, blocks: int) -> Bytes:
+        pinned = torch.empty((blocks, self._format.block_bytes), dtype=torch.uint8, pin_memory=True)
+        staging: Bytes = pinned.numpy()  # keeps the tensor alive
+        return staging
+
+    def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._out):
+            gathered = self._bytes[:, self._indices(blocks)].transpose(0, 1).contiguous()
+            host = torch.from_numpy(staging[: len(blocks)])
+            host.copy_(gathered.flatten(1), non_blocking=True)
+            self._out.synchronize()
+
+    def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._in):
+            host = torch.from_numpy(staging[: len(blocks)])
+            landed = host.to(self._bytes.device, non_blocking=True)
+            by_layer = landed.view(len(blocks), len(self._bytes), -1).transpose(0, 1)
+            self._bytes.index_copy_(1, self._indices(blocks), by_layer)
+            self._in.synchronize()
+
+    def _indices(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self._bytes.device)

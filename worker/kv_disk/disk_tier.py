@@ -1,0 +1,260 @@
+"""What is saved and restored, decided on the engine's thread, which never waits for either.
+
+::
+
+    near its turn ─▶ is more of its head on disk than in the pool, and is loading it quicker than
+                 computing it?  ─▶ it waits in the queue while blocks set aside are filled
+    ended     ─▶ the full blocks of a conversation are lent to the saver, those not on disk yet
+    each step ─▶ blocks come back; loaded ones get their names and are then found like any other;
+                 when empty blocks run low, the next ones to be evicted are lent to the saver too
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+
+from worker.kv_disk.background import Background
+from worker.kv_disk.base import TierStats
+from worker.kv_disk.block_store import BlockStore
+from worker.kv_disk.copies import KVMemory
+from worker.kv_disk.loader import Load, Loader
+from worker.kv_disk.saver import LentBlock, Save, Saver
+from worker.scheduler.request import Request
+from worker.scheduler.scheduler import Scheduler
+
+_FEWEST_BLOCKS = 2
+"""Less than that is computed sooner than asked for."""
+_LOOKAHEAD = 4
+"""So many of those that wait have their heads loaded ahead of their turn."""
+_SPILL_BLOCKS = 8
+"""Lent to the saver at a time, ahead of their eviction."""
+_PATIENCE_S = 1.0
+"""How long a request waits for a load at least, however quickly it could be computed."""
+_CLOSE_GRACE_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Restore:
+    """``held`` are the blocks before the loaded ones: in the pool already, and kept there."""
+
+    load: Load
+    held: list[int]
+    waiting: list[Request]
+    give_up_at: float
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is to be saved, in order, and not lent yet: it may be evicted before."""
+
+    names: deque[bytes]
+    session: str = ""
+    text: list[bytes] = field(default_factory=list)
+    is_spill: bool = False
+
+
+class DiskTier:
+    """A ``Tier`` of files."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: BlockStore,
+        memory: KVMemory,
+        loading: Background,
+        saving: Background,
+    ) -> None:
+        """``memory`` is that of the scheduler's pool; both backgrounds are closed with the tier."""
+        self._scheduler = scheduler
+        self._pool = scheduler.pool
+        self._prefixes = scheduler.prefixes
+        self._store = store
+        self._loader = Loader(store, memory, loading, self._put)
+        self._saver = Saver(store, memory, saving, self._put)
+        self._wake: Callable[[], None] = lambda: None
+        self._results: deque[Load | Sequence[LentBlock]] = deque()
+        self._restores: dict[Load, _Restore] = {}
+        self._by_first_name: dict[bytes, _Restore] = {}
+        self._wanted: deque[_Wanted] = deque()
+        self._saving: dict[bytes, LentBlock] = {}
+        """Everything that the saver has."""
+        self._most_saving = max(1, self._pool.total // 4)
+        self._spilled: set[bytes] = set()
+        self._skipped_blocks = 0
+        self._closed = False
+
+    @property
+    def has_results(self) -> bool:
+        return bool(self._results)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def stats(self) -> TierStats:
+        saved, loaded = self._saver.counts, self._loader.counts
+        return TierStats(
+            saved_blocks=saved.blocks,
+            save_ms=saved.seconds * 1e3,
+            loaded_blocks=loaded.blocks,
+            load_ms=loaded.seconds * 1e3,
+            failures=self._store.failures_total,
+            skipped_blocks=self._skipped_blocks,
+        )
+
+    # ── from disk ────────────────────────────────────────────────────────────────────────────
+
+    def restore(self, waiting: Sequence[Request], now: float) -> None:
+        # Not all of a long queue: they would flush each other out of the pool again.
+        for request in islice(waiting, _LOOKAHEAD):
+            if not request.is_looked_up:
+                request.is_looked_up = True
+                self._restore(request, now)
+
+    def _restore(self, request: Request, now: float) -> None:
+        names = request.names[: self._prefixes.shareable_blocks(request)]
+        held = self._pool.match(names)
+        missing = names[len(held) :]
+        if not missing:
+            return
+        ongoing = self._by_first_name.get(missing[0])
+        if ongoing is not None:
+            request.loading = True
+            ongoing.waiting.append(request)
+            return
+        if self._is_stuck(now):
+            return
+        wanted = list(takewhile(self._store.holds, missing))
+        # Half of what is free: a load must not flush everything else out of the pool.
+        wanted = wanted[: max(0, self._pool.free_count - len(held)) // 2]
+        if len(wanted) < _FEWEST_BLOCKS or not self._pays(request, len(wanted), now):
+            return
+        self._scheduler.lend(held)
+        load = Load(wanted, self._scheduler.set_aside(len(wanted)))
+        patience_s = max(_PATIENCE_S, self._compute_s(len(wanted)))
+        restore = _Restore(load, held, [request], now + patience_s)
+        request.loading = True
+        self._restores[load] = self._by_first_name[wanted[0]] = restore
+        self._loader.submit(load)
+
+    def _is_stuck(self, now: float) -> bool:
+        """A load was given up and has not come back: no more blocks are set aside meanwhile."""
+        return any(now >= restore.give_up_at for restore in self._restores.values())
+
+    def _pays(self, request: Request, blocks: int, now: float) -> bool:
+        """Whether loading is quicker than computing, and leaves time for what comes after."""
+        load_s, compute_s = self._loader.block_s() * blocks, self._compute_s(blocks)
+        if compute_s and load_s >= compute_s:
+            return False
+        return now + load_s < request.latest_start + compute_s
+
+    def _compute_s(self, blocks: int) -> float:
+        tokens = blocks * self._scheduler.config.block_tokens
+        return self._scheduler.pace.service_s(tokens, 0)
+
+    def _restored(self, restore: _Restore) -> None:
+        load = restore.load
+        del self._by_first_name[load.names[0]]
+        for block, name in zip(load.blocks[: load.loaded], load.names, strict=False):
+            self._pool.name(block, name)
+        self._scheduler.take_back(restore.held + load.blocks)
+        self._let_go(restore)
+
+    def _let_go(self, restore: _Restore) -> None:
+        for request in restore.waiting:
+            request.loading = False
+        restore.waiting = []
+
+    # ── to disk ──────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, request: Request) -> None:
+        if not request.job.session or not request.named:
+            return
+        text = request.names[: request.named]
+        missing = [name for name in text if not self._store.holds(name)]
+        # Under this tenant's root: equal names of sessions are not the same session.
+        session = f"{request.root.hex()}/{request.job.session}"
+        self._save(_Wanted(deque(missing), session, text))
+
+    def spill(self) -> None:
+        if self._saving or self._wanted or self._pool.empty_count > self._pool.total // 8:
+            return
+        names = [
+            name
+            for _, name in self._pool.oldest_cached(_SPILL_BLOCKS)
+            if name not in self._spilled and not self._store.holds(name)
+        ]
+        if names:
+            # Once each, or a full disk would have them copied again in every step.
+            if len(self._spilled) > self._pool.total:
+                self._spilled.clear()
+            self._spilled.update(names)
+            self._save(_Wanted(deque(names), is_spill=True))
+
+    def _save(self, wanted: "_Wanted") -> None:
+        self._wanted.append(wanted)
+        self._lend()
+
+    def _lend(self) -> None:
+        """Lend the saver what is to be saved, as far as so many blocks may be out of use."""
+        while self._wanted and len(self._saving) < self._most_saving:
+            wanted = self._wanted[0]
+            lent = []
+            while wanted.names and len(self._saving) < self._most_saving:
+                name = wanted.names.popleft()
+                block = self._pool.find(name)
+                if block is None:
+                    self._skipped_blocks += 1
+                elif name not in self._saving:
+                    self._saving[name] = LentBlock(block, name, wanted.is_spill)
+                    lent.append(self._saving[name])
+            self._scheduler.lend([one.block for one in lent])
+            save = Save(lent)
+            if not wanted.names:
+                self._wanted.popleft()
+                save = Save(lent, wanted.session, wanted.text)
+            self._saver.submit(save)
+
+    # ── back again ───────────────────────────────────────────────────────────────────────────
+
+    def _put(self, result: Load | Sequence[LentBlock]) -> None:
+        """On the threads of loader and saver."""
+        self._results.append(result)
+        self._wake()
+
+    def collect(self, now: float) -> None:
+        while self._results:
+            result = self._results.popleft()
+            if isinstance(result, Load):
+                restore = self._restores.pop(result, None)
+                if restore is not None:
+                    self._restored(restore)
+            else:
+                self._take_back(result)
+                self._lend()
+        for restore in self._restores.values():
+            if restore.waiting and now >= restore.give_up_at:
+                self._let_go(restore)
+                self._scheduler.unblock()
+
+    def _take_back(self, lent: Sequence[LentBlock]) -> None:
+        back = [self._saving.pop(one.name) for one in lent if one.name in self._saving]
+        for is_spill in (False, True):
+            # Being saved is no use of a block: what was to be evicted next still is.
+            blocks = [one.block for one in back if one.is_spill is is_spill]
+            self._scheduler.take_back(blocks, as_oldest=is_spill)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._most_saving = self._pool.total  # nobody else needs them any more
+        self._lend()
+        self._loader.close(0.0)
+        self._saver.close(_CLOSE_GRACE_S)
+        self.collect(now=float("inf"))
+        for restore in list(self._restores.values()):
+            restore.load.loaded = 0
+            self._restored(restore)
+        self._restores.clear()
+        self._take_back(list(self._saving.values()))

@@ -1,0 +1,88 @@
+"""From the pool to disk, a batch at a time: pool blocks are given back before a file is written."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from worker.kv_disk.background import Background
+from worker.kv_disk.block_store import BlockStore
+from worker.kv_disk.copies import KVMemory
+
+_BATCH_BYTES = 16 * 2**20
+
+
+class LentBlock(NamedTuple):
+    """A block of the pool that its engine keeps as it is for as long as a copy takes."""
+
+    block: int
+    name: bytes
+    is_spill: bool
+
+
+@dataclass(slots=True)
+class SaveCounts:
+    """Written by the saver's thread. ``seconds`` is all that it took, copies included."""
+
+    blocks: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Save:
+    """Blocks to be saved; and the conversation that consists of ``text``, if it is one."""
+
+    lent: list[LentBlock]
+    session: str = ""
+    text: list[bytes] = field(default_factory=list)
+
+
+class Saver:
+    """``returned(blocks)`` is called on the saver's thread when blocks have been copied."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        memory: KVMemory,
+        background: Background,
+        returned: Callable[[Sequence[LentBlock]], None],
+    ) -> None:
+        self.counts = SaveCounts()
+        self._store = store
+        self._memory = memory
+        self._background = background
+        self._returned = returned
+        batch = max(1, _BATCH_BYTES // memory.format.block_bytes)
+        self._staging = memory.staging(batch)
+
+    def submit(self, save: Save) -> None:
+        self._background.submit(lambda: self._run(save))
+
+    def close(self, grace_s: float) -> None:
+        """Finish what was submitted, within ``grace_s``."""
+        self._background.close(grace_s)
+
+    def _run(self, save: Save) -> None:
+        started = time.perf_counter()
+        size = len(self._staging)
+        left = save.lent
+        try:
+            while left:
+                batch, left = left[:size], left[size:]
+                try:
+                    self._memory.copy_out([lent.block for lent in batch], self._staging)
+                finally:
+                    self._returned(batch)
+                for lent, content in zip(batch, self._staging, strict=False):
+                    # Lent twice if its text went on before the file was written.
+                    if not self._store.holds(lent.name):
+                        self.counts.blocks += self._store.write(lent.name, content)
+            if save.session:
+                kept = list(takewhile(self._store.holds, save.text))
+                self._store.touch(kept)
+                self._store.remember(save.session, kept)
+        finally:
+            self.counts.seconds += time.perf_counter() - started
+            # Those it never came to; and if there are none, a sign that the counts have changed.
+            self._returned(left)

@@ -1,0 +1,214 @@
+"""Puts a torch runner together: device, type, weights, KV pool, threads."""
+
+from typing import Final
+
+import torch
+
+from worker.attention import KVPool
+from worker.attention.choice import choose_attention
+from worker.compiled import compiler_problem, give_up, toolchain
+from worker.engine.build import BuiltRunner
+from worker.kv_disk.cuda_copies import memory_of
+from worker.log import model_log
+from worker.models import fused
+from worker.models.checkpoint import prefetch
+from worker.models.config import ModelConfig
+from worker.models.load_timing import Phases
+from worker.models.loader import Layout
+from worker.models.model import Model, load_model
+from worker.runner.cuda_runner import build_cuda_runner
+from worker.runner.device import open_device
+from worker.runner.forward import Compute, Tiled, Whole
+from worker.runner.memory import (
+    GIB,
+    CudaMemory,
+    MemoryGuard,
+    MemoryLimits,
+    ProcessMemory,
+    cpu_pool_bytes,
+)
+from worker.runner.precision import choose_dtype, is_small, set_threads
+from worker.runner.torch_runner import TorchRunner
+from worker.sampling import loops as sampling_loops
+from worker.sampling.sampler import Sampler
+from worker.settings import WorkerSettings
+
+_CUDA_POOL_SHARE: Final = 0.8
+"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+
+
+def build_torch_runner(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    eos_token_ids: tuple[int, ...],
+    phases: Phases,
+) -> BuiltRunner:
+    """Load the checkpoint and allocate the KV pool; ``phases`` takes down what took how long.
+
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
+    ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
+    ``ValueError`` for settings that do not fit.
+    """
+    prefetch(settings.model_path)
+    with phases.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
+        device = open_device(settings.device)
+        dtype = choose_dtype(settings, config, device)
+        if device.type == "cpu":
+            set_threads(settings, config)
+            _compile_loops()
+    layout = Layout(
+        mapped=settings.weights == "mapped",
+        int8=settings.quantize == "int8",
+        # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
+        small=is_small(config) and not settings.deterministic,
+    )
+    with phases.timed("model_load"):
+        model = load_model(settings.model_path, config, dtype, device, layout)
+
+    block_bytes = (
+        config.num_layers
+        * settings.block_tokens
+        * 2
+        * config.num_kv_heads
+        * config.head_dim
+        * dtype.itemsize
+    )
+    blocks_per_job = -(-config.context_tokens // settings.block_tokens)
+    wanted = settings.max_running * blocks_per_job
+    guard = _open_guard(settings, device)
+    context_bytes = blocks_per_job * block_bytes
+    budget = _pool_bytes(settings, device, guard, context_bytes)
+    blocks = settings.kv_blocks or min(wanted, budget // block_bytes)
+    if blocks < 1:
+        guard.check(block_bytes)
+        raise MemoryError(
+            f"no memory is left on {device} for a KV block of {block_bytes} bytes; free some, or"
+            " set TIDEGATE_WORKER_KV_BLOCKS to what it must hold all the same"
+        )
+    guard.check(blocks * block_bytes)
+    if blocks < blocks_per_job:
+        model_log.warning(
+            "the KV pool holds %d tokens, less than the model's context of %d: longer texts are"
+            " refused. It has %.2f GiB of the memory that was free; for the whole context set"
+            " TIDEGATE_WORKER_KV_BLOCKS=%d (%.2f GiB)",
+            blocks * settings.block_tokens,
+            config.context_tokens,
+            blocks * block_bytes / GIB,
+            blocks_per_job,
+            context_bytes / GIB,
+        )
+    on_cuda = device.type == "cuda"
+    # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
+    with phases.timed("kv_pool"):
+        pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
+    max_blocks = min(blocks, blocks_per_job)
+    max_tokens = max_blocks * settings.block_tokens
+    with phases.timed("attention_choice"):
+        compute, attention = _compute(settings, config, model, pool, max_tokens)
+    sampler = Sampler(
+        eos_token_ids,
+        device,
+        slots=settings.max_running,
+        vocab_size=config.vocab_size,
+        max_tokens=max_tokens,
+    )
+    if on_cuda:
+        with phases.timed("warm_up"):
+            runner: TorchRunner = build_cuda_runner(
+                compute,
+                sampler,
+                device=device,
+                block_tokens=settings.block_tokens,
+                max_running=settings.max_running,
+                max_blocks=max_blocks,
+                dummy_block=blocks,
+            )
+    else:
+        runner = TorchRunner(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=settings.block_tokens,
+            max_running=settings.max_running,
+            max_blocks=max_blocks,
+        )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    arithmetic = ""
+    if device.type == "cpu":
+        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        arithmetic += f", {toolchain()}"
+    kind = str(dtype).removeprefix("torch.")
+    memory = memory_of(pool.data)
+    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)
+
+
+def _compile_loops() -> None:
+    """Now, so that no request waits for it; a compiler that fails costs speed only."""
+    if compiler_problem() is not None:
+        return
+    try:
+        fused.compile_loops()
+        sampling_loops.draw()
+    except Exception as error:  # whatever a compiler raises
+        give_up(f"{type(error).__name__}: {error}")
+
+
+def _compute(
+    settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
+) -> tuple[Compute, str]:
+    """And the name of its attention."""
+    attention = choose_attention(
+        settings.attention,
+        pool,
+        config.num_heads,
+        windows=config.windows,
+        deterministic=settings.deterministic,
+    )
+    if not settings.deterministic:
+        return Whole(model, attention.backend), attention.name
+    tiled = Tiled(model, attention.backend)
+    tiled.check(
+        vocab_size=config.vocab_size,
+        block_tokens=settings.block_tokens,
+        max_tokens=min(config.context_tokens, max_tokens),
+        device=pool.device,
+    )
+    return tiled, attention.name
+
+
+def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
+    limits = MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
+    meter = CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
+    return MemoryGuard(meter, limits)
+
+
+def _pool_bytes(
+    settings: WorkerSettings, device: torch.device, guard: MemoryGuard, context_bytes: int
+) -> int:
+    """For the KV pool, of what is free and what the hard limit leaves."""
+    free = guard.meter.free_bytes()
+    share = int(free * _CUDA_POOL_SHARE)
+    if device.type == "cpu":
+        share = cpu_pool_bytes(free, settings.instances, context_bytes)
+    allowed = guard.pool_bytes()
+    return share if allowed is None else min(share, allowed)
+
+
+def _allocate_pool(
+    config: ModelConfig, block_tokens: int, blocks: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    try:
+        return KVPool(
+            layers=config.num_layers,
+            blocks=blocks,
+            block_tokens=block_tokens,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+    except (RuntimeError, OSError, OverflowError) as error:  # of torch, and of the system
+        raise MemoryError(
+            f"a KV pool of {blocks} blocks does not fit on {device};"
+            " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
+        ) from error

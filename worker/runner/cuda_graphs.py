@@ -1,0 +1,188 @@
+"""Decodes of a few fixed batch sizes, each recorded once and then replayed as a whole.
+
+A decode of a large model is some hundred short kernels, which take longer to launch one by one than
+to run. A replay launches all of them at once, but on the same memory each time: it reads what a
+step is about from fixed tensors, and rows that a smaller step leaves over work on a dummy page::
+
+    inputs [rows, 3]   token id, or PENDING for the row's last sample | position | slot
+    blocks [slots + 1, blocks of a text]     block table by slot; the last row is all dummy page
+    last_ids [slots + 1]                     latest sample by slot
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.attention import AttentionBackend, AttentionStep
+from worker.attention.staging import staged, to_device
+from worker.log import model_log
+from worker.models.model import Model
+
+_STRIDE: Final = 8
+"""From here on between batch sizes: what padding costs is then less than a sixth."""
+
+
+@runtime_checkable
+class FixedDecodes(AttentionBackend, Protocol):
+    """A backend whose decodes can read their batch from tensors that are refilled."""
+
+    def decode_step(
+        self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
+    ) -> AttentionStep:
+        """See ``TritonAttention.decode_step``."""
+
+
+Step = Callable[[], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """``replay`` does a call again and writes its results to ``results`` again."""
+
+    replay: Callable[[], object]
+    results: tuple[Tensor, Tensor]
+
+
+class Recorder(Protocol):
+    """Makes recordings; what the call reads must lie in tensors that stay."""
+
+    def record(self, call: Step) -> Recording: ...
+
+
+class CudaRecorder:
+    """Records into CUDA graphs that share their scratch memory, since only one runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, call: Step) -> Recording:
+        # Once beside: what compiles, tunes or allocates for good must not do so in a capture.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread only: what others ask of the device meanwhile is none of its business.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            results = call()
+        return Recording(graph.replay, results)
+
+
+class SlotState:
+    """What the device knows of each slot; see the module's picture."""
+
+    def __init__(self, slots: int, max_blocks: int, dummy_block: int, device: torch.device) -> None:
+        shape = slots + 1, max_blocks
+        self.blocks = torch.full(shape, dummy_block, dtype=torch.int32, device=device)
+        self.last_ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.dummy_slot = slots
+        self.device = device
+
+    def begin(self, slot: int, blocks: NDArray[np.int64]) -> None:
+        """``slot`` has a text in ``blocks`` [max_blocks] from now on."""
+        self.blocks[slot].copy_(to_device(blocks.astype(np.int32), self.device))
+
+    def known(self, ids: Tensor, slots: Tensor) -> Tensor:
+        """``ids`` with each that is PENDING replaced by the latest sample of its slot."""
+        return torch.where(ids < 0, self.last_ids[slots], ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """One batch size. ``step`` holds tensors that the recording reads."""
+
+    size: int
+    step: AttentionStep
+    recording: Recording
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Sizes to record for up to ``most`` rows."""
+    sizes = {size for size in (1, 2, 4) if size <= most}
+    return sorted(sizes | set(range(_STRIDE, most + 1, _STRIDE)) | {most})
+
+
+class DecodeGraphs:
+    """Recorded when built, which takes some seconds on a GPU and is logged."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: FixedDecodes,
+        state: SlotState,
+        recorder: Recorder,
+        *,
+        sizes: Sequence[int],
+        block_tokens: int,
+    ) -> None:
+        """``sizes`` ascending, at least one."""
+        self._model = model
+        self._state = state
+        self._block_tokens = block_tokens
+        self.largest = sizes[-1]
+        device, max_blocks = state.device, state.blocks.shape[1]
+        self._most_keys = max_blocks * block_tokens
+        padding = np.array([[0, 0, state.dummy_slot]] * self.largest)
+        self._inputs = to_device(padding, device).clone()
+        self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
+        self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
+        self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
+        started, before = time.monotonic(), _reserved_bytes(device)
+        # The largest first: the others then find room in what it has left behind.
+        with torch.inference_mode():
+            recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
+        self._recorded = recorded[::-1]
+        self.seconds = time.monotonic() - started
+        self.bytes = _reserved_bytes(device) - before
+        model_log.info(
+            "recorded decodes of %s rows in %.1f s, %.0f MiB",
+            ", ".join(map(str, sizes)),
+            self.seconds,
+            self.bytes / 2**20,
+        )
+
+    def replay(
+        self, ids: NDArray[np.int64], positions: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute a token each for [rows], at most ``largest``.
+
+        → logits [rows, vocabulary] float32, token ids [rows], slots [rows]: on the device, and
+        valid until the next replay is queued. Waits for nothing.
+        """
+        rows = len(ids)
+        recorded = next(one for one in self._recorded if one.size >= rows)
+        inputs = np.empty((recorded.size, 3), np.int64)
+        inputs[:rows, 0], inputs[:rows, 1], inputs[:rows, 2] = ids, positions, slots
+        inputs[rows:] = 0, 0, self._state.dummy_slot
+        waiting = staged(inputs, self._state.device)
+        self._inputs[: recorded.size].copy_(waiting, non_blocking=True)
+        recorded.recording.replay()
+        logits, token_ids = recorded.recording.results
+        return logits[:rows], token_ids[:rows], self._inputs[:rows, 2]
+
+    def _record(self, size: int, attention: FixedDecodes, recorder: Recorder) -> _Recorded:
+        places, table, contexts = self._places[:size], self._table[:size], self._contexts[:size]
+        step = attention.decode_step(places, table, contexts, self._most_keys)
+
+        def decode() -> tuple[Tensor, Tensor]:
+            given, positions, slots = self._inputs[:size].T.contiguous()
+            ids = self._state.known(given, slots)
+            torch.index_select(self._state.blocks, 0, slots, out=table)
+            contexts.copy_(positions + 1)
+            page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
+            places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
+            return self._model.logits(self._model.forward(ids, positions, step)), ids
+
+        return _Recorded(size, step, recorder.record(decode))
+
+
+def _reserved_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

@@ -1,0 +1,295 @@
+"""Steps on CUDA: decodes replayed from graphs, nothing waited for between launch and collect.
+
+All work is queued on one stream, so that what a step reads is what the step before it wrote: the
+KV of the pool, and each slot's latest sample, which never has to visit the host. A step's results
+are copied to pinned memory behind it, and an event behind that says when they are there.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.attention import PackedBatch
+from worker.attention.staging import to_device
+from worker.log import model_log
+from worker.runner.base import Plan, StepResult
+from worker.runner.cuda_graphs import (
+    CudaRecorder,
+    DecodeGraphs,
+    FixedDecodes,
+    Recorder,
+    SlotState,
+    batch_sizes,
+)
+from worker.runner.forward import Compute, Whole
+from worker.runner.torch_runner import TorchRunner, spread
+from worker.runner.utilization import StreamMeter, TimingEvent
+from worker.sampling.sampler import Sampled, Sampler
+from worker.scheduler.request import Request
+
+
+class Event(Protocol):
+    """A mark in the stream."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class _NoEvent:
+    """On the CPU, where everything is done when it has been called."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaRunner(TorchRunner):
+    """An ``OverlappingRunner``. On the CPU it does the same without overlap, for tests."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        sampler: Sampler,
+        state: SlotState,
+        graphs: DecodeGraphs | None,
+        *,
+        device: torch.device,
+        block_tokens: int,
+        max_running: int,
+        max_blocks: int,
+    ) -> None:
+        """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are."""
+        super().__init__(
+            compute,
+            sampler,
+            device=device,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            max_blocks=max_blocks,
+        )
+        self._state: SlotState | None = state
+        self._graphs = graphs
+        self._cuda = device.type == "cuda"
+        self.meter = StreamMeter(_timing_events(device))
+
+    @property
+    def stream_utilization(self) -> float:
+        """Share of the time between steps in which the device was at one, sampled (LB-7)."""
+        return self.meter.utilization
+
+    def launch(self, plan: Plan) -> "LaunchedOnDevice":
+        """See ``OverlappingRunner``."""
+        try:
+            # The engine's thread may have another current device than the one that loaded.
+            with torch.cuda.device(self._device) if self._cuda else nullcontext():
+                return self._launch(plan)
+        except Exception:
+            self.settle()
+            raise
+
+    def execute(self, plan: Plan) -> StepResult:
+        """See ``Runner``."""
+        return self.launch(plan).collect()
+
+    def close(self) -> None:
+        """Drop model, pool and graphs. Idempotent."""
+        self.settle()
+        self._graphs = None
+        self._state = None
+        super().close()
+
+    def settle(self) -> None:
+        """Wait until the device is done with everything."""
+        if self._cuda:
+            with suppress(RuntimeError):  # a device that is lost touches nothing any more
+                torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def _launch(self, plan: Plan) -> "LaunchedOnDevice":
+        compute, state = self._compute, self._state
+        if compute is None or state is None:
+            raise RuntimeError("the runner is closed")
+        self.meter.begin()
+        slots = self._table.slots_of(plan.rows, self._begin)
+        sampled: Sampled | None = None
+        sampling: Sequence[int] = range(len(plan.rows))
+        if self._graphs is not None and plan.decodes == len(plan.rows) <= self._graphs.largest:
+            sampled = self._decode(self._graphs, state, plan, slots)
+        else:
+            sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+            sampled = self._mixed(compute, state, plan, slots, sampling)
+        there = sampled.on_its_way() if sampled is not None else None
+        self.meter.end()
+        done = _done_event(self._device)
+        done.record()
+        return LaunchedOnDevice(self, len(plan.rows), sampling, there, done)
+
+    def _decode(
+        self, graphs: DecodeGraphs, state: SlotState, plan: Plan, slots: NDArray[np.int64]
+    ) -> Sampled:
+        count = len(plan.rows)
+        positions = np.fromiter((row.start for row in plan.rows), np.int64, count)
+        ids = np.fromiter((row.request.tokens[row.start] for row in plan.rows), np.int64, count)
+        logits, last_ids, slots_there = graphs.replay(ids, positions, slots)
+        sampled = self._sampler.sample(logits, slots, positions + 1, last_ids)
+        state.last_ids.index_copy_(0, slots_there, sampled.ids)
+        return sampled
+
+    def _mixed(
+        self,
+        compute: Compute,
+        state: SlotState,
+        plan: Plan,
+        slots: NDArray[np.int64],
+        sampling: Sequence[int],
+    ) -> Sampled | None:
+        """Any step, kernel by kernel; None when no row samples."""
+        batch, token_ids, positions = self._pack(plan, slots)
+        if plan.decodes:
+            head = token_ids[: plan.decodes]
+            head.copy_(state.known(head, self._to_device(slots[: plan.decodes])))
+        hidden = compute.hidden(batch, token_ids, positions)
+        if not sampling:
+            return None
+        last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
+        logits = compute.logits(hidden[last_tokens])
+        sampled = self._sampler.sample(
+            logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+        )
+        state.last_ids.index_copy_(0, self._to_device(slots[sampling]), sampled.ids)
+        return sampled
+
+    def _begin(self, slot: int, request: Request) -> None:
+        super()._begin(slot, request)
+        assert self._state is not None
+        self._state.begin(slot, self._table.blocks[slot])
+
+
+def build_cuda_runner(
+    compute: Compute,
+    sampler: Sampler,
+    *,
+    device: torch.device,
+    block_tokens: int,
+    max_running: int,
+    max_blocks: int,
+    dummy_block: int,
+    recorder: Recorder | None = None,
+) -> CudaRunner:
+    """The runner with its decodes recorded, where the attention backend lets them be.
+
+    ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
+    when the device has too little left for the recordings.
+    """
+    warm_up(compute, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
+    state = SlotState(max_running, max_blocks, dummy_block, device)
+    graphs = None
+    if isinstance(compute, Whole) and isinstance(compute.attention, FixedDecodes):
+        try:
+            graphs = DecodeGraphs(
+                compute.model,
+                compute.attention,
+                state,
+                recorder or CudaRecorder(),
+                sizes=batch_sizes(max_running),
+                block_tokens=block_tokens,
+            )
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"{device} has too little memory left to record decodes of up to {max_running}"
+                " rows; lower TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_RUNNING"
+            ) from error
+    else:
+        model_log.info("decodes are launched kernel by kernel: this attention is not recorded")
+    return CudaRunner(
+        compute,
+        sampler,
+        state,
+        graphs,
+        device=device,
+        block_tokens=block_tokens,
+        max_running=max_running,
+        max_blocks=max_blocks,
+    )
+
+
+@torch.inference_mode()
+def warm_up(
+    compute: Compute,
+    dummy_block: int,
+    *,
+    block_tokens: int,
+    max_blocks: int,
+    device: torch.device,
+) -> None:
+    """Run what steps are made of once, on the dummy block: what compiles does so now (LB-6).
+
+    Texts of every power of two of keys, since the kernel of a decode is chosen by its length, and
+    a chunk of a prompt.
+    """
+    most = block_tokens * max_blocks
+    contexts = [(1, 1 << power) for power in range(most.bit_length())]
+    for new, keys in [*contexts, (block_tokens, block_tokens)]:
+        positions = np.arange(keys - new, keys)
+        batch = PackedBatch(
+            decodes=int(new == 1),
+            query_tokens=np.array([new]),
+            context_tokens=np.array([keys]),
+            block_table=np.full((1, max_blocks), dummy_block),
+            slots=dummy_block * block_tokens + positions % block_tokens,
+        )
+        ids = to_device(np.zeros(new, np.int64), device)
+        compute.logits(compute.hidden(batch, ids, to_device(positions, device)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class LaunchedOnDevice:
+    """A ``LaunchedStep``; ``sampled`` is being copied to the host when ``done`` comes."""
+
+    def __init__(
+        self,
+        runner: CudaRunner,
+        rows: int,
+        sampling: Sequence[int],
+        sampled: Sampled | None,
+        done: Event,
+    ) -> None:
+        self._runner = runner
+        self._rows = rows
+        self._sampling = sampling
+        self._sampled = sampled
+        self._done = done
+
+    def collect(self) -> StepResult:
+        """See ``LaunchedStep``."""
+        try:
+            self._done.synchronize()
+        except Exception:
+            self._runner.settle()
+            raise
+        if self._sampled is None:
+            return StepResult([[] for _ in range(self._rows)])
+        ids, logprobs = self._sampled.read()
+        return spread(self._rows, self._sampling, ids, logprobs)
+
+
+def _done_event(device: torch.device) -> Event:
+    if device.type != "cuda":
+        return _NoEvent()
+    # Blocking: the engine's thread sleeps instead of spinning on a core that others need.
+    return cast(Event, torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
+
+
+def _timing_events(device: torch.device) -> Callable[[], TimingEvent] | None:
+    if device.type != "cuda":
+        return None
+    return lambda: cast(
+        TimingEvent,
+        torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+    )

@@ -1,0 +1,146 @@
+"""How a step's packed tokens go through the model: all at once, or in tiles of one size.
+
+Kernels choose their order of summation by the shape of what they get, so the same token comes out
+a little different in a larger batch, and sometimes that is enough for another word. ``Tiled`` gives
+them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens, each a row of its own,
+whether it decodes or is part of a prompt::
+
+    packed tokens   a b c d d d d d d d d …        three decodes and a prompt
+    tiles           [a b c d d d d d] [d d d …     the last one filled up with its last token
+
+It rests on a token's result not depending on its place in the tile and on the others there. That
+is how kernels are written, but nobody promises it: ``check`` tries it on the machine at hand.
+"""
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention import AttentionBackend, PackedBatch
+from worker.attention.fixed import SPAN_TOKENS
+from worker.models.model import Model
+
+TILE_TOKENS: Final = 16
+"""Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the reverse. A multiple
+of 16, so that no kernel's vector ends within a row."""
+
+
+class NotDeterministic(RuntimeError):
+    """This machine's kernels give a token another result in other company."""
+
+
+class Compute(Protocol):
+    """The model with its attention, over one step's tokens."""
+
+    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
+
+
+class Whole:
+    """All tokens of a step in one pass."""
+
+    def __init__(self, model: Model, attention: AttentionBackend) -> None:
+        self.model = model
+        self.attention = attention
+
+    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.model.forward(token_ids, positions, self.attention.prepare(batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+class Tiled:
+    """Passes of one shape; ``attention`` must be one that keeps to it (``FixedAttention``)."""
+
+    def __init__(self, model: Model, attention: AttentionBackend) -> None:
+        self._model = model
+        self._attention = attention
+
+    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        tokens = len(batch.slots)
+        row_of = np.repeat(np.arange(len(batch.query_tokens)), batch.query_tokens)
+        firsts = batch.query_tokens.cumsum() - batch.query_tokens
+        offsets = np.arange(tokens) - firsts[row_of]
+        contexts = (batch.context_tokens - batch.query_tokens)[row_of] + offsets + 1
+        single = np.ones(TILE_TOKENS, np.int64)
+        results = []
+        for tile in _tiles(tokens):
+            part = PackedBatch(
+                decodes=TILE_TOKENS,
+                query_tokens=single,
+                context_tokens=contexts[tile],
+                block_table=batch.block_table[row_of[tile]],
+                slots=batch.slots[tile],
+            )
+            where = torch.from_numpy(tile).to(token_ids.device, non_blocking=True)
+            step = self._attention.prepare(part)
+            results.append(self._model.forward(token_ids[where], positions[where], step))
+        return torch.cat(results)[:tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        rows = len(hidden)
+        results = []
+        for tile in _tiles(rows):
+            where = torch.from_numpy(tile).to(hidden.device, non_blocking=True)
+            results.append(self._model.logits(hidden[where]))
+        return torch.cat(results)[:rows]
+
+    @torch.inference_mode()
+    def check(
+        self, *, vocab_size: int, block_tokens: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """Raise ``NotDeterministic`` unless a text comes out the same, to the bit, any way it goes.
+
+        The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which nobody
+        may use yet.
+        """
+        draw = np.random.default_rng(0)
+        length = min(max_tokens, SPAN_TOKENS + TILE_TOKENS)
+        ids = draw.integers(0, vocab_size, length)
+        table = np.arange(-(-length // block_tokens))[None]
+
+        def logits_of(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+            """One pass over tokens of the text, whose earlier ones are in the pool or among them.
+
+            Each token is a row of its own, so that they may stand in any order.
+            """
+            blocks_of, offsets = order // block_tokens, order % block_tokens
+            batch = PackedBatch(
+                decodes=len(order),
+                query_tokens=np.ones(len(order), np.int64),
+                context_tokens=order + 1,
+                block_table=np.repeat(table, len(order), axis=0),
+                slots=table[0, blocks_of] * block_tokens + offsets,
+            )
+            packed = torch.from_numpy(ids[order]).to(device)
+            hidden = self.hidden(batch, packed, torch.from_numpy(order).to(device))
+            return self.logits(hidden)
+
+        whole = logits_of(np.arange(length))
+        last = np.arange(max(0, length - TILE_TOKENS), length)
+        ways = {
+            "alone": [last[:1], last[-1:]],
+            "in another place": [draw.permutation(last)],
+            "in other company": [np.append(last[-1:], draw.integers(0, length, TILE_TOKENS - 1))],
+        }
+        for name, orders in ways.items():
+            for order in orders:
+                if not torch.equal(logits_of(order), whole[torch.from_numpy(order).to(device)]):
+                    raise NotDeterministic(
+                        f"deterministic mode cannot be had on {device}: a token that is computed"
+                        f" {name} gets other logits; set TIDEGATE_WORKER_DETERMINISTIC=false, or"
+                        " use another dtype or version of torch"
+                    )
+
+
+def _tiles(count: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Indices 0 … ``count`` - 1 in tiles, the last one filled up with its last index."""
+    for start in range(0, count, TILE_TOKENS):
+        yield np.minimum(np.arange(start, start + TILE_TOKENS), count - 1)

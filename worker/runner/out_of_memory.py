@@ -1,0 +1,200 @@
+"""Steps that do not fit into memory: whoever can still be computed is, the rest fails alone (WK-4).
+
+::
+
+    step of a, b, c and a chunk of d's prompt     out of memory, and again without caches
+      ├─ a, b, c                                  computed
+      └─ the chunk of d                           out of memory
+           └─ the first half of it                computed; the rest comes in later steps
+
+Only a request of which not even one token can be computed fails.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from worker.log import engine_log
+from worker.protocol import Code, FinishReason, TokenLogprob
+from worker.runner.base import Plan, Row, Runner, StepResult
+from worker.runner.memory import MemoryGuard, MemoryLimitExceeded, is_out_of_memory
+from worker.scheduler.request import Ending, Request
+
+_CHECK_EVERY_STEPS: Final = 32
+_GROW_AFTER_STEPS: Final = 64
+"""So many steps without trouble, and twice as many tokens are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """``result`` is that of ``plan``, which may be less than what was asked for.
+
+    ``failed`` requests are in no row of it; each says why.
+    """
+
+    plan: Plan
+    result: StepResult
+    failed: list[tuple[Request, Ending]]
+
+
+class StepMemory:
+    """Executes plans within the memory there is. Used by the engine's thread."""
+
+    def __init__(self, guard: MemoryGuard | None = None) -> None:
+        self._guard = guard
+        self._steps = 0
+        self._most_tokens: int | None = None
+        """Tokens that a step is cut to since a larger one did not fit."""
+        self._clean_steps = 0
+        self._excess: str | None = None
+        """By how much the worker is beyond its hard limit, until a request has paid for it."""
+
+    def is_over_limit(self) -> bool:
+        """Looks only every so many calls; whether the next ``execute`` will fail somebody."""
+        self._steps += 1
+        if self._guard is not None and self._steps % _CHECK_EVERY_STEPS == 0:
+            try:
+                self._guard.check()
+            except MemoryLimitExceeded as error:
+                self._excess = str(error)
+        return self._excess is not None
+
+    def cut(self, plan: Plan) -> Plan:
+        """The plan with no more prompt tokens than are known to fit."""
+        if self._most_tokens is None or plan.tokens <= max(plan.decodes, self._most_tokens):
+            return plan
+        left = max(1, self._most_tokens - plan.decodes)
+        rows = plan.rows[: plan.decodes]
+        for row in plan.rows[plan.decodes :]:
+            if not left:
+                break
+            rows.append(row if row.count <= left else _head(row, left))
+            left -= rows[-1].count
+        return _plan_of(rows)
+
+    def execute(self, runner: Runner, plan: Plan) -> StepOutcome:
+        """Compute what fits. Raises whatever ``runner`` does that is not about memory."""
+        failed: list[tuple[Request, Ending]] = []
+        if self._excess is not None or self.is_over_limit():
+            plan = self._without_longest(plan, failed)
+        plan = self.cut(plan)
+        if not plan.rows:
+            return StepOutcome(plan, StepResult([]), failed)
+        problem = _try(runner, plan)
+        if isinstance(problem, StepResult):
+            self._grow()
+            return StepOutcome(plan, problem, failed)
+        self._clean_steps = 0
+        engine_log.warning(
+            "a step of %d rows, %d tokens, ran out of memory (%s); caches are dropped and"
+            " what still does not fit at once is done in parts",
+            len(plan.rows),
+            plan.tokens,
+            problem,
+        )
+        done: list[tuple[Row, list[int], list[TokenLogprob] | None]] = []
+        # The whole of it once more: there may be room now.
+        waiting, fits = [plan], 1
+        self._drop_caches()
+        while waiting:
+            part = waiting.pop()
+            result = _try(runner, part)
+            if isinstance(result, StepResult):
+                logprobs = result.logprobs or [None] * len(part.rows)
+                done += zip(part.rows, result.ids, logprobs, strict=True)
+                fits = max(fits, part.tokens)
+                continue
+            self._drop_caches()
+            smaller = _split(part)
+            waiting += smaller
+            if not smaller:
+                failed.append((part.rows[0].request, _no_memory(result)))
+                engine_log.error("not even one token of a request fits into memory; it fails")
+        self._most_tokens = fits
+        return _joined(done, failed)
+
+    def _without_longest(self, plan: Plan, failed: list[tuple[Request, Ending]]) -> Plan:
+        """What a hard limit costs: one request, and caches that were dropped before."""
+        excess, self._excess = self._excess, None
+        engine_log.error("%s; the longest of %d requests fails", excess, len(plan.rows))
+        longest = max(plan.rows, key=lambda row: len(row.request.tokens))
+        failed.append((longest.request, _no_memory(excess or "")))
+        return _plan_of([row for row in plan.rows if row is not longest])
+
+    def _grow(self) -> None:
+        if self._most_tokens is None:
+            return
+        self._clean_steps += 1
+        if self._clean_steps >= _GROW_AFTER_STEPS:
+            self._clean_steps = 0
+            self._most_tokens *= 2
+
+    def _drop_caches(self) -> None:
+        if self._guard is not None:
+            self._guard.meter.drop_caches()
+
+
+def _try(runner: Runner, plan: Plan) -> StepResult | str:
+    """The result, or what was said when memory ran out.
+
+    Not the error itself: its traceback keeps the tensors of the failed step alive.
+    """
+    try:
+        result = runner.execute(plan)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    if len(result.ids) != len(plan.rows):
+        raise RuntimeError(f"{len(result.ids)} results for {len(plan.rows)} rows")
+    return result
+
+
+def _split(plan: Plan) -> list[Plan]:
+    """Two smaller plans, the second to be tried first; one of half a chunk; or none at all."""
+    rows = plan.rows
+    if len(rows) == 1:
+        count = rows[0].count // 2
+        return [_plan_of([_head(rows[0], count)])] if count else []
+    largest = max(range(len(rows)), key=lambda i: rows[i].count)
+    if rows[largest].count > 1:
+        return [_plan_of([rows[largest]]), _plan_of(rows[:largest] + rows[largest + 1 :])]
+    middle = len(rows) // 2
+    return [_plan_of(rows[middle:]), _plan_of(rows[:middle])]
+
+
+def _head(row: Row, count: int) -> Row:
+    return Row(row.request, row.start, count, False)
+
+
+def _plan_of(rows: list[Row]) -> Plan:
+    """The last token of a prompt is computed like any other that a new one follows."""
+    rows = sorted(rows, key=lambda row: not _decodes(row))
+    decodes = sum(map(_decodes, rows))
+    return Plan(rows, decodes, sum(row.count for row in rows))
+
+
+def _decodes(row: Row) -> bool:
+    return row.count == 1 and row.samples
+
+
+def _joined(
+    done: list[tuple[Row, list[int], list[TokenLogprob] | None]],
+    failed: list[tuple[Request, Ending]],
+) -> StepOutcome:
+    plan = _plan_of([row for row, _, _ in done])
+    by_row = {id(row): (ids, logprobs) for row, ids, logprobs in done}
+    results = [by_row[id(row)] for row in plan.rows]
+    logprobs = [found for _, found in results]
+    result = StepResult(
+        [ids for ids, _ in results], None if all(x is None for x in logprobs) else logprobs
+    )
+    return StepOutcome(plan, result, failed)
+
+
+def _no_memory(problem: str) -> Ending:
+    return Ending(
+        FinishReason.ERROR,
+        Code.ENGINE_ERROR,
+        f"the worker ran out of memory ({problem}); try again later, with a shorter prompt, or"
+        " elsewhere",
+    )

@@ -1,0 +1,54 @@
+"""What a CPU or a GPU computes in, and with how many threads."""
+
+import os
+from typing import Final
+
+import torch
+
+from worker.models.config import ModelConfig
+from worker.models.model import parameter_count
+from worker.settings import WorkerSettings
+
+_SMALL_BYTES: Final = 64 * 2**20
+"""As float32; below this a layer is over before a second thread has woken up, and the caches
+hold so much of the weights that halving them gains nothing."""
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def choose_dtype(
+    settings: WorkerSettings, config: ModelConfig, device: torch.device
+) -> torch.dtype:
+    """As asked for; ``auto`` is the checkpoint's own type wherever that is fast.
+
+    On a CPU that is bfloat16 with instructions for it, for models which the caches do not hold;
+    mapped weights stay what they are. Everything else is float32 there.
+    """
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    own = _DTYPES[config.dtype]
+    if device.type == "cuda" or settings.weights == "mapped":
+        return own
+    fast = own == torch.bfloat16 and _has_bfloat16() and not is_small(config)
+    return own if fast else torch.float32
+
+
+def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
+    """For this process; ``OMP_NUM_THREADS`` decides where the setting does not."""
+    if settings.cpu_threads:
+        torch.set_num_threads(settings.cpu_threads)
+    elif "OMP_NUM_THREADS" not in os.environ and is_small(config):
+        torch.set_num_threads(1)
+
+
+def is_small(config: ModelConfig) -> bool:
+    """Whether one thread does it."""
+    return parameter_count(config) * torch.float32.itemsize < _SMALL_BYTES
+
+
+def _has_bfloat16() -> bool:
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())

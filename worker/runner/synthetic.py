@@ -1,0 +1,177 @@
+"""Runners that make tokens up, for benchmarks and tests of everything around the model. No torch.
+
+They go through the same scheduler and pool as a model does, so that leaks show. The text is a
+fixed cycle of plain words: token n of any answer is the same in every run.
+
+Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
+first two ids encode the length (``length_ids``), of which who forwards the prompt knows nothing.
+The end token is then the last, as a model's would be; with ``ignore_eos`` there is none.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.core import Clock
+from worker.protocol import TokenLogprob
+from worker.runner.base import Plan, StepResult
+from worker.scheduler.request import Request
+
+_FREE_TOKENS_PER_STEP = 8
+"""Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
+
+_SLOW_FILE_EVERY_S = 0.1
+_LENGTH_RADIX = 256
+
+
+def length_ids(tokens: int) -> tuple[int, int]:
+    """How a prompt begins whose answer ends by itself after 1 to 65,535 tokens."""
+    if not 0 < tokens < _LENGTH_RADIX**2:
+        raise ValueError(f"an answer has 1 to {_LENGTH_RADIX**2 - 1} tokens, not {tokens}")
+    return divmod(tokens, _LENGTH_RADIX)
+
+
+def _own_length(request: Request) -> int:
+    """The inverse; 0 for an answer that does not end by itself."""
+    sampling = request.job.sampling
+    if sampling.ignore_eos or request.prompt_tokens < 2:
+        return 0
+    high, low = request.tokens[:2]
+    length = high * _LENGTH_RADIX + low
+    return max(length, sampling.min_tokens) if length else 0
+
+
+class _Cycle:
+    """Slices of an endless repetition of ``ids``."""
+
+    def __init__(self, ids: Sequence[int], longest: int) -> None:
+        if not ids:
+            raise ValueError("a synthetic engine needs at least one token to repeat")
+        self._period = len(ids)
+        repeats = -(-longest // self._period) + 1
+        self._ids = list(ids) * repeats
+
+    def take(self, start: int, count: int) -> list[int]:
+        first = start % self._period
+        return self._ids[first : first + count]
+
+
+class FreeRunner:
+    """As fast as the path around it takes: several tokens per row and step, no waiting."""
+
+    def __init__(
+        self,
+        cycle: Sequence[int],
+        tokens_per_step: int = _FREE_TOKENS_PER_STEP,
+        end_id: int | None = None,
+    ) -> None:
+        self._cycle = _Cycle(cycle, tokens_per_step)
+        self._tokens_per_step = tokens_per_step
+        self._end_id = end_id
+
+    def execute(self, plan: Plan) -> StepResult:
+        ids: list[list[int]] = []
+        logprobs: list[list[TokenLogprob] | None] = []
+        wants_logprobs = False
+        take, most = self._cycle.take, self._tokens_per_step
+        for row in plan.rows:
+            if not row.samples:
+                ids.append([])
+                continue
+            request = row.request
+            total = len(request.tokens)
+            made = total - request.prompt_tokens
+            row_ids = take(made, min(most, request.limit_tokens - total))
+            if self._end_id is not None and (length := _own_length(request)):
+                del row_ids[max(1, length - made) :]
+                if made + len(row_ids) >= length:
+                    row_ids[-1] = self._end_id
+            ids.append(row_ids)
+            wants_logprobs = wants_logprobs or request.job.sampling.logprobs is not None
+        if not wants_logprobs:
+            return StepResult(ids)
+        for row, row_ids in zip(plan.rows, ids, strict=True):
+            top = row.request.job.sampling.logprobs
+            logprobs.append(None if top is None else [_certain(i, top) for i in row_ids])
+        return StepResult(ids, logprobs)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """What a step takes: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
+
+    The form that a real engine's steps have: weights are read once whatever the batch, each row
+    adds its attention and sampling, each prompt token its arithmetic. ``perf.fit_pace`` fits the
+    three to an engine.
+    """
+
+    step_s: float
+    row_s: float = 0.0
+    prompt_token_s: float = 0.0
+
+    def of(self, plan: Plan) -> float:
+        """Seconds for ``plan``."""
+        prompt_tokens = plan.tokens - plan.decodes
+        return self.step_s + self.row_s * len(plan.rows) + self.prompt_token_s * prompt_tokens
+
+
+class PacedRunner:
+    """One token per row and step, each step as long as its pace says, on an absolute schedule.
+
+    A step that starts late because the engine had nothing to do begins a new schedule; one that
+    starts late because the engine was busy catches up, as long as it is less than a step behind.
+    ``slow_file`` may hold a factor for all steps, which tests write to make an engine sick.
+    """
+
+    def __init__(
+        self,
+        cycle: Sequence[int],
+        pace: StepPace,
+        *,
+        end_id: int | None = None,
+        slow_file: Path | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._free = FreeRunner(cycle, tokens_per_step=1, end_id=end_id)
+        self._pace = pace
+        self._slow_file = slow_file
+        self._factor = 1.0
+        self._look_at = -math.inf
+        self._clock = clock
+        self._sleep = sleep
+        self._last_due = -math.inf
+
+    def execute(self, plan: Plan) -> StepResult:
+        result = self._free.execute(plan)
+        now = self._clock()
+        if self._slow_file is not None and now >= self._look_at:
+            self._look_at = now + _SLOW_FILE_EVERY_S
+            self._factor = _read_factor(self._slow_file)
+        step_s = self._factor * self._pace.of(plan)
+        in_step = now < self._last_due + step_s
+        due = (self._last_due if in_step else now) + step_s
+        self._last_due = due
+        while (left := due - self._clock()) > 0:
+            self._sleep(left)
+        return result
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _read_factor(file: Path) -> float:
+    """The number in ``file``; 1 while there is none."""
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):
+        return 1.0
+
+
+def _certain(token: int, top: int) -> TokenLogprob:
+    return TokenLogprob(0.0, [(token, 0.0)] if top else [], rank=1)

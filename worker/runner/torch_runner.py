@@ -1,0 +1,155 @@
+"""Steps on a real model: plan → packed batch → hidden states → logits → tokens."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.attention import PackedBatch
+from worker.attention.staging import to_device
+from worker.protocol import TokenLogprob
+from worker.runner.base import Plan, Row, StepResult
+from worker.runner.forward import Compute
+from worker.sampling.sampler import Sampler
+from worker.scheduler.request import Request
+
+
+class TorchRunner:
+    """A ``Runner`` over a model.
+
+    What is fixed while a request runs (block table, sampling parameters) is written once to
+    tables with a row per slot; a step then gathers its rows from them without a Python loop.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        sampler: Sampler,
+        *,
+        device: torch.device,
+        block_tokens: int,
+        max_running: int,
+        max_blocks: int,
+    ) -> None:
+        """``max_blocks`` is the most that one request can hold."""
+        self._compute: Compute | None = compute
+        self._sampler = sampler
+        self._device = device
+        self._block_tokens = block_tokens
+        self._table = _SlotTable(max_running, max_blocks)
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> StepResult:
+        """See ``Runner``."""
+        if self._compute is None:
+            raise RuntimeError("the runner is closed")
+        try:
+            slots = self._table.slots_of(plan.rows, self._begin)
+            batch, token_ids, positions = self._pack(plan, slots)
+            hidden = self._compute.hidden(batch, token_ids, positions)
+            sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+            if not sampling:
+                return StepResult([[] for _ in plan.rows])
+            last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
+            logits = self._compute.logits(hidden[last_tokens])
+            ids, logprobs = self._sampler.sample(
+                logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+            ).read()
+        finally:
+            if self._device.type == "cuda":
+                # The caller may free the rows' blocks at once, also after a failure (WP-4).
+                torch.cuda.synchronize(self._device)
+        return spread(len(plan.rows), sampling, ids, logprobs)
+
+    def close(self) -> None:
+        """Drop model and pool."""
+        self._compute = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _begin(self, slot: int, request: Request) -> None:
+        """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
+        self._sampler.begin(slot, request)
+
+    def _pack(
+        self, plan: Plan, slots: NDArray[np.int64]
+    ) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
+        """The batch, its token ids [tokens] and their positions [tokens]."""
+        rows = plan.rows
+        token_ids: list[int] = [row.request.tokens[row.start] for row in rows[: plan.decodes]]
+        for row in rows[plan.decodes :]:
+            token_ids.extend(row.request.tokens[row.start : row.start + row.count])
+        starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
+        counts = np.fromiter((row.count for row in rows), np.int64, len(rows))
+        block_table = self._table.blocks[slots]
+        if plan.decodes == len(rows):
+            row_of, positions = np.arange(len(rows)), starts
+        else:
+            row_of = np.repeat(np.arange(len(rows)), counts)
+            firsts = np.cumsum(counts) - counts
+            positions = np.arange(plan.tokens) - np.repeat(firsts - starts, counts)
+        blocks = block_table[row_of, positions // self._block_tokens]
+        batch = PackedBatch(
+            decodes=plan.decodes,
+            query_tokens=counts,
+            context_tokens=starts + counts,
+            block_table=block_table,
+            slots=blocks * self._block_tokens + positions % self._block_tokens,
+        )
+        return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
+
+    def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return to_device(array, self._device)
+
+
+class _SlotTable:
+    """Per slot: the running request that has it, its ``_version``, and the blocks it holds."""
+
+    def __init__(self, slots: int, max_blocks: int) -> None:
+        self._owners: list[tuple[Request, int] | None] = [None] * slots
+        self.blocks = np.zeros((slots, max_blocks), np.int64)
+
+    def slots_of(
+        self, rows: Sequence[Row], begin: Callable[[int, Request], None]
+    ) -> NDArray[np.int64]:
+        """Slots [rows]; ``begin`` is called for requests that are new in theirs."""
+        slots = np.empty(len(rows), np.int64)
+        for i, row in enumerate(rows):
+            request = row.request
+            slots[i] = slot = request.slot
+            owner = self._owners[slot]
+            version = _version(request)
+            if owner is None or owner[0] is not request or owner[1] != version:
+                self.blocks[slot] = 0
+                self.blocks[slot, : len(request.blocks)] = request.blocks
+                begin(slot, request)
+                self._owners[slot] = request, version
+        return slots
+
+
+def _version(request: Request) -> int:
+    """Another one when a slot may not know the request's text as it stands.
+
+    It was paused, and has gone on elsewhere; or a step of it was taken back.
+    """
+    return request.pauses + request.redone
+
+
+def spread(
+    rows: int,
+    sampling: Sequence[int],
+    ids: Sequence[int],
+    logprobs: Sequence[TokenLogprob | None] | None,
+) -> StepResult:
+    """Results of the rows that sampled, laid out over all rows."""
+    if len(sampling) == rows and logprobs is None:
+        return StepResult([[token] for token in ids])
+    result = StepResult([[] for _ in range(rows)])
+    for row, token in zip(sampling, ids, strict=True):
+        result.ids[row] = [token]
+    if logprobs is not None:
+        result.logprobs = [None] * rows
+        for row, logprob in zip(sampling, logprobs, strict=True):
+            result.logprobs[row] = None if logprob is None else [logprob]
+    return result

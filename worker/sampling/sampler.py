@@ -1,0 +1,261 @@
+"""From logits to tokens: one vectorised pass over the rows of a step.
+
+::
+
+    logits ─▶ log-probabilities ─▶ barred, bias, penalties ─▶ argmax
+               (the model's own)                           └▶ temperature, filters, draw
+
+Rows that ask for nothing are done at the argmax. Nothing here waits for the device: positions,
+slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
+
+A draw is the inverse of the cumulative distribution at one uniform number per token, and that
+number is a hash of (seed, position): what else is in the batch, and how the text was cut into
+steps, has no part in it (WK-3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.compiled import compiler_problem
+from worker.protocol import TokenLogprob
+from worker.sampling import loops as sampling_loops
+from worker.sampling.filters import candidates
+from worker.sampling.params import BIASED, DRAWS, PENALISED, WANTS_LOGPROBS, SamplingTable
+from worker.sampling.penalties import Biases, Penalties
+from worker.scheduler.request import Request
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A step's tokens, on the device. ``ids`` [rows] int64."""
+
+    ids: Tensor
+    logprobs: "_Logprobs | None" = None
+
+    def read(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
+        """Ids per row; log-probabilities per row, None where not asked for. Waits for them."""
+        ids: list[int] = self.ids.tolist()
+        return ids, None if self.logprobs is None else self.logprobs.read(len(ids))
+
+    def on_its_way(self) -> "Sampled":
+        """A copy that the device is going to write to host memory; to be read after an event."""
+        if self.logprobs is None:
+            return Sampled(_send(self.ids))
+        return Sampled(_send(self.ids), self.logprobs.on_its_way())
+
+
+class Sampler:
+    """Knows the parameters of the request in each slot, and what its text has held so far."""
+
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+        *,
+        slots: int,
+        vocab_size: int,
+        max_tokens: int,
+    ) -> None:
+        """``max_tokens`` is the longest text that one slot can hold."""
+        self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
+        self._device = device
+        self._table = SamplingTable.empty(slots)
+        self._penalties = Penalties(slots, vocab_size, max_tokens, device)
+        self._biases = Biases(slots, device)
+        self._compiles = device.type == "cpu" and compiler_problem() is None
+
+    def begin(self, slot: int, request: Request) -> None:
+        """``request`` has ``slot`` from now on."""
+        needs = self._table.fill(slot, request)
+        if needs & PENALISED:
+            self._penalties.begin(slot, request)
+        if needs & BIASED:
+            self._biases.begin(slot, request.job.sampling.logit_bias)
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        last_ids: Tensor,
+    ) -> Sampled:
+        """One token per row of ``logits`` [rows, vocabulary] float32, which may be overwritten.
+
+        The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
+        its text, after ``last_ids`` [rows] (on the device).
+        """
+        table = self._table
+        needs = table.needs[slots]
+        barred = positions < table.first_free_position[slots]
+        some: int = np.bitwise_or.reduce(needs)
+        if not some and not barred.any():
+            return Sampled(logits.argmax(dim=-1))
+        logprobs = None
+        if some & WANTS_LOGPROBS:
+            wanting = np.flatnonzero(needs & WANTS_LOGPROBS)
+            logprobs = (wanting, self._rows_of(logits, wanting).log_softmax(dim=-1))
+        if some & BIASED:
+            rows = np.flatnonzero(needs & BIASED)
+            self._biases.add_(logits, rows, slots[rows])
+        if some & PENALISED:
+            rows = np.flatnonzero(needs & PENALISED)
+            self._penalties.apply_(logits, rows, slots[rows], positions[rows], last_ids, table)
+        if barred.any():
+            rows = np.flatnonzero(barred)
+            logits[self._upload(rows)[:, None], self._eos] = -torch.inf
+        if not some & DRAWS:
+            chosen = logits.argmax(dim=-1)
+        else:
+            drawing = np.flatnonzero(needs & DRAWS)
+            drawn = self._draw(self._rows_of(logits, drawing), slots[drawing], positions[drawing])
+            if len(drawing) == len(slots):
+                chosen = drawn
+            else:
+                chosen = logits.argmax(dim=-1)
+                chosen[self._upload(drawing)] = drawn
+        if logprobs is None:
+            return Sampled(chosen)
+        wanting, values = logprobs
+        return Sampled(chosen, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
+
+    def _draw(
+        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Tensor:
+        """Tokens [rows] drawn from ``logits`` [rows, vocabulary]."""
+        table = self._table
+        draws = uniforms(table.seed[slots], positions)
+        if not self._compiles:
+            return self._draw_filtered(logits, slots, draws)
+        # By a row's own parameters, never by its company: each way rounds a little differently.
+        top_k = table.top_k[slots]
+        whole = ((top_k <= 0) | (top_k >= logits.shape[-1])) & (table.top_p[slots] >= 1)
+        if whole.all():
+            return self._draw_whole(logits, slots, draws)
+        drawn = torch.empty(len(slots), dtype=torch.int64)
+        for rows, draw in (
+            (np.flatnonzero(whole), self._draw_whole),
+            (np.flatnonzero(~whole), self._draw_filtered),
+        ):
+            if len(rows):
+                mine = self._rows_of(logits, rows)
+                drawn[torch.from_numpy(rows)] = draw(mine, slots[rows], draws[rows])
+        return drawn
+
+    def _draw_whole(
+        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
+    ) -> Tensor:
+        """Of the whole vocabulary, in one compiled loop."""
+        table, drawn = self._table, np.empty(len(slots), np.int64)
+        heats, least = table.temperature[slots], table.min_p[slots]
+        sampling_loops.draw()(logits.numpy(), heats, least, draws, drawn)
+        return torch.from_numpy(drawn)
+
+    def _draw_filtered(
+        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
+    ) -> Tensor:
+        table = self._table
+        uploaded = self._upload(np.stack((table.temperature[slots], draws)))
+        scaled = logits / uploaded[0, :, None]
+        filters = table.top_k[slots], table.top_p[slots], table.min_p[slots]
+        drawn = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        for rows, weights, ids in candidates(scaled, *filters):
+            picked = _pick_at(weights, self._rows_of(uploaded[1], rows))
+            if ids is not None:
+                picked = ids.gather(1, picked[:, None]).squeeze(1)
+            if len(rows) == len(slots):
+                return picked
+            drawn[self._upload(rows)] = picked
+        return drawn
+
+    def _pick(
+        self,
+        logprobs: Tensor,
+        chosen: Tensor,
+        wanting: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> "_Logprobs":
+        own = logprobs.gather(1, self._rows_of(chosen, wanting)[:, None])
+        ranks = (logprobs >= own).sum(dim=-1, dtype=torch.int32)
+        top = logprobs.topk(min(int(counts.max()), logprobs.shape[-1]), dim=-1)
+        return _Logprobs(wanting, counts, own.squeeze(1), ranks, top.values, top.indices)
+
+    def _rows_of(self, tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
+        return tensor if len(rows) == len(tensor) else tensor[self._upload(rows)]
+
+    def _upload(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Of the rows ``wanting`` them, ``counts`` most likely ones each; tensors are theirs.
+
+    ``ranks`` as vLLM counts them: tokens that are at least as likely as the row's ``own``.
+    """
+
+    wanting: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    own: Tensor
+    ranks: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+
+    def on_its_way(self) -> "_Logprobs":
+        """See ``Sampled.on_its_way``."""
+        tensors = self.own, self.ranks, self.top_values, self.top_ids
+        return _Logprobs(self.wanting, self.counts, *map(_send, tensors))
+
+    def read(self, rows: int) -> list[TokenLogprob | None]:
+        found: list[TokenLogprob | None] = [None] * rows
+        arrays = self.wanting, self.counts, self.own, self.ranks, self.top_ids, self.top_values
+        lists = (array.tolist() for array in arrays)
+        for row, count, own, rank, ids, values in zip(*lists, strict=True):
+            top = list(zip(ids[:count], values[:count], strict=True))
+            found[row] = TokenLogprob(own, top, rank)
+        return found
+
+
+def _send(tensor: Tensor) -> Tensor:
+    """Into pinned memory, where torch lets a copy run on without waiting for it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
+    """Where the shares of the ``weights`` [rows, tokens] reach beyond the ``draws`` [rows]."""
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Strictly less than the total, whatever rounding does: the first sum beyond the target then
+    # belongs to a token of positive weight.
+    target = torch.minimum(draws[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    picked = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # A broken model's NaNs must not become an id that does not exist.
+    return picked.clamp_(max=weights.shape[-1] - 1)
+
+
+def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float32]:
+    """A number in [0, 1) per (seed, position): SplitMix64 (Steele, Lea, Flood 2014) as a hash.
+
+    24 bits, so that each is exact in float32 and less than 1.
+    """
+    counter = (position.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    bits = _mix(_mix(seed) + counter) >> np.uint64(40)
+    return bits.astype(np.float32) * np.float32(2**-24)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,186 @@
+"""The KV pool's bookkeeping: who uses which fixed page, and which prefix it holds. No tensors.
+
+::
+
+    used     referenced by one request or by several that share a prefix
+    cached   holds a named prefix, referenced by nobody: evicted on demand, oldest first
+    empty    holds nothing that anybody could ask for
+
+    free = empty + cached,  used + free = total, always (WK-4)
+
+A name (``worker.protocol.blocks``) fixes a block's content and all that comes before it, so a named
+block is never written again: only full blocks have names.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from worker.protocol import CacheReport
+from worker.scheduler.lru import LruList
+
+
+class BlockPool:
+    """Blocks ``0 … total-1`` with reference counts and names. Every operation is O(1) per block."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise ValueError(f"a block pool needs at least 1 block, got {total}")
+        self.total = total
+        self.evictions_total = 0
+        # A stack: the block that was freed last is the one most likely still in a CPU cache.
+        self._empty = list(range(total - 1, -1, -1))
+        self._references = [0] * total
+        self._names: list[bytes | None] = [None] * total
+        self._blocks: dict[bytes, int] = {}
+        self._cached = LruList(total)
+        # As dicts, since they keep their order and forget a name in O(1).
+        self._added: dict[bytes, None] = {}
+        self._evicted: dict[bytes, None] = {}
+
+    @property
+    def free_count(self) -> int:
+        """Blocks that ``allocate`` can give: empty ones, and cached ones by eviction."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def used_count(self) -> int:
+        return self.total - self.free_count
+
+    @property
+    def cached_count(self) -> int:
+        """Of the free blocks, those with content that may be asked for again."""
+        return len(self._cached)
+
+    @property
+    def empty_count(self) -> int:
+        """Of the free blocks, those that ``allocate`` gives without evicting anything."""
+        return len(self._empty)
+
+    @property
+    def names(self) -> Iterable[bytes]:
+        """Every name that ``match`` would find."""
+        return self._blocks.keys()
+
+    # ── blocks in and out ────────────────────────────────────────────────────────────────────
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` blocks of any content; the caller has seen that so many are free."""
+        assert 0 <= count <= self.free_count, f"asked for {count} of {self.free_count} free blocks"
+        while len(self._empty) < count:
+            self._evict_oldest()
+        split = len(self._empty) - count
+        blocks = self._empty[split:]
+        del self._empty[split:]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Refer once more to named blocks."""
+        for block in blocks:
+            assert self._names[block] is not None, f"block {block} has no name to share it by"
+            if not self._references[block]:
+                self._cached.remove(block)
+            self._references[block] += 1
+
+    def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
+        """Give up one reference to each. One too many is our own bug.
+
+        ``blocks`` are in the order of their text: its end is then evicted before its beginning,
+        without which it could not be found. ``as_oldest``: they are evicted before all others.
+        """
+        push = self._cached.push_oldest if as_oldest else self._cached.push
+        for block in blocks if as_oldest else reversed(blocks):
+            references = self._references[block]
+            assert references, f"block {block} was freed twice"
+            self._references[block] = references - 1
+            if references == 1:
+                if self._names[block] is None:
+                    self._empty.append(block)
+                else:
+                    push(block)
+
+    def fits(self, shared: Sequence[int], count: int) -> bool:
+        """Whether ``share(shared)`` and then ``allocate(count)`` are possible."""
+        references = self._references
+        evictable = sum(1 for block in shared if not references[block])
+        return count + evictable <= self.free_count
+
+    # ── names ────────────────────────────────────────────────────────────────────────────────
+
+    def match(self, names: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest head of ``names`` that is here. Takes no reference."""
+        known, blocks = self._blocks, []
+        for name in names:
+            block = known.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def find(self, name: bytes) -> int | None:
+        """The block of that name."""
+        return self._blocks.get(name)
+
+    def name(self, block: int, name: bytes) -> bool:
+        """Say what a used block holds, now that it is computed; from now on it can be shared.
+
+        False when another block has that name already: this one then stays without.
+        """
+        assert self._references[block], f"block {block} was named while free"
+        assert self._names[block] is None, f"block {block} was named twice"
+        if name in self._blocks:
+            return False
+        self._names[block] = name
+        self._blocks[name] = block
+        if name in self._evicted:
+            del self._evicted[name]
+        else:
+            self._added[name] = None
+        return True
+
+    def oldest_cached(self, count: int) -> list[tuple[int, bytes]]:
+        """Up to ``count`` blocks that are to be evicted next, with their names."""
+        named = ((block, self._names[block]) for block in islice(self._cached, count))
+        return [(block, name) for block, name in named if name is not None]
+
+    def forget(self) -> None:
+        """Evict everything that is cached: when its content can no longer be trusted."""
+        while len(self._cached):
+            self._evict_oldest()
+
+    def take_changes(self) -> CacheReport | None:
+        """Names that came and went since the last call; one that did both is not mentioned."""
+        if not self._added and not self._evicted:
+            return None
+        report = CacheReport(list(self._added), list(self._evicted))
+        self._added, self._evicted = {}, {}
+        return report
+
+    def _evict_oldest(self) -> None:
+        block = self._cached.pop_oldest()
+        name = self._names[block]
+        assert name is not None
+        self._names[block] = None
+        del self._blocks[name]
+        self._empty.append(block)
+        self.evictions_total += 1
+        if name in self._added:
+            del self._added[name]
+        else:
+            self._evicted[name] = None
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the books do not balance."""
+        empty, cached = set(self._empty), set(self._cached)
+        assert len(empty) == len(self._empty), "a block is free twice"
+        assert len(cached) == len(self._cached), "the list of cached blocks is broken"
+        assert not empty & cached, "a block is both empty and cached"
+        used = {block for block, references in enumerate(self._references) if references}
+        assert not used & (empty | cached), "a free block is in use"
+        assert len(used) + len(empty) + len(cached) == self.total, "a block was lost"
+        assert min(self._references) >= 0, "a reference was given up twice"
+        named = {name: block for block, name in enumerate(self._names) if name is not None}
+        assert named == self._blocks, "names and blocks do not agree"
+        assert not empty & set(named.values()), "an empty block has a name"
+        assert cached <= set(named.values()), "a cached block has no name"

@@ -1,0 +1,145 @@
+"""A job inside the engine: what the scheduler, the runner and the loop know about it."""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from worker.core import Job
+from worker.protocol import AbortCause, Code, FinishReason, OnDeadline
+
+PENDING: Final = -1
+"""Stands in ``Request.tokens`` for a token that a launched step will give."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A job with its progress: no prefill or decode phase, only ``computed`` of ``tokens``.
+
+    ::
+
+        tokens    [ prompt ............ | generated ... ]
+        computed  ──────────────────▶ KV of these positions is in the pool
+        limit_tokens ───────────────────────────────────────────▶ blocks are reserved up to here
+    """
+
+    job: Job
+    tokens: list[int]
+    prompt_tokens: int
+    limit_tokens: int
+    """Prompt plus ``max_tokens``, clipped to what the context and the pool can hold."""
+    seed: int
+    """Key of the random draws, 0 … 2**64-1; the client's, or one of the job's own."""
+    submitted_at: float
+    least_tokens: int
+    """Tokens that it must still get for certain before it can end well (DL-3)."""
+    ends_cleanly: bool
+    """The client takes what there is when time runs out (DL-6 ``partial``)."""
+
+    names: list[bytes] = field(default_factory=list)
+    """Names of its full blocks: the prompt's from the start, then each as it fills."""
+    root: bytes = b""
+    """What the first name is chained to."""
+
+    computed: int = 0
+    slot: int = -1
+    """Row of the runner's tables while running, else -1."""
+    blocks: list[int] = field(default_factory=list)
+    """Those at the head may be shared and are then never written; fixed once it has ``begun``."""
+    named: int = 0
+    """How many of ``blocks`` are full, and so have a name or share their content."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found computed."""
+    begun: bool = False
+    """A step has been planned for it."""
+    is_looked_up: bool = False
+    """Its head has been looked for on disk."""
+    loading: bool = False
+    """Blocks of its head are on their way from disk: it is not admitted yet."""
+    leaving: bool = False
+    """No further step is to be planned for it; it stays until those launched have been read."""
+    pausing: bool = False
+    """It is to be paused once the step in flight has been read; none is planned meanwhile."""
+    paused: bool = False
+    """It has left its slot, and keeps its blocks."""
+    held: bool = False
+    """It waits, has not begun, and is not to be admitted."""
+    pauses: int = 0
+    """How often it was paused or held."""
+    redone: int = 0
+    """How often a launched step of it was taken back: the runner's tables may know too much."""
+    latest_start: float = 0.0
+    """Deadline less expected service: the order of the queue (least slack first)."""
+    overtaken: int = 0
+    """How often a smaller request went first while this one lacked blocks."""
+    started_at: float | None = None
+    first_token_at: float | None = None
+    late_tokens: int = 0
+    spared: bool = False
+    """It was certain to miss, and goes on."""
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def deadline(self) -> float:
+        return self.job.deadline
+
+
+def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
+    """A request for ``job``; ``own_seed`` (64 bits) serves when the client gave none.
+
+    ``limit_tokens`` is set by the scheduler, which knows the capacity.
+    """
+    sampling = job.sampling
+    ends_cleanly = job.on_deadline is OnDeadline.PARTIAL
+    no_early_end = sampling.ignore_eos and not sampling.stop
+    certain = sampling.max_tokens if no_early_end else sampling.min_tokens
+    return Request(
+        job=job,
+        tokens=list(job.token_ids),
+        prompt_tokens=len(job.token_ids),
+        limit_tokens=0,
+        seed=own_seed if sampling.seed is None else sampling.seed % 2**64,
+        submitted_at=submitted_at,
+        least_tokens=0 if ends_cleanly else certain,
+        ends_cleanly=ends_cleanly,
+    )
+
+
+class Ending(NamedTuple):
+    """How a job ends; ``code`` is None when it ends well."""
+
+    reason: FinishReason
+    code: Code | None = None
+    message: str = ""
+
+
+STOPPED = Ending(FinishReason.STOP)
+LENGTH = Ending(FinishReason.LENGTH)
+CUT_SHORT = Ending(FinishReason.DEADLINE)
+DEADLINE_PASSED = Ending(
+    FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the text was done"
+)
+CANNOT_FINISH = Ending(
+    FinishReason.DEADLINE,
+    Code.DEADLINE_EXCEEDED,
+    "the tokens that must still come no longer fit before the deadline",
+)
+STARVED = Ending(
+    FinishReason.DEADLINE,
+    Code.DEADLINE_EXCEEDED,
+    "too little time was left when the generation could have started",
+)
+DRAINED = Ending(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
+
+ABORTED: dict[AbortCause, Ending] = {
+    AbortCause.CANCEL: Ending(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
+    AbortCause.DISCONNECT: Ending(
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client is gone"
+    ),
+    AbortCause.LANE_LOST: Ending(
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job is gone"
+    ),
+    AbortCause.DRAIN: DRAINED,
+    AbortCause.STOP_STRING: STOPPED,
+}

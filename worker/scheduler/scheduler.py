@@ -1,0 +1,459 @@
+"""Who computes what in the next step. No tensors, no devices, no clock.
+
+Each step spends a token budget: running requests first (one token each for those that decode,
+then chunks of prompts, least slack first), then the waiting ones. A request is admitted only when
+its blocks can be reserved to completion, so nothing that runs is ever preempted for memory. Only
+blocks beyond the cached prefix need reserving. Who is paused gives up its slot, not its blocks::
+
+    waiting ──admit──▶ running ◀──pause, resume──▶ paused        slot: running only
+       (held)             │                          │           blocks: running and paused
+                          └────────── release ───────┘
+"""
+
+import math
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from worker.protocol import Code, FinishReason, context_note
+from worker.runner.base import Plan, Row
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.prefix_cache import Prefixes
+from worker.scheduler.prompt_order import prompt_urgency
+from worker.scheduler.request import PENDING, STARVED, Ending, Request
+from worker.scheduler.step_time import Pace
+
+_PATIENCE_S = 300.0
+"""A request without a deadline is ordered as if it had one this far off: it must not starve."""
+
+MAX_PAUSES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
+
+    vocab_size: int
+    context_tokens: int
+    block_tokens: int
+    max_running: int
+    max_waiting: int
+    max_step_tokens: int
+    min_start_budget_s: float
+    max_stall_s: float = 0.05
+    prefix_cache: bool = True
+    max_pauses: int = MAX_PAUSES
+    """How often one request may be paused; further pauses are ignored."""
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < self.max_running:
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) is less than max_running"
+                f" ({self.max_running}): every running job needs one token per step;"
+                " raise the former or lower the latter"
+            )
+
+    @property
+    def most_overtakes(self) -> int:
+        """How often smaller requests may go before one that lacks blocks."""
+        return 2 * self.max_running
+
+
+@dataclass(slots=True)
+class Schedule:
+    """``plan`` is None when there is nothing to compute; ``started`` were admitted for it."""
+
+    plan: Plan | None
+    started: list[Request]
+
+
+class Scheduler:
+    """Owns the pool, the running set and the queue. Used by one thread."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, pace: Pace | None = None) -> None:
+        self.config = config
+        self.pool = pool
+        self.pace = pace or Pace()
+        self.prefixes = Prefixes(pool, config.block_tokens, enabled=config.prefix_cache)
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # least slack first
+        self.paused: list[Request] = []
+        self._free_slots = list(range(config.max_running - 1, -1, -1))
+        self._lent: Counter[int] = Counter()
+        """Blocks that are being copied, and how often."""
+        self._blocked = False
+        """Nobody can be admitted until something ends or arrives."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The most tokens that one request can have: context or the whole pool."""
+        return min(self.config.context_tokens, self.pool.total * self.config.block_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self.paused)
+
+    def enqueue(self, request: Request, now: float) -> Ending | None:
+        """Put a request in the queue, or say why not."""
+        refusal = self._refusal(request, now)
+        if refusal is None:
+            wanted = request.prompt_tokens + request.job.sampling.max_tokens
+            request.limit_tokens = min(wanted, self.capacity_tokens)
+            room = request.limit_tokens - request.prompt_tokens
+            request.least_tokens = min(request.least_tokens, room)
+            request.latest_start = self._latest_start(request)
+            insort(self.waiting, request, key=_queue_order)
+            self._blocked = False
+        return refusal
+
+    def starved(self, now: float) -> list[Request]:
+        """Waiting requests that have too little time left to start (DL-3), still in the queue."""
+        floor = now + self.config.min_start_budget_s
+        return [request for request in self.waiting if request.job.deadline <= floor]
+
+    def next_prompt_tokens(self, is_more_coming: bool) -> int:
+        """The most prompt tokens that the next step can carry beside decodes."""
+        if not (
+            is_more_coming
+            or self.waiting
+            or any(len(request.tokens) - request.computed > 1 for request in self.running)
+        ):
+            return 0
+        gap_s = min((request.job.token_gap_s for request in self.running), default=math.inf)
+        return self._prompt_budget(len(self.running), gap_s)
+
+    def schedule(self, now: float = -math.inf) -> Schedule:
+        """Plan the next step and admit into it whom the budget, slots and blocks allow.
+
+        Without ``now`` there is time for everybody.
+        """
+        rows: list[Row] = []
+        prefilling: list[Request] = []
+        gap_s = math.inf
+        for request in self.running:
+            if request.leaving or request.pausing:
+                continue
+            computed = request.computed
+            if len(request.tokens) - computed == 1:
+                rows.append(Row(request, computed, 1, True))
+                if request.job.token_gap_s < gap_s:
+                    gap_s = request.job.token_gap_s
+            else:
+                prefilling.append(request)
+        decodes = len(rows)
+        budget = self._prompt_budget(decodes, gap_s)
+        if len(prefilling) > 1:
+            prefilling = self._most_urgent_first(prefilling, now)
+        ahead: list[Request] = []
+        if prefilling or self.waiting:
+            ahead += [request for request in self.running if self._has_unnamed_blocks(request)]
+        for request in prefilling:
+            if not budget:
+                break
+            budget -= self._add_chunk(rows, request, budget, ahead)
+        started: list[Request] = []
+        while budget and not self._blocked and (admitted := self._admit_next()):
+            started.append(admitted)
+            budget -= self._add_chunk(rows, admitted, budget, ahead)
+        if not rows:
+            return Schedule(None, started)
+        tokens = decodes + sum(row.count for row in rows[decodes:])
+        return Schedule(Plan(rows, decodes, tokens), started)
+
+    def advance(self, row: Row, new_ids: list[int]) -> None:
+        """Book what a step computed. All but the last new token are in the pool already."""
+        request = row.request
+        request.computed = row.start + row.count
+        if new_ids:
+            request.tokens.extend(new_ids)
+            request.computed += len(new_ids) - 1
+            if request.least_tokens:
+                request.least_tokens = max(0, request.least_tokens - len(new_ids))
+        if request.computed >= (request.named + 1) * self.config.block_tokens:
+            self.prefixes.name_full_blocks(request, request.computed)
+
+    def launch(self, row: Row) -> None:
+        """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
+        request = row.request
+        request.computed = row.start + row.count
+        if row.samples:
+            request.tokens.append(PENDING)
+            request.leaving = len(request.tokens) >= request.limit_tokens
+
+    def confirm(self, row: Row, new_ids: list[int]) -> None:
+        """Book the result of a launched row, at most one token."""
+        request = row.request
+        end = row.start + row.count
+        if new_ids:
+            (request.tokens[end],) = new_ids
+            request.least_tokens = max(0, request.least_tokens - 1)
+        if end >= (request.named + 1) * self.config.block_tokens:
+            self.prefixes.name_full_blocks(request, end)
+
+    def discard(self, row: Row) -> None:
+        """Forget what a launched row was to give, and all after it; nothing is planned any more."""
+        request = row.request
+        request.leaving = True
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
+
+    def take_back_launch(self, row: Row) -> None:
+        """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
+        request = row.request
+        request.computed = row.start
+        request.leaving = False
+        request.redone += 1
+        del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
+
+    def release(self, request: Request) -> None:
+        """Forget a request, wherever it is; its slot and blocks are free when this returns."""
+        self._blocked = False
+        if request.paused:
+            self.paused.remove(request)
+            request.paused = False
+        elif request.slot >= 0:
+            self._leave_slot(request)
+        else:
+            self.waiting.remove(request)
+            return
+        self.pool.free(request.blocks)
+        request.blocks = []
+
+    def pause(self, request: Request) -> None:
+        """Take a running request out of its slot. No launched step may have a row of it."""
+        self._blocked = False
+        self._leave_slot(request)
+        request.pausing = False
+        request.paused = True
+        request.pauses += 1
+        self.paused.append(request)
+
+    def resume(self, request: Request) -> bool:
+        """Give a paused request a slot, perhaps another one than before; False if none is free."""
+        if not self._free_slots:
+            return False
+        self.paused.remove(request)
+        request.paused = False
+        request.slot = self._free_slots.pop()
+        self.running.append(request)
+        return True
+
+    def least_slack_first(self, requests: Sequence[Request]) -> list[Request]:
+        return sorted(requests, key=self._slack_order)
+
+    def lend(self, blocks: Sequence[int]) -> None:
+        """Keep named blocks as they are until ``take_back``."""
+        self.pool.share(blocks)
+        self._lent.update(blocks)
+
+    def set_aside(self, count: int) -> list[int]:
+        """Blocks for somebody else to fill, until ``take_back``. So many must be free."""
+        blocks = self.pool.allocate(count)
+        self._lent.update(blocks)
+        return blocks
+
+    def take_back(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
+        """What was lent or set aside may be used and evicted again (see ``BlockPool.free``)."""
+        self._lent.subtract(blocks)
+        self._lent = +self._lent
+        self.pool.free(blocks, as_oldest=as_oldest)
+        self.unblock()
+
+    def unblock(self) -> None:
+        """Somebody who could not be admitted perhaps can now."""
+        self._blocked = False
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
+        self.pool.check_integrity()
+        holders = self.running + self.paused
+        own = [block for request in holders for block in request.blocks[request.named :]]
+        full = {block for request in holders for block in request.blocks[: request.named]}
+        assert len(own) == len(set(own)), "two requests write the same block"
+        assert not full & set(own), "a shared block is written"
+        assert not self._lent.keys() & set(own), "a block that is lent is written"
+        held = len(full | self._lent.keys()) + len(own)
+        assert held == self.pool.used_count, "blocks are used that nobody holds"
+        slots = self._free_slots + [request.slot for request in self.running]
+        assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
+        for request in holders:
+            assert len(request.blocks) == self._blocks_for(request.limit_tokens)
+            assert request.leaving or request.computed < len(request.tokens)
+            assert len(request.tokens) <= request.limit_tokens
+            assert request.named * self.config.block_tokens <= request.computed
+        for request in self.paused:
+            assert request.paused and request.slot == -1, "a paused request has a slot"
+            assert PENDING not in request.tokens[request.prompt_tokens :]
+        for request in self.waiting:
+            assert not request.paused, "a paused request waits"
+            assert request.slot == -1 and not request.blocks, "a waiting request holds something"
+        assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
+
+    def _refusal(self, request: Request, now: float) -> Ending | None:
+        if not request.tokens:
+            return _refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
+        if request.prompt_tokens >= self.capacity_tokens:
+            return _refused(
+                Code.CONTEXT_OVERFLOW,
+                f"the prompt has {request.prompt_tokens} tokens; at most"
+                f" {self.capacity_tokens - 1} leave room for a token of the answer"
+                + context_note(self.capacity_tokens, self.config.context_tokens),
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
+            return _refused(
+                Code.INVALID_REQUEST,
+                f"the prompt has token ids outside 0 to {self.config.vocab_size - 1}, the"
+                " model's vocabulary; encode it with the model's own tokenizer",
+            )
+        if request.job.deadline - now <= self.config.min_start_budget_s:
+            return STARVED
+        held = len(self.running) + len(self.waiting) + len(self.paused)
+        if held >= self.config.max_running + self.config.max_waiting:
+            return _refused(
+                Code.NO_CAPACITY,
+                f"the worker holds {held} jobs, its maximum; try again later or elsewhere",
+            )
+        return None
+
+    # ── the order ────────────────────────────────────────────────────────────────────────────
+
+    def _latest_start(self, request: Request) -> float:
+        """Deadline less expected service: least slack first, whatever the time is.
+
+        While the first token is to come, its own deadline counts too, less the rest of the prompt.
+        """
+        room = request.limit_tokens - len(request.tokens)
+        expected = max(request.least_tokens, min(self.pace.typical_tokens, room))
+        left = len(request.tokens) - request.computed
+        deadline = request.job.deadline
+        if deadline == math.inf:
+            deadline = request.submitted_at + _PATIENCE_S
+        latest = deadline - self.pace.service_s(left, expected)
+        if request.job.first_token_by < deadline and not request.generated:
+            latest = min(latest, request.job.first_token_by - self.pace.service_s(left, 0))
+        return latest
+
+    def _slack_order(self, request: Request) -> tuple[float, float]:
+        return self._latest_start(request), request.submitted_at
+
+    def _most_urgent_first(self, prefilling: list[Request], now: float) -> list[Request]:
+        token_s = self.pace.prompt_token_s
+        if now == -math.inf or not token_s:
+            return self.least_slack_first(prefilling)
+        work_s = {r: token_s * (len(r.tokens) - r.computed) for r in prefilling}
+        backlog_s = sum(work_s.values())
+
+        def urgency(request: Request) -> float:
+            slack_s = self._latest_start(request) - now
+            return prompt_urgency(slack_s, work_s[request], backlog_s)
+
+        return sorted(prefilling, key=urgency, reverse=True)
+
+    def _has_unnamed_blocks(self, request: Request) -> bool:
+        """A step that was launched fills them, and has not been read yet."""
+        return request.computed >= (request.named + 1) * self.config.block_tokens
+
+    def _prompt_budget(self, decodes: int, gap_s: float) -> int:
+        """Prompt tokens of the next step: with decodes in it, no more than delay them little.
+
+        Where a step without any prompt takes longer than ``max_stall_s``, as long again: with less
+        of it prompts would starve, and the first token is a token too. ``gap_s`` is the smallest
+        that any of the decodes has between two tokens (DL-14): a step is to take no longer.
+        """
+        budget = self.config.max_step_tokens - decodes
+        if not decodes:
+            return budget
+        plain_s = self.pace.plain_step_s
+        stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
+        # One block at least, so that prompts get on whatever the pace.
+        allowed = self.pace.prompt_tokens_within(stall_s, budget)
+        return min(budget, max(allowed, self.config.block_tokens))
+
+    def _add_chunk(
+        self, rows: list[Row], request: Request, budget: int, ahead: list[Request]
+    ) -> int:
+        """Give ``request`` a row, unless what it needs is computed by one of those ``ahead``."""
+        if not request.begun:
+            self.prefixes.adopt(request)
+            if self.prefixes.is_computed_by(ahead, request):
+                return 0
+            request.begun = True
+        ahead.append(request)
+        left = len(request.tokens) - request.computed
+        count = min(left, budget)
+        rows.append(Row(request, request.computed, count, count == left))
+        return count
+
+    # ── admission ────────────────────────────────────────────────────────────────────────────
+
+    def _admit_next(self) -> Request | None:
+        """The head of the queue if its blocks are there, else one that does not delay it.
+
+        None when nobody can be admitted, which then holds until something ends or arrives.
+        """
+        ready = [one for one in self.waiting if not one.loading and not one.held]
+        if ready and self._free_slots:
+            head, *others = ready
+            if self._reserve(head):
+                return head
+            if head.overtaken < self.config.most_overtakes:
+                for request in self._not_delaying(head, others):
+                    if self._reserve(request):
+                        head.overtaken += 1
+                        return request
+        self._blocked = True
+        return None
+
+    def _not_delaying(self, head: Request, others: Sequence[Request]) -> list[Request]:
+        """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
+
+        EASY backfilling (Lifka 1995), in steps instead of hours: running requests end at the
+        latest with their last token, so the step is known in which enough of them have. Paused
+        ones count as if they went on now: ``head`` cannot have their blocks any sooner.
+        """
+        missing = self._blocks_for(head.limit_tokens) - self.pool.free_count
+        fits_after = 0
+        for request in sorted(self.running + self.paused, key=self._steps_left):
+            if missing <= 0:
+                break
+            missing -= len(request.blocks)
+            fits_after = self._steps_left(request)
+        spare = -missing
+        return [
+            request
+            for request in others
+            if self._steps_left(request) <= fits_after
+            or self._blocks_for(request.limit_tokens) <= spare
+        ]
+
+    def _steps_left(self, request: Request) -> int:
+        """Steps until its last possible token, if it computes in every one."""
+        left = len(request.tokens) - request.computed
+        chunks = -(-left // self.config.max_step_tokens)
+        return chunks + request.limit_tokens - len(request.tokens) - 1
+
+    def _reserve(self, request: Request) -> bool:
+        """Move a waiting request to the running ones if all its blocks can be had now."""
+        if not self.prefixes.reserve(request, self._blocks_for(request.limit_tokens)):
+            return False
+        self.waiting.remove(request)
+        request.slot = self._free_slots.pop()
+        self.running.append(request)
+        return True
+
+    def _leave_slot(self, request: Request) -> None:
+        self.running.remove(request)
+        self._free_slots.append(request.slot)
+        request.slot = -1
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_tokens)
+
+
+def _queue_order(request: Request) -> tuple[float, float]:
+    return request.latest_start, request.submitted_at
+
+
+def _refused(code: Code, message: str) -> Ending:
+    return Ending(FinishReason.ERROR, code, message)

@@ -1,0 +1,190 @@
+"""The lane contract: many jobs on one stream, answered by one frame for all that happened."""
+
+from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.protocol import (
+    Code,
+    Delta,
+    End,
+    FinishReason,
+    Frame,
+    ModelCard,
+    Started,
+    WorkerStats,
+    encode,
+)
+from worker.protocol.tensors import FRAME
+from worker.service.call import Responder, strings
+from worker.service.kv_events import CacheNews
+from worker.service.replies import as_shown
+from worker.text.text_stream import TextStream
+
+
+class Lane:
+    """One open lane. Collects news between two frames; ``flush`` sends them as one."""
+
+    def __init__(self, name: str, responder: Responder) -> None:
+        self.name = name
+        self.responder = responder
+        self.routes: dict[int, LaneRoute] = {}
+        self.last_sent = 0.0
+        self.cache = CacheNews()
+        """What of the prefix cache is yet to be reported."""
+        self._ended = False
+        self._seq = 0
+        self._deltas: dict[int, Delta] = {}
+        self._frame = Frame(0)
+        self._pending = False
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def jobs(self) -> list[Job]:
+        return [route.job for route in list(self.routes.values())]
+
+    def describe(self, card: ModelCard) -> None:
+        """Put the card into the next frame."""
+        self._frame.card = card
+        self._pending = True
+
+    def report(self, stats: WorkerStats, *, draining: bool) -> None:
+        """Put statistics and news of the prefix cache into the next frame."""
+        self._frame.stats = stats
+        self._frame.draining = draining
+        if self._frame.cache is None:
+            self._frame.cache = self.cache.take()
+        self._pending = True
+
+    def started(self, handle: int, wait_ms: float) -> None:
+        self._frame.started.append(Started(handle, wait_ms))
+        self._pending = True
+
+    def add(self, delta: Delta) -> None:
+        """Take over ``delta``; tokens of one job within one frame join into one delta."""
+        known = self._deltas.get(delta.handle)
+        if known is None:
+            self._deltas[delta.handle] = delta
+            self._pending = True
+            return
+        known.ids.extend(delta.ids)
+        known.texts.extend(delta.texts)
+        if known.logprobs is not None and delta.logprobs is not None:
+            known.logprobs.extend(delta.logprobs)
+
+    def paused(self, handle: int) -> None:
+        if handle in self._frame.resumed:  # since the last frame: it stands still as before
+            self._frame.resumed.remove(handle)
+        else:
+            self._frame.paused.append(handle)
+            self._pending = True
+
+    def resumed(self, handle: int) -> None:
+        self._frame.resumed.append(handle)
+        self._pending = True
+
+    def end(self, end: End) -> None:
+        """The handle's terminal record; it may be used again afterwards."""
+        self.routes.pop(end.handle, None)
+        self._frame.ends.append(end)
+        self._pending = True
+
+    def refuse(self, handle: int, prompt_tokens: int, code: Code, message: str) -> None:
+        """The terminal record of a job that the engine never saw."""
+        self.end(
+            End(
+                handle=handle,
+                reason=FinishReason.ERROR,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=0,
+                wait_ms=0.0,
+                prefill_ms=0.0,
+                decode_ms=0.0,
+                left_ms=0.0,
+                code=code,
+                message=message,
+            )
+        )
+
+    def flush(self) -> None:
+        if not self._pending or self._ended:
+            return
+        frame = self._frame
+        frame.seq = self._seq
+        frame.deltas = list(self._deltas.values())
+        self._seq += 1
+        self._frame = Frame(0)
+        self._deltas = {}
+        self._pending = False
+        self.responder.send({FRAME: strings(encode(frame))})
+
+    def close(self) -> None:
+        self._ended = True
+        self.responder.close()
+
+
+class LaneRoute:
+    """One job on a lane. Its own request stays open until it ends, for Triton's books only."""
+
+    def __init__(
+        self, lane: Lane, handle: int, job: Job, text: TextStream, responder: Responder
+    ) -> None:
+        self.lane = lane
+        self.handle = handle
+        self.job = job
+        self._text = text
+        self._responder = responder
+        self._delivered = 0
+        self._stopped = False
+
+    @property
+    def outlet(self) -> Lane:
+        return self.lane
+
+    def started(self, event: JobStarted) -> None:
+        self.lane.started(self.handle, event.wait_ms)
+
+    def tokens(self, event: JobTokens) -> bool:
+        if self._stopped:
+            return False
+        ids, logprobs = event.ids, event.logprobs
+        fed = self._text.feed(ids)
+        if fed.stopped_at is not None:
+            self._stopped = True
+            ids = ids[: fed.stopped_at + 1]
+            logprobs = None if logprobs is None else logprobs[: fed.stopped_at + 1]
+        self._delivered += len(ids)
+        self.lane.add(Delta(self.handle, ids, fed.texts[: len(ids)], logprobs))
+        return self._stopped
+
+    def paused(self) -> None:
+        self.lane.paused(self.handle)
+
+    def resumed(self) -> None:
+        self.lane.resumed(self.handle)
+
+    def finished(self, event: JobFinished) -> None:
+        try:
+            self.lane.end(self._end(event))
+        finally:
+            self._responder.close()
+
+    def _end(self, event: JobFinished) -> End:
+        tail, stopped = ("", True) if self._stopped else self._text.flush()
+        event = as_shown(event, stopped)
+        return End(
+            handle=self.handle,
+            reason=event.reason,
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=self._delivered,
+            wait_ms=event.wait_ms,
+            prefill_ms=event.prefill_ms,
+            decode_ms=event.decode_ms,
+            left_ms=event.left_ms,
+            code=event.code,
+            message=event.message,
+            late_tokens=event.late_tokens,
+            abort_ms=event.abort_ms,
+            tail=tail,
+            cached_tokens=event.cached_tokens,
+            spared=event.spared,
+        )

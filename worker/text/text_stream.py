@@ -1,0 +1,52 @@
+"""A job's text as it grows: detokenised, cut at stop strings."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from worker.text.detokenizer import Detokenizer
+from worker.text.stop_strings import Passed, StopMatcher
+
+
+class Fed(NamedTuple):
+    """``texts[i]`` is what ``ids[i]`` made printable, empty while it is held back.
+
+    ``stopped_at`` is the index of the id that completed a stop string: what was printable before
+    it is in the texts up to there, and later ids count for nothing.
+    """
+
+    texts: list[str]
+    stopped_at: int | None
+
+
+class TextStream:
+    """Used by one thread. After a ``stopped_at`` the text is over and no more is fed."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
+        """``stop`` strings count in the text that comes after the first ``min_tokens`` tokens."""
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stop) if stop else None
+        self._exempt_tokens = min_tokens
+
+    def feed(self, ids: Sequence[int]) -> Fed:
+        """Take new token ids; texts are parallel to them."""
+        texts = self._detokenizer.feed(ids)
+        if self._matcher is None:
+            return Fed(texts, None)
+        exempt = min(self._exempt_tokens, len(ids))
+        self._exempt_tokens -= exempt
+        for i in range(exempt, len(texts)):
+            texts[i], stopped = self._matcher.feed(texts[i])
+            if stopped:
+                texts[i + 1 :] = [""] * (len(texts) - i - 1)
+                return Fed(texts, i)
+        return Fed(texts, None)
+
+    def flush(self) -> Passed:
+        """What was held back, at the end of a text that no stop string ended before."""
+        rest = self._detokenizer.flush()
+        if self._matcher is None:
+            return Passed(rest, False)
+        passed = self._matcher.feed(rest)
+        return passed if passed.stopped else Passed(passed.text + self._matcher.flush(), False)
