@@ -53,6 +53,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: setup
 	$(BIN)/python -m perf.bench $(ARGS)

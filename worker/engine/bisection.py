@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
-from worker.runner.base import Plan, Row
+from worker.scheduler.plan import Plan, Row
 from worker.scheduler.request import Ending, Request
 
 

@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +14,6 @@ from worker.core import Clock, EngineService
 from worker.engine.engine import Engine
 from worker.kv_disk.base import Tier
 from worker.kv_disk.build import open_disk_tier
-from worker.kv_disk.copies import KVMemory
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
@@ -24,8 +22,8 @@ from worker.models.folder import model_name, why_unservable
 from worker.models.generation import read_sampling_defaults
 from worker.models.load_timing import Phases
 from worker.protocol import ModelCard, SamplingDefaults
-from worker.runner.base import Runner
-from worker.runner.memory import MemoryGuard, MemoryLimits
+from worker.runner.base import BuiltRunner, Runner
+from worker.runner.memory import MemoryLimits
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.synthetic import FreeRunner, PacedRunner, StepPace
 from worker.scheduler.block_pool import BlockPool
@@ -56,23 +54,6 @@ class EngineBundle:
     card: ModelCard
     load_ms: Mapping[str, float] = field(default_factory=dict)
     """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
-
-
-class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
-
-    ``arithmetic`` is what else decides how its sums are rounded.
-    """
-
-    runner: Runner
-    blocks: int
-    device: str
-    dtype: str
-    attention: str = "none"
-    arithmetic: str = ""
-    memory: KVMemory | None = None
-    """How to copy KV blocks; None where there is no KV."""
-    guard: MemoryGuard | None = None
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:

@@ -40,10 +40,11 @@ from worker.engine.stats import Totals, snapshot
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
 from worker.protocol import AbortCause, CacheReport, FinishReason, TokenLogprob, prefix_salt
-from worker.runner.base import OverlappingRunner, Plan, Row, Runner, StepResult
+from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.flight import Flight
 from worker.runner.out_of_memory import StepMemory, StepOutcome
 from worker.scheduler.pauses import Pauses
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.records import finished
 from worker.scheduler.request import (
     ABORTED,

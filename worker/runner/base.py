@@ -3,45 +3,11 @@
 Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 """
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from worker.protocol import TokenLogprob
-from worker.scheduler.request import Request
-
-
-@dataclass(slots=True)
-class Row:
-    """One request's share of a step: compute ``count`` tokens from position ``start`` on.
-
-    ``samples`` says that the row reaches the request's last token, so that a new one follows.
-    """
-
-    request: Request
-    start: int
-    count: int
-    samples: bool
-
-
-@dataclass(slots=True)
-class Plan:
-    """One step. The first ``decodes`` rows compute one token each, chunks of prompts follow."""
-
-    rows: list[Row]
-    decodes: int
-    tokens: int
-
-
-@dataclass(slots=True)
-class StepResult:
-    """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
-
-    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
-    None when no row asked.
-    """
-
-    ids: list[list[int]]
-    logprobs: list[list[TokenLogprob] | None] | None = None
+from worker.kv_disk.copies import KVMemory
+from worker.runner.memory import MemoryGuard
+from worker.scheduler.plan import Plan, StepResult
 
 
 class Runner(Protocol):
@@ -86,3 +52,20 @@ class OverlappingRunner(Runner, Protocol):
 
         Those launched before can be collected all the same.
         """
+
+
+class BuiltRunner(NamedTuple):
+    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
+
+    ``arithmetic`` is what else decides how its sums are rounded.
+    """
+
+    runner: Runner
+    blocks: int
+    device: str
+    dtype: str
+    attention: str = "none"
+    arithmetic: str = ""
+    memory: KVMemory | None = None
+    """How to copy KV blocks; None where there is no KV."""
+    guard: MemoryGuard | None = None

@@ -7,7 +7,6 @@ import torch
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
 from worker.compiled import compiler_problem, give_up, toolchain
-from worker.engine.build import BuiltRunner
 from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
 from worker.models import fused
@@ -16,6 +15,7 @@ from worker.models.config import ModelConfig
 from worker.models.load_timing import Phases
 from worker.models.loader import Layout
 from worker.models.model import Model, load_model
+from worker.runner.base import BuiltRunner
 from worker.runner.cuda_runner import build_cuda_runner
 from worker.runner.device import open_device
 from worker.runner.forward import Compute, Tiled, Whole

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
 from worker.log import model_log
-from worker.runner.base import Plan, StepResult
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
@@ -29,6 +28,7 @@ from worker.runner.forward import Compute, Whole
 from worker.runner.torch_runner import TorchRunner, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
 from worker.sampling.sampler import Sampled, Sampler
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
 
 

@@ -1,6 +1,7 @@
 """A step between its launch and its reading."""
 
-from worker.runner.base import LaunchedStep, Plan, StepResult
+from worker.runner.base import LaunchedStep
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
 
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason, TokenLogprob
-from worker.runner.base import Plan, Row, Runner, StepResult
+from worker.runner.base import Runner
 from worker.runner.memory import MemoryGuard, MemoryLimitExceeded, is_out_of_memory
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Ending, Request
 
 _CHECK_EVERY_STEPS: Final = 32

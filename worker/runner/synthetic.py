@@ -16,7 +16,7 @@ from pathlib import Path
 
 from worker.core import Clock
 from worker.protocol import TokenLogprob
-from worker.runner.base import Plan, StepResult
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
 
 _FREE_TOKENS_PER_STEP = 8

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
 from worker.protocol import TokenLogprob
-from worker.runner.base import Plan, Row, StepResult
 from worker.runner.forward import Compute
 from worker.sampling.sampler import Sampler
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 
 

@@ -1,6 +1,7 @@
 """Who computes what in the next step: no tensors, no devices, no clock.
 
 - ``scheduler``     admits, starts, pauses and ends requests; plans a step
+- ``plan``          what it has decided for one step
 - ``request``       a job inside the engine
 - ``block_pool``    KV pages, references, names; ``prefix_cache`` shares them
 - ``step_time``     what a step takes

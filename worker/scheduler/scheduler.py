@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.protocol import Code, FinishReason, context_note
-from worker.runner.base import Plan, Row
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import Prefixes
 from worker.scheduler.prompt_order import prompt_urgency
 from worker.scheduler.request import PENDING, STARVED, Ending, Request

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine
 from worker.protocol import OnDeadline, Sampling
-from worker.runner.base import Plan, StepResult
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Scheduler, SchedulerConfig
 
 EOS = 2

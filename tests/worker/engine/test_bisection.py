@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.worker.engine.harness import Bench, end_of, ids_of
 from worker.core import Event, Job
 from worker.protocol import AbortCause, Code, FinishReason
-from worker.runner.base import Plan
+from worker.scheduler.plan import Plan
 
 
 def fail_with(bench: Bench, guilty: list[Job]) -> list[int]:

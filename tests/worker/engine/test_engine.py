@@ -5,7 +5,7 @@ import pytest
 from tests.worker.engine.harness import EOS, Bench, end_of, ids_of, was_started
 from worker.core import Job, JobFinished, JobTokens
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
-from worker.runner.base import Plan, StepResult
+from worker.scheduler.plan import Plan, StepResult
 
 ABORTS = [
     (AbortCause.CANCEL, Code.CANCELLED),

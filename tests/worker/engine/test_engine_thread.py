@@ -10,8 +10,8 @@ from tests.worker.engine.harness import EOS, Bench, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
-from worker.runner.base import Plan
 from worker.runner.synthetic import FreeRunner
+from worker.scheduler.plan import Plan
 
 PATIENCE_S = 30.0
 

@@ -9,9 +9,9 @@ from tests.worker.engine.harness import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
 from worker.protocol import Code, FinishReason, OnDeadline, Sampling
-from worker.runner.base import Plan, StepResult
 from worker.runner.synthetic import FreeRunner, StepPace
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Scheduler
 
 

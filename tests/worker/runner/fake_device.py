@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.worker.engine.harness import EOS, FakeClock
-from worker.runner.base import Plan, StepResult
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import PENDING, Request
 
 Text = tuple[object, ...]

@@ -1,7 +1,7 @@
 """A KV memory that holds, instead of numbers, what the numbers would depend on."""
 
-from worker.runner.base import Plan, Row
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Plan, Row
 
 
 class FakeMemory:

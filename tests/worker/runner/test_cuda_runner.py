@@ -18,7 +18,7 @@ from worker.engine.engine import Engine
 from worker.models.config import read_config
 from worker.models.model import load_model
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
-from worker.runner.base import OverlappingRunner, Runner, StepResult
+from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.cuda_graphs import Recording, Step, batch_sizes
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
 from worker.runner.forward import Whole
@@ -26,6 +26,7 @@ from worker.runner.torch_runner import TorchRunner
 from worker.runner.utilization import StreamMeter
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import StepResult
 from worker.scheduler.scheduler import Scheduler, SchedulerConfig
 
 CPU = torch.device("cpu")

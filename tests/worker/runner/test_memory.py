@@ -14,7 +14,6 @@ from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.protocol import Code, FinishReason, Sampling
-from worker.runner.base import Plan
 from worker.runner.memory import (
     GIB,
     MemoryGuard,
@@ -24,6 +23,7 @@ from worker.runner.memory import (
     is_out_of_memory,
 )
 from worker.runner.out_of_memory import StepMemory
+from worker.scheduler.plan import Plan
 from worker.settings import WorkerSettings
 
 

@@ -10,8 +10,8 @@ from tests.worker.engine.harness import config
 from tests.worker.runner.memory import FakeMemory
 from worker.core import Job
 from worker.protocol import Code, Sampling, prefix_salt
-from worker.runner.base import Row
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Row
 from worker.scheduler.request import STARVED, Request, make_request
 from worker.scheduler.scheduler import Scheduler
 

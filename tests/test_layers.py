@@ -1,0 +1,34 @@
+"""Imports run downwards only, and a planted one that does not is found."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken"),
+    [
+        ("orchestrator/clock.py", "import orchestrator.service", "the orchestrator's floors"),
+        ("worker/scheduler/plan.py", "import worker.engine.engine", "the worker's floors"),
+        ("orchestrator/health.py", "import worker.models", "both sides share the protocol only"),
+    ],
+)
+def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str, broken: str) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "checkpoint")
+    for package in ("orchestrator", "worker"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / file
+    planted.write_text(f"{planted.read_text('utf-8')}\n{line}\n", "utf-8")
+    command = "from importlinter.cli import lint_imports_command as lint; lint()"
+    run = subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert f"{broken} BROKEN" in run.stdout
+    assert run.stdout.count("BROKEN") == 1

@@ -1,0 +1,40 @@
+"""What the scheduler has decided for one step, and what came of it."""
+
+from dataclasses import dataclass
+
+from worker.protocol import TokenLogprob
+from worker.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's share of a step: compute ``count`` tokens from position ``start`` on.
+
+    ``samples`` says that the row reaches the request's last token, so that a new one follows.
+    """
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. The first ``decodes`` rows compute one token each, chunks of prompts follow."""
+
+    rows: list[Row]
+    decodes: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class StepResult:
+    """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
+
+    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
+    None when no row asked.
+    """
+
+    ids: list[list[int]]
+    logprobs: list[list[TokenLogprob] | None] | None = None
