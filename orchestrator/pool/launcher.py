@@ -157,7 +157,7 @@ class Launcher:
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
                     "TIDEGATE_LANE_TOKEN": self._lane_token,
                 },
-                log=logs and logs / "orchestrator.telemetry.log",
+                log=logs and logs / "orchestrator.log",
                 warn=self._warn,
             )
 

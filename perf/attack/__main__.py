@@ -59,7 +59,7 @@ def target_of(stack: Stack) -> Target:
         stack.grpc_address,
         "demo",
         stack.pids(),
-        (logs / "orchestrator.telemetry.log", logs / "triton-0.log"),
+        (logs / "orchestrator.log", logs / "triton-0.log"),
     )
 
 

@@ -29,7 +29,7 @@ async def start(tmp_path: Path) -> AsyncIterator[StartInFront]:
                 "127.0.0.1",
                 free_ports(1)[0],
                 {"TIDEGATE_INSTANCES": worker.address, "TIDEGATE_TOKEN": ""},
-                log=tmp_path / "orchestrator.telemetry.log",
+                log=tmp_path / "orchestrator.log",
             )
             stack.push_async_callback(process.stop, 0.0)
             await process.start()
@@ -70,7 +70,7 @@ async def test_who_waits_in_vain_hears_what_for(tmp_path: Path) -> None:
         "127.0.0.1",
         free_ports(1)[0],
         {"TIDEGATE_INSTANCES": f"127.0.0.1:{free_ports(1)[0]}", "TIDEGATE_TOKEN": ""},
-        log=tmp_path / "orchestrator.telemetry.log",
+        log=tmp_path / "orchestrator.log",
     )
     try:
         await process.start()
