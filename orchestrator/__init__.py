@@ -1,16 +1,18 @@
 """The service in front of Triton: a request is one object that moves through named stages.
 
-``parse → authenticate → admit → queue → place → dispatch → stream → settle``, in this order:
+The folders are those stages, in this order:
 
-- ``api``        dialects at the edge: native, OpenAI, health, metrics
-- ``tokens``     prompts become token ids with the worker's own tokenizer
-- ``task``       the request: deadline, listeners, exactly one outcome
-- ``gateway``    takes a request through the stages
-- ``admission``  what is refused before it costs anything
-- ``queue``      bounded, earliest deadline first
-- ``placement``  which instance: a pure function of a registry snapshot
-- ``dispatch``   a queued task becomes a flight on a lane
-- ``lanes``      few long-lived streams per Triton instance
-- ``stream``     server-sent events, written straight to the socket
-- ``settle``     outcome, metrics, log line, journal
+- ``api``         dialects at the edge: native, OpenAI, health, metrics
+- ``service``     takes a request through the stages
+- ``prompts``     text and chats become token ids with the worker's own tokenizer
+- ``admission``   what is refused before it costs anything
+- ``queue``       bounded, most urgent first
+- ``placement``   which instance: a pure function of a registry snapshot
+- ``dispatch``    from the queue to a lane, and what comes of it
+- ``instances``   which Tritons there are, and how they are
+- ``lanes``       few long-lived streams per Triton instance
+
+Beside them: ``tasks`` (the request itself: deadline, listeners, exactly one outcome),
+``prediction`` (what work will take), ``telemetry``, and ``pool`` (``tidegate up``). Imports run
+downwards only; ``make lint`` holds that.
 """
