@@ -264,8 +264,6 @@ class Gateway:
         due_at = min(task.deadline.at, task.parts.cut_at)
         try:
             return await self._encoding.run(steps, size, due_at)
-        except DeadlineExceeded:
-            raise
         except TimeoutError:
             raise DeadlineExceeded(
                 "the deadline passed before the prompt was encoded; send less, or token ids",

@@ -4,7 +4,6 @@ Read once at start. A value that does not fit stops the start with the setting's
 """
 
 import hashlib
-import ipaddress
 import os
 import re
 from pathlib import Path
@@ -29,6 +28,7 @@ from pydantic_settings import (
 
 from orchestrator.instances.discovery.addresses import check_entry
 from orchestrator.placement.policy import Policy
+from orchestrator.pool.process.ports import is_loopback
 from orchestrator.queue.order import AdmissionMode, QueueOrder, QueuePolicy
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
@@ -330,7 +330,7 @@ class Settings(BaseSettings):
         digests += [key.digest_hex for key in self.keys.values()]
         if len(set(digests)) < len(digests):
             raise ValueError("keys: two keys have the same token")
-        if self.token is None and not self.keys and not _is_loopback(self.host):
+        if self.token is None and not self.keys and not is_loopback(self.host):
             raise ValueError(
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
@@ -353,15 +353,6 @@ def _sendable(token: SecretStr | None) -> SecretStr | None:
     if not token.get_secret_value().isascii() or " " in token.get_secret_value():
         raise ValueError("only printable ASCII without spaces can travel in a header")
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -11,7 +11,8 @@ from perf.loadgen import LAST_BYTES
 
 FIRST_TEXT = re.compile(rb'"text": ?"[^"]')
 """The first event of a completion that carries text."""
-_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+"""In an answer's head."""
 
 
 class HttpError(RuntimeError):
@@ -65,7 +66,7 @@ class HttpConnection:
         while b"\r\n\r\n" not in self._received:
             await self._more()
         head, _, body = self._received.partition(b"\r\n\r\n")
-        length = _CONTENT_LENGTH.search(head)
+        length = CONTENT_LENGTH.search(head)
         if length is None:
             raise HttpError(f"a response without Content-Length: {head[:300]!r}")
         while len(body) < int(length[1]):

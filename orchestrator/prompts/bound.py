@@ -25,16 +25,14 @@ class TokenBound:
     def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes]) -> None:
         parts = json.loads(tokenizer.to_str())
         self._holds = _keeps_every_byte(parts)
-        self._composes = "NFC" in _kinds(parts["normalizer"], "normalizers")
-        longest = np.zeros(256)
-        by_byte = [0] * 256
+        self._composes = {"type": "NFC"} in _steps(parts["normalizer"], "normalizers")
+        longest = [0] * 256
         for spelling in spellings:
             length = len(spelling)
             for byte in set(spelling):
-                if length > by_byte[byte]:
-                    by_byte[byte] = length
-        longest[:] = by_byte
-        self._weights = np.divide(1.0, longest, out=np.zeros(256), where=longest > 0)
+                if length > longest[byte]:
+                    longest[byte] = length
+        self._weights = np.array([1 / length if length else 0.0 for length in longest])
         if any(
             token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()
         ):
@@ -84,7 +82,3 @@ def _steps(part: dict[str, Any] | None, many: str) -> list[dict[str, Any]]:
     if part is None:
         return []
     return list(part[many]) if part["type"] == "Sequence" else [part]
-
-
-def _kinds(part: dict[str, Any] | None, many: str) -> list[str]:
-    return [step["type"] for step in _steps(part, many)]

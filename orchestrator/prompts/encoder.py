@@ -165,8 +165,8 @@ class PromptEncoder:
 
     def names_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
         """``prefix_names`` as work for a thread."""
+        yield False
         return self.prefix_names(token_ids, cache_salt)
-        yield False  # makes this a generator
 
     def prefix_names(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
         """Names of a prompt's full KV blocks, as this model's workers know them."""

@@ -3,20 +3,17 @@
 import asyncio
 import json
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perf.http import CONTENT_LENGTH
 from worker.protocol import Code
 
 SECRET = "sk-planted-4711"
 """In every prompt and every key that an attack sends: it must be in no log and in no error."""
-
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-"""Of an HTTP answer's head."""
 
 _CODES = frozenset(code.value for code in Code)
 _SERVER_ERRORS = (503, 504)
@@ -60,7 +57,7 @@ class Tally:
     def answer(self, raw: bytes, sent: object) -> None:
         """Count an HTTP answer as read off the wire; ``sent`` is for the example of a fault."""
         head, _, body = raw.partition(b"\r\n\r\n")
-        length = LENGTH.search(head)
+        length = CONTENT_LENGTH.search(head)
         if length is not None and len(body) > int(length[1]):  # what was sent was two requests
             body, rest = body[: int(length[1])], body[int(length[1]) :]
             self.answer(rest, sent)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from perf.attack.target import LENGTH, Target
+from perf.attack.target import Target
+from perf.http import CONTENT_LENGTH
 
 SILENCE_S = 0.3
 """Without a byte for as long, no answer comes."""
@@ -64,5 +65,5 @@ async def exchange(
 
 def _is_whole(answer: bytes) -> bool:
     head, gap, body = answer.partition(b"\r\n\r\n")
-    length = LENGTH.search(head)
+    length = CONTENT_LENGTH.search(head)
     return bool(gap) and length is not None and len(body) >= int(length[1])

@@ -149,8 +149,6 @@ async def read_body(
             return await request.app[LARGE_BODIES].work(
                 lambda: make(decode(body, decoder)), len(body), due_at
             )
-        except DeadlineExceeded:
-            raise
         except TimeoutError:
             raise DeadlineExceeded(
                 "the deadline passed before the body was read; send less",

@@ -12,7 +12,6 @@ With ``cors_origins`` pages from there may ask, and read our answers (the Fetch 
 protocol").
 """
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from orchestrator.errors import Forbidden
+from orchestrator.pool.process.ports import is_loopback
 from orchestrator.settings import ANY_ORIGIN, ENV_PREFIX, Settings
 
 ADMIN_HEADER = "X-Tidegate-Admin"
@@ -149,19 +149,10 @@ class Browsers:
         return self._is_our_name(name) or (host is not None and found.netloc == host.lower())
 
     def _is_our_name(self, name: str) -> bool:
-        return name in self._hosts or _is_loopback(name)
+        return name in self._hosts or name.endswith(".localhost") or is_loopback(name)
 
 
 def _bare(host: str) -> str:
     """A host without its port, brackets and last dot; empty for what is none."""
     match = _HOST.fullmatch(host.strip().lower())
     return match[1].strip("[]").removesuffix(".") if match else ""
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
