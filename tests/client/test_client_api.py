@@ -8,7 +8,7 @@ import pytest
 
 import client
 from client import TidegateClient
-from tests.client.fake_orchestrator import CUT, HANG, FakeOrchestrator, end, sse, token
+from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, end, sse, token
 
 STARTED = sse(1, "started", {})
 

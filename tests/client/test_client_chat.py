@@ -10,7 +10,7 @@ from rich.console import Console
 
 from client import chat
 from client.api import TaskOptions, TidegateClient
-from tests.client.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
+from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
 
 STARTED = sse(1, "started", {})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.stack import Orchestrator, Triton, eventually
+from tests.support.stack import Orchestrator, Triton, eventually
 
 
 @dataclass

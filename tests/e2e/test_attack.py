@@ -10,7 +10,7 @@ from perf.attack.__main__ import ATTACKS
 from perf.attack.books import Books
 from perf.attack.target import Budget, Tally, Target
 from tests.e2e.conftest import Stack
-from tests.e2e.stack import Orchestrator, Triton, running
+from tests.support.stack import Orchestrator, Triton, running
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.e2e.sse import events_of
+from tests.support.sse import events_of
 from worker.protocol import Outcome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]

@@ -20,7 +20,7 @@ import pytest
 from orchestrator.pool.paths import CHECKOUT
 from orchestrator.pool.process.ports import is_free
 from orchestrator.pool.units.triton_control import TritonControl
-from tests.orchestrator.pool.processes import Marked, eventually
+from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ from orchestrator.pool.paths import MODEL_REPOSITORY
 from orchestrator.pool.process.process import children_of
 from orchestrator.pool.units.triton_control import TritonControl
 from tests.e2e.conftest import Stack
-from tests.e2e.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import Orchestrator, Triton, eventually, running
 from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open
 
 pytestmark = pytest.mark.e2e

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
 from tests.e2e.conftest import Stack
-from tests.e2e.stack import Triton, eventually, running
+from tests.support.stack import Triton, eventually, running
 from worker.protocol import (
     PROTOCOL_VERSION,
     End,

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
-from tests.e2e.sse import events_of
 from tests.e2e.test_plain import stream, text_of
+from tests.support.sse import events_of
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import EngineBundle, build_engine
 from worker.protocol import Sampling

@@ -17,7 +17,7 @@ from orchestrator.clock import LoopClock
 from orchestrator.service import Gateway
 from orchestrator.settings import load_settings
 from orchestrator.tasks.journal.memory import MemoryJournal
-from tests.orchestrator.fake_worker import FakeWorker, make_card
+from tests.support.fake_worker import FakeWorker, make_card
 
 
 @pytest.fixture(autouse=True)

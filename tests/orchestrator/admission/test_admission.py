@@ -15,7 +15,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.settle import refused
 from orchestrator.tasks.task import Api, Ending, Job, Priority, Task
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 from worker.protocol import End, FinishReason, OnDeadline, Outcome, Sampling
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.admission.rate_limits import WINDOW_S, Rate, spell_duration
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 KEYS = {

@@ -15,7 +15,7 @@ from orchestrator.prediction.refusals import Kind, Refusals
 from orchestrator.prediction.releases import start_ms
 from orchestrator.tasks.task import Priority
 from tests.orchestrator.conftest import MakeService
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, End, FinishReason, Outcome
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
 from tests.orchestrator.conftest import MakeService, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
 

@@ -12,7 +12,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, Sampling
 
 TASK = {"prompt": "hello", "max_tokens": 20}

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 BODY = {"prompt": "ab", "max_tokens": 2}
 

@@ -14,11 +14,11 @@ from orchestrator.instances.registry import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.task import Priority, Stage, Task
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
-from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
-from tests.orchestrator.fake_worker import FakeWorker, Plan
 from tests.orchestrator.placement.test_placement import Site, candidate, task
+from tests.support.clock import ManualClock
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Submit
 
 # ── who ──────────────────────────────────────────────────────────────────────────────────────────

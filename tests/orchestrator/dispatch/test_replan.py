@@ -7,8 +7,8 @@ import pytest
 from orchestrator.dispatch.replan import AT_ONCE, PAUSE_S, PLAN_EVERY_S, Replanner
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.placement.test_placement import task
+from tests.support.clock import ManualClock
 
 
 class Rig:

@@ -12,7 +12,7 @@ from orchestrator.instances.registry import InstanceState
 from orchestrator.service import LOOK_EVERY_S
 from orchestrator.tasks.transcript import is_continuable
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, FinishReason, Sampling
 
 FIRST_ID = 6

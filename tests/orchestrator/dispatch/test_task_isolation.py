@@ -10,10 +10,10 @@ from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.settle import Settler, aborted
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
-from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
 from tests.orchestrator.tasks.test_settle import make_task
+from tests.support.clock import ManualClock
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Delta
 
 TASK = {"prompt": "hello", "max_tokens": 3}

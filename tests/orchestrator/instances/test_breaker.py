@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orchestrator.instances.breaker import BreakerConfig, Breakers, BreakerState, JobEnd, Ticket
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 
 NAMES = ("a:1", "b:1", "c:1", "d:1")
 

@@ -8,9 +8,9 @@ from orchestrator.instances.breaker import BreakerConfig, Breakers, BreakerState
 from orchestrator.instances.conduct import charge, how_ended
 from orchestrator.instances.registry import Instance
 from orchestrator.prediction import IDLE, Load, StepModel
-from tests.orchestrator.clocks import ManualClock
 from tests.orchestrator.conftest import MakeService, MakeWorker
-from tests.orchestrator.fake_worker import Plan
+from tests.support.clock import ManualClock
+from tests.support.fake_worker import Plan
 from worker.protocol import AbortCause, Code, End, FinishReason
 
 TASK = {"prompt": "x", "max_tokens": 10}

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.instances import registry
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
+from tests.support.fake_worker import FakeWorker, Plan, make_card
 from worker.protocol import Delta
 
 TASK = {"prompt": "x", "max_tokens": 10}

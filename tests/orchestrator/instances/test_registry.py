@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.instances.registry import Instance
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan, make_card
+from tests.support.fake_worker import FakeWorker, Plan, make_card
 
 TASK = {"prompt": "x", "max_tokens": 10}
 ADMIN = {"X-Tidegate-Admin": "1"}

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.lanes import lane as lane_module
 from tests.orchestrator.conftest import MakeService, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "hello", "max_tokens": 4}
 

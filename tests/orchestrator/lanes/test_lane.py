@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import Lane, LaneConfig
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
 
 

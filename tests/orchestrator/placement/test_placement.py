@@ -22,7 +22,7 @@ from orchestrator.placement.policy import Policy
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, PlacementMode, PlacementWish, Task
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 from worker.protocol import CacheReport, Sampling
 
 FAST = StepModel(8, 512, 5.0, 0.5, 0.1)

@@ -27,8 +27,8 @@ from orchestrator.pool.paths import state_dir
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.spec import EventKind, LaunchEvent, LaunchSpec
 from orchestrator.pool.supervise import RestartPolicy
-from tests.orchestrator.pool.processes import Marked
-from tests.orchestrator.pool.triton_models import (
+from tests.support.processes import Marked
+from tests.support.triton_models import (
     NEVER_FINALIZES,
     QUIET,
     REFUSES_TO_LOAD,

@@ -11,7 +11,7 @@ from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, is_short, vocabulary_of
 from orchestrator.tasks.task import Message
-from tests.orchestrator.fake_worker import make_card
+from tests.support.fake_worker import make_card
 
 
 def encoder_of(*, special_in_prompts: bool = False, **changes: object) -> PromptEncoder:

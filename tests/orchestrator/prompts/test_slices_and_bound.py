@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from orchestrator.prompts import Lookalikes, Slicer, TokenBound
 from orchestrator.prompts.encoder import _spellings
-from tests.orchestrator.prompts.tokenizers_of_all_kinds import byte_level, demo, metaspace
+from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
 from worker.protocol.token_bytes import token_bytes_of
 
 KINDS = (byte_level, metaspace, demo)

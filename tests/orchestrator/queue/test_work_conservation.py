@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.prediction import Urgency
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Submit
 
 CHAT = {

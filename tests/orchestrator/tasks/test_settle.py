@@ -16,7 +16,7 @@ from orchestrator.tasks.settle import (
 )
 from orchestrator.tasks.task import Api, Job, Task
 from orchestrator.telemetry.metrics import Metrics
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 from worker.protocol import (
     AbortCause,
     Code,

@@ -21,7 +21,7 @@ from orchestrator.tasks.task import (
     PlacementWish,
     Task,
 )
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 from worker.protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 
 

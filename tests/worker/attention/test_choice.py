@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.worker.attention.cases import random_case
+from tests.support.attention_cases import random_case
 from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.attention.cases import random_case
+from tests.support.attention_cases import random_case
 from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
 from worker.attention.trial import TOLERANCE, error_of, exact, make_trial

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.attention.cases import DTYPES, random_case
+from tests.support.attention_cases import DTYPES, random_case
 from worker.attention import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, error_of, exact

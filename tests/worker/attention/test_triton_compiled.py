@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch
 
-from tests.worker.compiling import Launch
+from tests.support.compile_kernels import Launch
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
 

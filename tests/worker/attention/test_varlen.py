@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.attention.varlen as torch_varlen
 
-from tests.worker.attention.cases import DTYPES, random_case
+from tests.support.attention_cases import DTYPES, random_case
 from worker.attention.trial import TOLERANCE, error_of, exact
 from worker.attention.varlen import VarlenAttention, varlen_problem
 

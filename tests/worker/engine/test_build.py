@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tests.worker.models.checkpoints import DEMO, edit_config, make_checkpoint
+from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from worker.core import Event, Job
 from worker.engine import build as factory
 from worker.engine.build import build_engine

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.engine.harness import ids_of
-from tests.worker.models.checkpoints import DEMO, make_checkpoint
+from tests.support.checkpoints import DEMO, make_checkpoint
+from tests.support.engine import ids_of
 from worker.attention import PackedBatch
 from worker.core import Event, Job, JobPaused, JobTokens
 from worker.engine.build import build_engine

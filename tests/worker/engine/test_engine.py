@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tests.worker.engine.harness import EOS, Bench, end_of, ids_of, was_started
+from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
 from worker.core import Job, JobFinished, JobTokens
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 from worker.scheduler.plan import Plan, StepResult

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.engine.harness import EOS, Bench, end_of, ids_of
+from tests.support.engine import EOS, Bench, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, Code, FinishReason, Sampling

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.worker.engine.harness import EOS, FakeClock, config, end_of, ids_of
+from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
 from worker.protocol import Code, FinishReason, OnDeadline, Sampling

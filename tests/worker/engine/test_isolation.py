@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from tests.worker.models.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

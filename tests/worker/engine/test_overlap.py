@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.worker.engine.harness import EOS, FakeClock, FakeRunner, config, end_of, ids_of
-from tests.worker.runner.fake_device import FakeDevice, continuation
+from tests.support.engine import EOS, FakeClock, FakeRunner, config, end_of, ids_of
+from tests.support.fake_device import FakeDevice, continuation
 from worker.core import (
     Event,
     Job,

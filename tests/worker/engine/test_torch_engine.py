@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.worker.engine.harness import end_of, ids_of
-from tests.worker.models.checkpoints import DEMO, make_checkpoint
+from tests.support.checkpoints import DEMO, make_checkpoint
+from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from tests.worker.kv_disk.harness import SMALL, content, name
+from tests.support.disk_tier import SMALL, content, name
 from worker.kv_disk.block_file import BlockFormat
 
 FLOATS = BlockFormat("F32", (2, 3), 24)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.worker.kv_disk.harness import SMALL, content, make_store, name
+from tests.support.disk_tier import SMALL, content, make_store, name
 from worker.kv_disk.block_file import BlockFormat
 from worker.kv_disk.block_store import BlockStore, disk_usage, fingerprint
 

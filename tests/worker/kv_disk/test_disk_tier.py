@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.worker.engine.harness import config
-from tests.worker.kv_disk.harness import ByHand, TokenMemory, make_store
-from tests.worker.runner.memory import FakeMemory
+from tests.support.disk_tier import ByHand, TokenMemory, make_store
+from tests.support.engine import config
+from tests.support.memory import FakeMemory
 from worker.core import Job
 from worker.kv_disk.block_file import Bytes
 from worker.kv_disk.block_store import BlockStore

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.worker.kv_disk.harness import ByHand, content, make_store, name
+from tests.support.disk_tier import ByHand, content, make_store, name
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.copies import HostMemory

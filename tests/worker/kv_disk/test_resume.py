@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.worker.engine.harness import end_of, ids_of
-from tests.worker.models.checkpoints import DEMO
+from tests.support.checkpoints import DEMO
+from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

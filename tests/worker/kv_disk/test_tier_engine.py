@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tests.worker.engine.harness import EOS
+from tests.support.disk_tier import SMALL, ByHand, make_store
+from tests.support.engine import EOS
+from tests.support.fake_device import FakeDevice, continuation
 from tests.worker.engine.test_overlap import BLOCK_TOKENS, Bench, OverlapMachine
-from tests.worker.kv_disk.harness import SMALL, ByHand, make_store
-from tests.worker.runner.fake_device import FakeDevice, continuation
 from worker.core import Event, Job
 from worker.engine.engine import Engine
 from worker.kv_disk.block_file import BlockFormat, Bytes

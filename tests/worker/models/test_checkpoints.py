@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.worker.models.checkpoints import LLAMA3_ROPE, YARN, edit_config, make_checkpoint
-from tests.worker.models.rig import CPU, Rig
+from tests.support.checkpoints import LLAMA3_ROPE, YARN, edit_config, make_checkpoint
+from tests.support.model import CPU, Rig
 from worker.models.config import Llama3Scaling, read_config
 from worker.models.digest import model_digest
 from worker.models.errors import BrokenCheckpoint, UnsupportedModel

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.worker.models.checkpoints import (
+from tests.support.checkpoints import (
     DEMO,
     LLAMA3_ROPE,
     ROPE,
@@ -15,7 +15,7 @@ from tests.worker.models.checkpoints import (
     edit_config,
     make_checkpoint,
 )
-from tests.worker.models.rig import Rig
+from tests.support.model import Rig
 
 VARIANTS: dict[str, dict[str, object]] = {
     "llama-gqa-untied": {},

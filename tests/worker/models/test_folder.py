@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.models.checkpoints import DEMO
+from tests.support.checkpoints import DEMO
 from worker.engine.build import build_engine
 from worker.models.config import read_config
 from worker.models.errors import BrokenCheckpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.worker.compiling import Launch
+from tests.support.compile_kernels import Launch
 from worker.compiled import compiler_problem
 from worker.models.fused import (
     _kernels,

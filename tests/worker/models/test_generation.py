@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.models.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from worker.engine.build import build_engine
 from worker.models.errors import BrokenCheckpoint
 from worker.models.generation import read_sampling_defaults

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.worker.models.checkpoints import DEMO, edit_config, make_checkpoint
-from tests.worker.models.rig import CPU, Rig
+from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
+from tests.support.model import CPU, Rig
 from worker.models import loader
 from worker.models.checkpoint import Checkpoint, prefetch
 from worker.models.config import read_config

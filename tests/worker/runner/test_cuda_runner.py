@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.engine.harness import end_of, ids_of
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, prompt
-from tests.worker.models.checkpoints import make_checkpoint
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobTokens

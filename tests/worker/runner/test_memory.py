@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.engine.harness import Bench, end_of, ids_of
-from tests.worker.models.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engine import Bench, end_of, ids_of
 from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.engine.harness import EOS, Bench, FakeClock, end_of, ids_of
+from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, FinishReason

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from tests.worker.engine.harness import EOS, Bench, end_of, ids_of, was_started
+from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
+from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
-from tests.worker.runner.fake_device import continuation
 from worker.core import Event, Job, JobPaused, JobResumed
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.worker.engine.harness import config
-from tests.worker.runner.memory import FakeMemory
+from tests.support.engine import config
+from tests.support.memory import FakeMemory
 from worker.core import Job
 from worker.protocol import Code, Sampling, prefix_salt
 from worker.scheduler.block_pool import BlockPool

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.worker.service.fakes import FakeEngine, FakeResponder, lane_call
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import Job, JobFinished, JobStarted, JobTokens
 from worker.engine.build import EngineBundle
 from worker.protocol import (

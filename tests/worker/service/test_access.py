@@ -7,8 +7,8 @@ import time
 import msgspec
 import pytest
 
+from tests.support.triton_calls import FakeEngine, FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
-from tests.worker.service.fakes import FakeEngine, FakeResponder, plain_call
 from worker.protocol import (
     PROTOCOL_VERSION,
     Cancel,

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
-from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
 from worker.protocol import AbortCause, Cancel, Code, Sampling, Submit
 from worker.service.call import Tensors
 from worker.text import Tokenizer

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
-from tests.worker.service.fakes import FakeResponder, lane_call, plain_call
 from worker.core import JobFinished, JobPaused, JobResumed, JobTokens
 from worker.protocol import (
     PROTOCOL_VERSION,

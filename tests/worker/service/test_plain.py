@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness
-from tests.worker.service.fakes import FakeResponder, plain_call
 from worker.core import Job, JobFinished, JobTokens
 from worker.protocol import (
     AbortCause,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.worker.text.tokenizers_for_tests import ALL, SPECIAL, ours
+from tests.support.tokenizers import ALL, SPECIAL, ours
 from worker.text.detokenizer import ByteDetokenizer, LibraryDetokenizer
 
 NAMES = sorted(ALL)

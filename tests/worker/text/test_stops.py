@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.worker.text.tokenizers_for_tests import ALL, ours
+from tests.support.tokenizers import ALL, ours
 from worker.text import TextStream
 from worker.text.stop_strings import StopMatcher
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer as Library
 
-from tests.worker.text.tokenizers_for_tests import SPECIAL, byte_level, sentencepiece
+from tests.support.tokenizers import SPECIAL, byte_level, sentencepiece
 from worker.text import Tokenizer
 
 

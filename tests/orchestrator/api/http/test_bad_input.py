@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 TASK = {"model": "fake", "prompt": "x"}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}

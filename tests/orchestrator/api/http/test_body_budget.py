@@ -15,7 +15,7 @@ from orchestrator.api.server import READ_BUFFER_BYTES
 from orchestrator.errors import InvalidRequest, NoCapacity
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 TASK = b'{"prompt": "x", "max_tokens": 1}'
 

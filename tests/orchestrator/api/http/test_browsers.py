@@ -10,7 +10,7 @@ from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 TASK = {"prompt": "x", "max_tokens": 3}
 EVIL = "https://evil.example"

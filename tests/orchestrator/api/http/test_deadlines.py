@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.prompts import Steps
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code
 
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 20}

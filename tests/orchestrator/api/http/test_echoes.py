@@ -10,7 +10,7 @@ import pytest
 from orchestrator.api.native.routes import TaskRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 MARK = "planted"
 LONG = MARK * 15_000

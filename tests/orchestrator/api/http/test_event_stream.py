@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import FIRST_SAFETY, Capacity
 from tests.orchestrator.conftest import MakeService, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 from worker.protocol import OnDeadline
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}

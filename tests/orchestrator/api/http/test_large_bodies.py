@@ -22,7 +22,7 @@ from orchestrator.api.openai.types import (
 )
 from orchestrator.errors import InvalidRequest
 from tests.orchestrator.conftest import Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 JSON = {"Content-Type": "application/json"}
 LARGE = " " * bodies.INLINE_BYTES

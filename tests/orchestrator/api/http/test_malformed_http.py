@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.api.http.connection import QuietAccept, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
-from tests.orchestrator.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 SECRET = b"sk-planted-4711"
 HEADERS = (

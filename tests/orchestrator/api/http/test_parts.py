@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.telemetry.log import access_log
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 4}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import OnDeadline
 
 ASK = {"prompt": "hello", "max_tokens": 5}

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.tasks.task import Message
 from tests.orchestrator.conftest import Service
-from tests.orchestrator.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orchestrator.instances.discovery import DnsName, Roster, SourceError, WatchedFile, source_of
 from orchestrator.instances.discovery.addresses import check_address, check_entry
 from orchestrator.instances.discovery.sources import parse_addresses
-from tests.orchestrator.clocks import ManualClock
+from tests.support.clock import ManualClock
 
 
 class FakeSource:

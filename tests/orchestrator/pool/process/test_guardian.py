@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.pool.process import guardian
-from tests.orchestrator.pool.processes import Marked, eventually
+from tests.support.processes import Marked, eventually
 
 STUBBORN = "trap '' TERM; echo up >&2; while :; do sleep 0.05; done"
 WITH_STRAYS = "sleep 1000 & setsid sleep 1000 & wait"

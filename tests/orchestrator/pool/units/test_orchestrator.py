@@ -11,7 +11,7 @@ from orchestrator.pool.launcher import Launcher
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.spec import EventKind, LaunchEvent, LaunchSpec
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
-from tests.orchestrator.fake_worker import FakeWorker, make_card
+from tests.support.fake_worker import FakeWorker, make_card
 
 StartInFront = Callable[..., Awaitable[OrchestratorProcess]]
 

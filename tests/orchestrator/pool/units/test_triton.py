@@ -17,8 +17,8 @@ from orchestrator.pool.paths import state_dir
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.units import triton as instance_module
 from orchestrator.pool.units.triton import TritonInstance
-from tests.orchestrator.pool.processes import Marked
-from tests.orchestrator.pool.triton_models import (
+from tests.support.processes import Marked
+from tests.support.triton_models import (
     NEVER_FINALIZES,
     QUIET,
     REFUSES_TO_LOAD,

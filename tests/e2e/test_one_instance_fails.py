@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.e2e.sse import read_events
-from tests.e2e.stack import Orchestrator, Triton, eventually, running
+from tests.support.sse import read_events
+from tests.support.stack import Orchestrator, Triton, eventually, running
 
 pytestmark = pytest.mark.e2e
 

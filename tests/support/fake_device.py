@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.worker.engine.harness import EOS, FakeClock
+from tests.support.engine import EOS, FakeClock
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import PENDING, Request
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.e2e.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import Orchestrator, Triton, eventually, running
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def _corpus() -> list[str]:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     words = (root / "README.md").read_text("utf-8") + (root / "LICENSE").read_text("utf-8")
     return [
         *words.split("\n\n"),
@@ -71,5 +71,5 @@ def metaspace() -> Tokenizer:
 @cache
 def demo() -> Tokenizer:
     """The demo model's own."""
-    checkpoint = Path(__file__).parents[3] / "worker/demo_model/checkpoint"
+    checkpoint = Path(__file__).parents[2] / "worker/demo_model/checkpoint"
     return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

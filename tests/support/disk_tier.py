@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.worker.runner.memory import FakeMemory
+from tests.support.memory import FakeMemory
 from worker.kv_disk.background import Task
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.block_store import BlockStore

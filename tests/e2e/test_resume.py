@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
-from tests.e2e.sse import events_of, read_events
-from tests.e2e.stack import Orchestrator, Triton, eventually, running
+from tests.support.sse import events_of, read_events
+from tests.support.stack import Orchestrator, Triton, eventually, running
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-DEMO = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
+DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 
 TINY = {
     "vocab_size": 300,
