@@ -29,7 +29,7 @@ from orchestrator.api.http.connection import (
 from orchestrator.api.server import build_runner
 from orchestrator.clock import LoopClock
 from orchestrator.memory import return_large_blocks
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
@@ -72,8 +72,8 @@ async def serve(settings: Settings) -> int:
         )
         settings = settings.model_copy(update={"max_connections": most})
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
-    gateway = Gateway(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
-    runner = build_runner(gateway, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
+    orchestrator = Orchestrator(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
+    runner = build_runner(orchestrator, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
     try:
@@ -84,22 +84,22 @@ async def serve(settings: Settings) -> int:
         )
         await runner.cleanup()
         return 1
-    gateway.start()
+    orchestrator.start()
     # What lives until now lives on: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
     grace_s = await orders.get()
-    service_log.info("stopping", extra=fields(live_tasks=gateway.live_tasks, grace_s=grace_s))
+    service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     impatient = asyncio.create_task(orders.get())
-    finishing = asyncio.create_task(gateway.finish(grace_s))
+    finishing = asyncio.create_task(orchestrator.finish(grace_s))
     await asyncio.wait([impatient, finishing], return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     if not finishing.done():
         finishing.cancel()
-        await gateway.finish(0.0)
-    await gateway.close()
+        await orchestrator.finish(0.0)
+    await orchestrator.close()
     await runner.cleanup()
     service_log.info("stopped")
     return 0

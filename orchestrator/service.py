@@ -48,7 +48,7 @@ LAST_WORDS_S = 0.5
 """How long the end waits for workers to confirm that cancelled jobs are gone."""
 
 
-class Gateway:
+class Orchestrator:
     """The stages, wired up. One per process."""
 
     def __init__(

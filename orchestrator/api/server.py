@@ -15,7 +15,7 @@ from orchestrator.api.http.connection import Runner
 from orchestrator.api.http.context import (
     CONTEXT,
     CORRELATION_HEADER,
-    GATEWAY,
+    ORCHESTRATOR,
     Context,
     error_response,
     new_context,
@@ -26,7 +26,7 @@ from orchestrator.api.openai import routes as openai
 from orchestrator.api.operator import instances
 from orchestrator.api.operator import probes as health
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
 
@@ -40,11 +40,11 @@ READ_BUFFER_BYTES = 2**14
 brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over all connections."""
 
 
-def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunner:
+def build_runner(orchestrator: Orchestrator, *, shutdown_timeout_s: float) -> web.AppRunner:
     """The application as it is to be served."""
     return Runner(
-        build_app(gateway),
-        keepalive_timeout=gateway.settings.idle_timeout_s,
+        build_app(orchestrator),
+        keepalive_timeout=orchestrator.settings.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
         # Inflating would block the loop, even for a body that nobody reads.
@@ -55,11 +55,11 @@ def build_runner(gateway: Gateway, *, shutdown_timeout_s: float) -> web.AppRunne
     )
 
 
-def build_app(gateway: Gateway) -> web.Application:
-    """The application over a gateway, which whoever calls this starts and ends."""
-    settings = gateway.settings
+def build_app(orchestrator: Orchestrator) -> web.Application:
+    """The application over an orchestrator, which whoever calls this starts and ends."""
+    settings = orchestrator.settings
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
-    app[GATEWAY] = gateway
+    app[ORCHESTRATOR] = orchestrator
     app[BODIES] = BodyBudget(settings.all_bodies_bytes)
     app[AUTH] = Authenticator(keys_of(settings))
     app[BROWSERS] = Browsers(settings)
@@ -73,7 +73,7 @@ def build_app(gateway: Gateway) -> web.Application:
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Time and name the request, let in who may, and spell errors in the path's dialect."""
-    context = request[CONTEXT] = new_context(request, request.app[GATEWAY].clock)
+    context = request[CONTEXT] = new_context(request, request.app[ORCHESTRATOR].clock)
     try:
         preflight = request.app[BROWSERS].preflight(request.method, request.headers)
         if preflight is not None:
@@ -93,7 +93,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.writer.output_size:  # too late for a status of our own
             raise ConnectionResetError("the response broke off") from None
         failure = TidegateError("an internal error occurred")
-    request.app[GATEWAY].metrics.http_errors.labels(failure.status, failure.code).inc()
+    request.app[ORCHESTRATOR].metrics.http_errors.labels(failure.status, failure.code).inc()
     return error_response(failure, context)
 
 
@@ -141,4 +141,4 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
         return
     response.headers[CORRELATION_HEADER] = context.correlation_id
     if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
-        response.headers.update(request.app[GATEWAY].limits.headers(context.key.fingerprint))
+        response.headers.update(request.app[ORCHESTRATOR].limits.headers(context.key.fingerprint))

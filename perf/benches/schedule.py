@@ -1,6 +1,6 @@
 """CPU of admission and scheduling per request, with an empty queue and with 1,000 in it (LB-1).
 
-The real gateway as a library, on virtual time and in front of model workers (``perf.sim``): what is
+The real orchestrator as a library, on virtual time before model workers (``perf.sim``): what is
 timed is everything from a parsed request to its being queued or on a lane; all that the word of a
 worker that a job is over sets off, until the next one is sent; and 20 ms of the service's life in
 which a client gives up: two jobs end in them, plans are made anew for all that wait, and the model
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from perf.bundle import Figure
 from perf.context import SEED, Bench, Context
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
-from perf.sim.run import Fleet, new_gateway, new_job
+from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import SimLane, WorkerSpec
 from perf.stats import percentile
 from perf.workload import Speed
@@ -79,8 +79,8 @@ def _measure(queued: int, count: int) -> _Taken:
 async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     clock = VirtualClock(loop)
     rng = random.Random(SEED)
-    gateway, _ = new_gateway(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
-    gateway.start()
+    orchestrator, _ = new_orchestrator(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
+    orchestrator.start()
     await asyncio.sleep(1.0)  # a time of 0 means never
     tenants = {str(i): 1.0 for i in range(TENANTS)}
     scenario = Scenario(Speed(0.4, 8.0), tenants=tenants, margin_ms=_PATIENT_MS)
@@ -90,14 +90,14 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         offer: Offer = next(offers)
         job, prompt = new_job(offer, clock.now(), offer.deadline_ms)
         begun = time.thread_time()
-        task = await gateway.submit(job, prompt)
+        task = await orchestrator.submit(job, prompt)
         if taken is not None:
             taken.append(1e6 * (time.thread_time() - begun))
         return task
 
     taken = _Taken()
     timed = _timed(SimLane.finish, taken.turn)
-    held = [await submit(None) for _ in range(_room(gateway) + queued)]
+    held = [await submit(None) for _ in range(_room(orchestrator) + queued)]
     for _ in range(count):
         task = await submit(taken.submit)
         held.append(task)
@@ -106,14 +106,14 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         leaver = held.pop(index)
         begun = time.thread_time()
         with patch.object(SimLane, "finish", timed):
-            gateway.cancel(leaver)
+            orchestrator.cancel(leaver)
             await asyncio.sleep(0.02)
         taken.cycle.append(1e6 * (time.thread_time() - begun))
         held = [other for other in held if other.ending is None]
-        while len(held) < _room(gateway) + queued:
+        while len(held) < _room(orchestrator) + queued:
             held.append(await submit(None))
-    await gateway.finish(0.0)
-    await gateway.close()
+    await orchestrator.finish(0.0)
+    await orchestrator.close()
     return taken
 
 
@@ -128,9 +128,9 @@ def _timed(
     return timed
 
 
-def _room(gateway: Gateway) -> int:
+def _room(orchestrator: Orchestrator) -> int:
     """Jobs that the instances take, all but one."""
-    backlog = gateway.settings.worker_backlog
+    backlog = orchestrator.settings.worker_backlog
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 
 

@@ -1,4 +1,4 @@
-"""Runs a load through a real gateway on virtual time, and says what became of every request."""
+"""Runs a load through a real orchestrator on virtual time: what became of every request."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import LaneConfig, LaneOwner
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.journal.memory import MemoryJournal
@@ -62,7 +62,7 @@ class Run:
 
     fates: list[Fate]
     seconds: float
-    gateway: Gateway
+    orchestrator: Orchestrator
     workers: list[SimWorker]
 
 
@@ -88,7 +88,7 @@ def simulate(
     states_deadline: bool = True,
     happenings: Mapping[float, At] | None = None,
     linger_s: float = 5.0,
-    watch: Callable[[Gateway, float], None] | None = None,
+    watch: Callable[[Orchestrator, float], None] | None = None,
     kept: int | None = None,
 ) -> Run:
     """Run ``offers`` to ``linger_s`` after the last of them; then what is left is ended.
@@ -132,15 +132,15 @@ async def _run(
     states_deadline: bool,
     happenings: Mapping[float, At],
     linger_s: float,
-    watch: Callable[[Gateway, float], None] | None,
+    watch: Callable[[Orchestrator, float], None] | None,
     kept: int | None,
 ) -> Run:
     clock = VirtualClock(loop)
-    gateway, workers = new_gateway(fleet, clock, settings, rng)
-    gateway.start()
-    driver = _Driver(gateway, clock, states_deadline)
+    orchestrator, workers = new_orchestrator(fleet, clock, settings, rng)
+    orchestrator.start()
+    driver = _Driver(orchestrator, clock, states_deadline)
     if kept is not None:
-        gateway.refusals.samples = lambda task: task.correlation_id == _KEPT
+        orchestrator.refusals.samples = lambda task: task.correlation_id == _KEPT
     for number, offer in enumerate(offers):
         loop.call_at(offer.at_s, driver.offer, offer, _KEPT if number == kept else "")
     for at_s, happening in happenings.items():
@@ -148,17 +148,17 @@ async def _run(
     end_s = (offers[-1].at_s if offers else 0.0) + linger_s
     while watch is not None and clock.now() < end_s:
         await asyncio.sleep(_WATCH_EVERY_S)
-        watch(gateway, clock.now())
+        watch(orchestrator, clock.now())
     await driver.until(end_s)
-    await gateway.finish(0.0)
-    await gateway.close()
-    return Run(driver.fates, end_s - linger_s, gateway, workers)
+    await orchestrator.finish(0.0)
+    await orchestrator.close()
+    return Run(driver.fates, end_s - linger_s, orchestrator, workers)
 
 
-def new_gateway(
+def new_orchestrator(
     fleet: Fleet, clock: VirtualClock, settings: Mapping[str, str], rng: random.Random
-) -> tuple[Gateway, list[SimWorker]]:
-    """A gateway that has not started yet, and the workers that it is in front of."""
+) -> tuple[Orchestrator, list[SimWorker]]:
+    """An orchestrator that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
     card = _card(fleet)
     workers = {
@@ -173,13 +173,15 @@ def new_gateway(
 
     values = {"instances": ",".join(addresses), "log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
-    gateway = Gateway(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
+    orchestrator = Orchestrator(
+        load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane
+    )
     encoder = PromptEncoder(card)
-    for instance in gateway.registry:
+    for instance in orchestrator.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
     for name in ("tidegate.access", "tidegate.service"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return gateway, list(workers.values())
+    return orchestrator, list(workers.values())
 
 
 def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
@@ -210,9 +212,11 @@ def _parts(offer: Offer, now: float) -> Parts:
 class _Driver:
     """Submits offers when they are due, and hears what becomes of them."""
 
-    def __init__(self, gateway: Gateway, clock: VirtualClock, states_deadline: bool) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
+    ) -> None:
         self.fates: list[Fate] = []
-        self._gateway = gateway
+        self._orchestrator = orchestrator
         self._clock = clock
         self._states_deadline = states_deadline
         self._submitting: set[object] = set()
@@ -233,7 +237,7 @@ class _Driver:
         job, prompt = new_job(offer, now, budget_ms)
         job = replace(job, correlation_id=name)
         try:
-            await self._gateway.submit(job, prompt, [_Ear(fate)])
+            await self._orchestrator.submit(job, prompt, [_Ear(fate)])
         except TidegateError as error:
             fate.outcome, fate.code = Outcome.REFUSED, error.code
             fate.ended_s = self._clock.now()

@@ -21,7 +21,7 @@ def calibration(run: Run) -> dict[tuple[Priority, int], Calibrated]:
     """By class and least chance in percent: what was given, and what came of it."""
     return {
         key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
-        for key, tally in run.gateway.metrics.calibration.tallies.items()
+        for key, tally in run.orchestrator.metrics.calibration.tallies.items()
         if tally.given
     }
 
@@ -51,7 +51,7 @@ class Summary:
             fate.tokens for fate in fates if not fate.met and fate.outcome is not Outcome.PARTIAL
         )
         ttft = [1000 * (f.first_s - f.offer.at_s) for f in fates if f.first_s]
-        refusals = run.gateway.refusals
+        refusals = run.orchestrator.refusals
         return cls(
             offered=len(fates),
             goodput=met / (run.seconds - warm_s),

@@ -22,7 +22,7 @@ from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.campaign import PACE
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
-from perf.sim.run import Fleet, new_gateway, new_job
+from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import WorkerSpec
 from perf.stats import percentile
 from perf.workload import Sizes
@@ -153,8 +153,8 @@ async def _measure(
 ) -> Told:
     clock = VirtualClock(loop)
     fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
-    gateway, _ = new_gateway(fleet, clock, settings, rng)
-    gateway.start()
+    orchestrator, _ = new_orchestrator(fleet, clock, settings, rng)
+    orchestrator.start()
     told = Told()
     counts_until = offers[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
@@ -172,19 +172,19 @@ async def _measure(
         job = replace(job, deadline=replace(job.deadline, unix_ms=unix_ms))
         ear = _Ear()
         try:
-            task = await gateway.submit(job, prompt, [ear])
+            task = await orchestrator.submit(job, prompt, [ear])
         except DeadlineInfeasible as error:
             refused(offer, again, error, counts)
             return
         except QueueFull as error:
-            while gateway.queue.full:  # noqa: ASYNC110 - the queue has no event for it
+            while orchestrator.queue.full:  # noqa: ASYNC110 - the queue has no event for it
                 await asyncio.sleep(_POLL_S)
             if counts:
                 told.retries.append(Pair(error.retry_after_ms, 1000 * (clock.now() - now)))
             return
         except TidegateError:
             return
-        start_ms = gateway.predicted_start_ms(task)
+        start_ms = orchestrator.predicted_start_ms(task)
         await ear.is_over.wait()
         ending = task.ending
         assert ending is not None
@@ -228,8 +228,8 @@ async def _measure(
     for offer in offers:
         loop.call_at(offer.at_s, spawn, offer)
     await asyncio.sleep(offers[-1].at_s + _LINGER_S - clock.now())
-    await gateway.finish(0.0)
-    await gateway.close()
+    await orchestrator.finish(0.0)
+    await orchestrator.close()
     for task in running:
         task.cancel()
     return told

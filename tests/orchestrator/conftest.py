@@ -14,7 +14,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 
 from orchestrator.api.server import build_runner
 from orchestrator.clock import LoopClock
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.tasks.journal.memory import MemoryJournal
 from tests.support.fake_worker import FakeWorker, make_card
@@ -71,14 +71,14 @@ class Event:
 class Service:
     """A running orchestrator."""
 
-    gateway: Gateway
+    orchestrator: Orchestrator
     journal: MemoryJournal
     url: str
     http: aiohttp.ClientSession
     runner: web.AppRunner = field(repr=False)
 
     async def until_ready(self) -> None:
-        await self.until(lambda: any(i.ready for i in self.gateway.registry))
+        await self.until(lambda: any(i.ready for i in self.orchestrator.registry))
 
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for something inside the orchestrator; the test's own timeout is the limit."""
@@ -89,7 +89,7 @@ class Service:
         return [record.outcome.value for record in self.journal.records]
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+        return self.orchestrator.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 MakeService = Callable[..., Awaitable[Service]]
@@ -110,14 +110,14 @@ async def make_service() -> AsyncIterator[MakeService]:
         settings = await asyncio.to_thread(load_settings, **(values | changes))
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
-        gateway = Gateway(settings, LoopClock(loop), random.Random(7), journal)
-        runner = build_runner(gateway, shutdown_timeout_s=0.2)
+        orchestrator = Orchestrator(settings, LoopClock(loop), random.Random(7), journal)
+        runner = build_runner(orchestrator, shutdown_timeout_s=0.2)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        gateway.start()
+        orchestrator.start()
         host, port = runner.addresses[0][:2]
         url = f"http://{host}:{port}"
-        service = Service(gateway, journal, url, aiohttp.ClientSession(base_url=url), runner)
+        service = Service(orchestrator, journal, url, aiohttp.ClientSession(base_url=url), runner)
         made.append(service)
         if wait:
             await service.until_ready()
@@ -126,12 +126,12 @@ async def make_service() -> AsyncIterator[MakeService]:
     yield make
     for service in made:
         await service.http.close()
-        await service.gateway.finish(0.0)
-        await service.gateway.close()
+        await service.orchestrator.finish(0.0)
+        await service.orchestrator.close()
         await service.runner.cleanup()
         offered = sum(
             sample.value
-            for metric in service.gateway.metrics.offered.collect()
+            for metric in service.orchestrator.metrics.offered.collect()
             for sample in metric.samples
             if sample.name.endswith("_total")
         )

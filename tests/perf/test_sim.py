@@ -47,7 +47,7 @@ def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
         assert run.fates
         assert {fate.endings for fate in run.fates} == {1}
         assert all(fate.outcome is not None for fate in run.fates)
-        settled = run.gateway.metrics.settled
+        settled = run.orchestrator.metrics.settled
         counted = Counter(fate.outcome for fate in run.fates)
         assert {o: n for o, n in settled.items() if n} == dict(counted)
 
@@ -80,7 +80,7 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
 
 def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> None:
     """What the orchestrator makes of a minute's totals, against what the workers really do."""
-    for instance in runs[OURS.name, 1.0].gateway.registry:
+    for instance in runs[OURS.name, 1.0].orchestrator.registry:
         assert instance.pace is not None
         model = instance.pace.model
         for rows, prompts in ((2, 0), (8, 0), (8, 100)):
@@ -145,7 +145,7 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
     fates = after_warm_up(run)
     refused = [fate for fate in fates if fate.code == "deadline_infeasible"]
     assert all(not fate.tokens for fate in refused)
-    paces = [instance.pace.model for instance in run.gateway.registry if instance.pace]
+    paces = [instance.pace.model for instance in run.orchestrator.registry if instance.pace]
     learnt_ms = min(pace.fastest_ms for pace in paces)  # it only ever falls
     fastest_ms = 1000 * (PACE.step_s + PACE.row_s)
     least = {f.offer: max(100.0, 0.8 * fastest_ms * f.offer.max_tokens) for f in fates}

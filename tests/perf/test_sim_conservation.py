@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Priority
 from perf.goodput_policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
@@ -116,9 +116,9 @@ def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str
     """Runs them, and asserts that no slot stayed free for longer than 10 ms while one waited."""
     since: dict[str, float] = {}
 
-    def look(gateway: Gateway, now: float) -> None:
-        free = any(i.ready and i.load < i.window.slots for i in gateway.registry)
-        waiting = [task for task in gateway.queue.tasks() if not task.paused_on]
+    def look(orchestrator: Orchestrator, now: float) -> None:
+        free = any(i.ready and i.load < i.window.slots for i in orchestrator.registry)
+        waiting = [task for task in orchestrator.queue.tasks() if not task.paused_on]
         startable = {
             t.id for t in waiting if t.deadline.left_ms(now) > 1000 * fleet.spec.min_start_s
         }
@@ -154,10 +154,10 @@ def test_dl15_no_slot_idles_while_somebody_waits(
     offers = list(scenario.offers(42.0 * load, 6.0, seed))
     run = idle_while_waiting(offers, FLEET, {"QUEUE_SIZE": "-1"})
     assert {fate.endings for fate in run.fates} <= {1}
-    gateway = run.gateway
-    gateway.queue.check_integrity()
-    assert not gateway.queue and not gateway.live_tasks
-    for instance in gateway.registry:
+    orchestrator = run.orchestrator
+    orchestrator.queue.check_integrity()
+    assert not orchestrator.queue and not orchestrator.live_tasks
+    for instance in orchestrator.registry:
         instance.window.check_integrity()
         assert instance.window.paused == instance.load == 0
     for worker in run.workers:

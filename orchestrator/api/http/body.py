@@ -15,7 +15,7 @@ from aiohttp import web
 
 from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.choices import choices_at
-from orchestrator.api.http.context import CONTEXT, GATEWAY
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -133,7 +133,7 @@ async def read_body(
                 f"expected a body without Content-Encoding, got {excerpt(encoding)}",
                 field="Content-Encoding",
             )
-    patience = asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s)
+    patience = asyncio.timeout(request.app[ORCHESTRATOR].settings.body_timeout_s)
 
     def give_up() -> None:
         """End the reading: another body gets the room."""
@@ -152,21 +152,21 @@ async def read_body(
         except TimeoutError:
             raise DeadlineExceeded(
                 "the deadline passed before the body was read; send less",
-                exceeded_by_ms=1000 * (request.app[GATEWAY].clock.now() - due_at),
+                exceeded_by_ms=1000 * (request.app[ORCHESTRATOR].clock.now() - due_at),
             ) from None
 
 
 def _due_at(request: web.Request) -> float:
     """The deadline as far as it is known without the body."""
-    gateway, arrival = request.app[GATEWAY], request[CONTEXT].arrival
+    orchestrator, arrival = request.app[ORCHESTRATOR], request[CONTEXT].arrival
     try:
-        return read_deadline(request.headers, None, arrival, gateway.deadlines).at
+        return read_deadline(request.headers, None, arrival, orchestrator.deadlines).at
     except InvalidRequest:  # is told with all that the body says
-        return arrival.mono + gateway.deadlines.default_s
+        return arrival.mono + orchestrator.deadlines.default_s
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:
-    settings = request.app[GATEWAY].settings
+    settings = request.app[ORCHESTRATOR].settings
     limit = settings.max_body_bytes
     too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
     if (request.content_length or 0) > limit:

@@ -21,7 +21,7 @@ from orchestrator.api.auth import is_admin_call, is_open_path
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import (
     CORRELATION_HEADER,
-    GATEWAY,
+    ORCHESTRATOR,
     Context,
     error_response,
     new_context,
@@ -29,7 +29,7 @@ from orchestrator.api.http.context import (
 from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps, Prober, unacknowledged_bytes
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -89,23 +89,23 @@ class Runner(web.AppRunner):
     """An application's runner whose connections are ``Connection``."""
 
     async def _make_server(self) -> web.Server:
-        return _Server(self.app[GATEWAY], await super()._make_server())
+        return _Server(self.app[ORCHESTRATOR], await super()._make_server())
 
 
 class _Server(web.Server):
     """Makes connections. ``made`` is aiohttp's own, for the application."""
 
-    def __init__(self, gateway: Gateway, made: web.Server) -> None:
+    def __init__(self, orchestrator: Orchestrator, made: web.Server) -> None:
         super().__init__(
             self._outermost(made.request_handler),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self.gateway = gateway
-        self._browsers = Browsers(gateway.settings)
+        self.orchestrator = orchestrator
+        self._browsers = Browsers(orchestrator.settings)
         self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self._most = gateway.settings.max_connections
+        self._most = orchestrator.settings.max_connections
         self._by_address: Counter[str] = Counter()
         self._kept: dict[Connection, None] = {}
         """Connections beyond those for everybody, the longest silent first."""
@@ -153,7 +153,7 @@ class _Server(web.Server):
 
     def refused(self, error: TidegateError, context: Context) -> web.Response:
         """The answer to what no handler saw."""
-        self.gateway.metrics.http_errors.labels(error.status, error.code).inc()
+        self.orchestrator.metrics.http_errors.labels(error.status, error.code).inc()
         response = error_response(error, context)
         response.headers[CORRELATION_HEADER] = context.correlation_id
         response.force_close()
@@ -186,19 +186,19 @@ class _Server(web.Server):
             assert isinstance(connection, Connection)
             if connection.is_kept and not _is_for_operators(request):
                 no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
-                response = self.refused(no_room, new_context(request, self.gateway.clock))
+                response = self.refused(no_room, new_context(request, self.orchestrator.clock))
                 response.headers.update(self._browsers.headers(request.headers))
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
                 # aiohttp's own answer repeats it, and breaks off where it is no text.
                 wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
-                return self.refused(wrong, new_context(request, self.gateway.clock))
+                return self.refused(wrong, new_context(request, self.orchestrator.clock))
             try:
                 return await handle(request)
             except web.HTTPException as error:
                 message = f"the request cannot be served: {error.reason}"
                 return self.refused(
-                    InvalidRequest(message), new_context(request, self.gateway.clock)
+                    InvalidRequest(message), new_context(request, self.orchestrator.clock)
                 )
 
         return outermost
@@ -263,7 +263,7 @@ class Connection(RequestHandler):
 
     def _watch_writing(self) -> None:
         """Drop a client that takes nothing for as long as an idle connection may stand."""
-        timeout_s = self._server.gateway.settings.idle_timeout_s
+        timeout_s = self._server.orchestrator.settings.idle_timeout_s
         held = self._unsent_bytes()
 
         def look() -> None:
@@ -427,7 +427,7 @@ class Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what the parser refused, or a fault in aiohttp itself."""
-        context = new_context(request, self._server.gateway.clock)
+        context = new_context(request, self._server.orchestrator.clock)
         if status < 500:
             return self._server.malformed(exc, context)
         if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
@@ -450,7 +450,7 @@ class Connection(RequestHandler):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            timeout_s = self._server.gateway.settings.header_timeout_s
+            timeout_s = self._server.orchestrator.settings.header_timeout_s
             if self.is_kept:
                 timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)

@@ -12,11 +12,11 @@ from aiohttp import web
 from orchestrator.api.auth import ANYBODY, Key
 from orchestrator.clock import Clock, Instant, instant
 from orchestrator.errors import InvalidRequest, TidegateError
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Ending, Task
 
-GATEWAY = web.AppKey("gateway", Gateway)
+ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
 
 CORRELATION_HEADER = "X-Correlation-Id"
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)

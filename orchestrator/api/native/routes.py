@@ -8,7 +8,7 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import (
     CONTEXT,
-    GATEWAY,
+    ORCHESTRATOR,
     deadline_headers,
     fit_headers,
     json_response,
@@ -18,7 +18,7 @@ from orchestrator.api.http.event_stream import EventStream, StreamLimits
 from orchestrator.api.http.fields import PlacementBody, read_wishes
 from orchestrator.api.native.events import TaskEvents, last_number, read_last_event_id
 from orchestrator.errors import InvalidRequest
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import read_deadline, read_parts
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
@@ -77,14 +77,14 @@ _decoder = msgspec.json.Decoder(TaskRequest)
 
 async def submit(request: web.Request) -> web.Response:
     """Take a task on: 202 with where to follow it."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     job, prompt = await read_body(request, _decoder, lambda body: _asked(request, body))
-    task = await gateway.submit(job, prompt)
+    task = await orchestrator.submit(job, prompt)
     answer = {
         "task_id": task.id,
         "status": _status(task),
-        "queue_position": gateway.queue_position(task),
-        "predicted_start_ms": round(gateway.predicted_start_ms(task), 1),
+        "queue_position": orchestrator.queue_position(task),
+        "predicted_start_ms": round(orchestrator.predicted_start_ms(task), 1),
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
@@ -94,7 +94,7 @@ async def submit(request: web.Request) -> web.Response:
 
 async def status(request: web.Request) -> web.Response:
     """A task as it stands."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     task = _task_of(request)
     ending = task.ending
     answer: dict[str, object] = {
@@ -109,8 +109,8 @@ async def status(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
     }
     if ending is None:
-        answer["queue_position"] = gateway.queue_position(task)
-        answer["predicted_start_ms"] = round(gateway.predicted_start_ms(task), 1)
+        answer["queue_position"] = orchestrator.queue_position(task)
+        answer["predicted_start_ms"] = round(orchestrator.predicted_start_ms(task), 1)
         return json_response(answer)
     answer["outcome"] = ending.outcome
     answer["finish_reason"] = ending.finish_reason
@@ -124,22 +124,22 @@ async def status(request: web.Request) -> web.Response:
 
 async def events(request: web.Request) -> web.StreamResponse:
     """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     task = _task_of(request)
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    stream = EventStream(request, deadline_headers(task.deadline), stream_limits(gateway))
-    metrics_s = gateway.settings.metrics_event_ms / 1000
-    follower = TaskEvents(stream, after, gateway.clock, metrics_every_s=metrics_s)
-    past = follower.past(task, gateway.queue_position(task))
+    stream = EventStream(request, deadline_headers(task.deadline), stream_limits(orchestrator))
+    metrics_s = orchestrator.settings.metrics_event_ms / 1000
+    follower = TaskEvents(stream, after, orchestrator.clock, metrics_every_s=metrics_s)
+    past = follower.past(task, orchestrator.queue_position(task))
 
     def tell() -> None:
-        gateway.reads(task, not all(other.is_behind for other in _followers(task)))
+        orchestrator.reads(task, not all(other.is_behind for other in _followers(task)))
 
     stream.on_behind = tell
-    gateway.reads(task, True)
+    orchestrator.reads(task, True)
     try:
         return await stream.run(past)
     finally:
@@ -147,14 +147,14 @@ async def events(request: web.Request) -> web.StreamResponse:
         if _followers(task):
             tell()
         elif task.ending is None:
-            gateway.disconnected(task, too_slow=stream.too_slow)
+            orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Stop a task; 202 whether it ran, had ended or was cancelled before (WP-2)."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     task = _task_of(request)
-    gateway.cancel(task)
+    orchestrator.cancel(task)
     return json_response(
         {"task_id": task.id, "status": _status(task), "correlation_id": task.correlation_id},
         status=202,
@@ -200,19 +200,21 @@ def logit_biases(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
         raise InvalidRequest(str(error), field=error.field) from None
 
 
-def stream_limits(gateway: Gateway) -> StreamLimits:
+def stream_limits(orchestrator: Orchestrator) -> StreamLimits:
     return StreamLimits(
-        backlog_bytes=gateway.settings.slow_client_buffer_bytes,
-        timeout_s=gateway.settings.slow_client_timeout_s,
-        kernel_bytes=gateway.settings.slow_client_kernel_bytes,
-        keepalive_s=gateway.settings.sse_keepalive_s or None,
-        behind_s=gateway.settings.slow_client_pause_s,
+        backlog_bytes=orchestrator.settings.slow_client_buffer_bytes,
+        timeout_s=orchestrator.settings.slow_client_timeout_s,
+        kernel_bytes=orchestrator.settings.slow_client_kernel_bytes,
+        keepalive_s=orchestrator.settings.sse_keepalive_s or None,
+        behind_s=orchestrator.settings.slow_client_pause_s,
     )
 
 
 def _asked(request: web.Request, body: TaskRequest) -> tuple[Job, Prompt]:
-    gateway, context = request.app[GATEWAY], request[CONTEXT]
-    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, gateway.deadlines)
+    orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
+    deadline = read_deadline(
+        request.headers, body.deadline_ms, context.arrival, orchestrator.deadlines
+    )
     wishes = read_wishes(body, context.key)
     job = Job(
         api=Api.NATIVE,
@@ -271,7 +273,7 @@ def _prompt(body: TaskRequest) -> Prompt:
 def _task_of(request: web.Request) -> Task:
     """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
     task_id, key = request.match_info["task_id"], request[CONTEXT].key
-    task = request.app[GATEWAY].store.get(task_id)
+    task = request.app[ORCHESTRATOR].store.get(task_id)
     if task.job.key != key.fingerprint and not key.is_admin:
         raise no_such_task(task_id)
     return task

@@ -9,7 +9,7 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import (
     CONTEXT,
-    GATEWAY,
+    ORCHESTRATOR,
     deadline_headers,
     fit_headers,
     json_response,
@@ -21,7 +21,7 @@ from orchestrator.api.native.routes import stream_limits
 from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
-from orchestrator.service import Gateway
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import read_deadline, read_parts
 from orchestrator.tasks.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
 from worker.protocol import unstated_of
@@ -55,17 +55,17 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 async def models(request: web.Request) -> web.Response:
     """Every model that is served."""
-    gateway = request.app[GATEWAY]
-    data = [_model(gateway, name) for name in sorted(gateway.registry.models())]
+    orchestrator = request.app[ORCHESTRATOR]
+    data = [_model(orchestrator, name) for name in sorted(orchestrator.registry.models())]
     return json_response({"object": "list", "data": data})
 
 
 async def model(request: web.Request) -> web.Response:
     """One model by name."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     name = request.match_info["model"]
-    gateway.model(name)
-    return json_response(_model(gateway, name))
+    orchestrator.model(name)
+    return json_response(_model(orchestrator, name))
 
 
 def routes() -> list[web.RouteDef]:
@@ -84,54 +84,54 @@ def _asked(request: web.Request, body: OpenAiRequest, api: Api) -> Asked:
 
 
 async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.StreamResponse:
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     created = int(request[CONTEXT].arrival.unix)
     if asked.is_streamed:
-        return await _stream(request, gateway, asked, shape, created)
-    return await _answer(gateway, asked.job, asked.prompt, shape, created)
+        return await _stream(request, orchestrator, asked, shape, created)
+    return await _answer(orchestrator, asked.job, asked.prompt, shape, created)
 
 
 async def _stream(
     request: web.Request,
-    gateway: Gateway,
+    orchestrator: Orchestrator,
     asked: Asked,
     shape: Shape,
     created: int,
 ) -> web.StreamResponse:
     job = asked.job
-    stream = EventStream(request, deadline_headers(job.deadline), stream_limits(gateway))
+    stream = EventStream(request, deadline_headers(job.deadline), stream_limits(orchestrator))
     chunks = ChunkStream(
         stream,
         shape,
         created=created,
-        token_of=lambda token_id: gateway.model(job.model).token(token_id),
+        token_of=lambda token_id: orchestrator.model(job.model).token(token_id),
         with_usage=asked.with_usage,
     )
-    task = await gateway.submit(job, asked.prompt, [chunks])
-    stream.on_behind = lambda: gateway.reads(task, not stream.is_behind)
+    task = await orchestrator.submit(job, asked.prompt, [chunks])
+    stream.on_behind = lambda: orchestrator.reads(task, not stream.is_behind)
     try:
         return await stream.run()
     finally:
         task.unlisten(chunks)
-        gateway.disconnected(task, too_slow=stream.too_slow)
+        orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
 async def _answer(
-    gateway: Gateway, job: Job, prompt: Prompt, shape: Shape, created: int
+    orchestrator: Orchestrator, job: Job, prompt: Prompt, shape: Shape, created: int
 ) -> web.Response:
     answer = _Answer()
-    task = await gateway.submit(job, prompt, [answer])
+    task = await orchestrator.submit(job, prompt, [answer])
     try:
         await answer.complete.wait()
     finally:
-        gateway.disconnected(task)
+        orchestrator.disconnected(task)
     ending = task.ending
     assert ending is not None
     if ending.error is not None:
         raise ending.error
     logprobs = None
     if answer.logprobs:
-        token_of = gateway.model(task.model).token
+        token_of = orchestrator.model(task.model).token
         logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_of)
     text = answer.text() + ending.tail
     body = shape.head(task, created, chunk=False) | {
@@ -161,7 +161,7 @@ class _Answer(Transcript):
 
 
 def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
-    gateway, context = request.app[GATEWAY], request[CONTEXT]
+    orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     wishes = read_wishes(body, context.key)
     return Job(
         api=api,
@@ -170,7 +170,7 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
         unstated=unstated_of(body),
         max_tokens=body.token_limit(),
         deadline=read_deadline(
-            request.headers, body.deadline_ms, context.arrival, gateway.deadlines
+            request.headers, body.deadline_ms, context.arrival, orchestrator.deadlines
         ),
         correlation_id=context.correlation_id,
         arrived=context.arrival.mono,
@@ -186,10 +186,10 @@ def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
     )
 
 
-def _model(gateway: Gateway, name: str) -> dict[str, object]:
+def _model(orchestrator: Orchestrator, name: str) -> dict[str, object]:
     return {
         "id": name,
         "object": "model",
-        "created": gateway.started_unix,
+        "created": orchestrator.started_unix,
         "owned_by": "tidegate",
     }

@@ -2,21 +2,23 @@
 
 from aiohttp import web
 
-from orchestrator.api.http.context import GATEWAY, json_response
+from orchestrator.api.http.context import ORCHESTRATOR, json_response
 from orchestrator.instances.registry import Instance, Registry
 from orchestrator.prediction import Work
 
 
 async def listing(request: web.Request) -> web.Response:
     """Every instance as it stands, and what is wrong with a source of them."""
-    gateway = request.app[GATEWAY]
+    orchestrator = request.app[ORCHESTRATOR]
     return json_response(
         {
-            "snapshot_version": gateway.registry.snapshot_version,
-            "instances": [describe(instance, gateway.registry) for instance in gateway.registry],
+            "snapshot_version": orchestrator.registry.snapshot_version,
+            "instances": [
+                describe(instance, orchestrator.registry) for instance in orchestrator.registry
+            ],
             "sources": [
                 {"source": source, "error": reason}
-                for source, reason in gateway.roster.complaints.items()
+                for source, reason in orchestrator.roster.complaints.items()
             ],
         }
     )
@@ -33,7 +35,7 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 def _hold(request: web.Request, held: bool) -> web.Response:
-    registry = request.app[GATEWAY].registry
+    registry = request.app[ORCHESTRATOR].registry
     instance = registry.hold(request.match_info["address"], held)
     return json_response(describe(instance, registry), status=202)
 

@@ -3,7 +3,7 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from orchestrator.api.http.context import GATEWAY
+from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.health import Probe
 
 
@@ -13,27 +13,27 @@ def _answer(probe: Probe) -> web.Response:
 
 async def live(request: web.Request) -> web.Response:
     """The process answers: always 200."""
-    return _answer(request.app[GATEWAY].health.live)
+    return _answer(request.app[ORCHESTRATOR].health.live)
 
 
 async def startup(request: web.Request) -> web.Response:
     """503 until some instance has told what it serves."""
-    return _answer(request.app[GATEWAY].health.startup)
+    return _answer(request.app[ORCHESTRATOR].health.startup)
 
 
 async def ready(request: web.Request) -> web.Response:
     """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere."""
-    return _answer(request.app[GATEWAY].health.ready)
+    return _answer(request.app[ORCHESTRATOR].health.ready)
 
 
 async def overall(request: web.Request) -> web.Response:
     """The body of ``ready``, with 200 while the process lives."""
-    return _answer(request.app[GATEWAY].health.overall)
+    return _answer(request.app[ORCHESTRATOR].health.overall)
 
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
-    body = request.app[GATEWAY].metrics.exposition()
+    body = request.app[ORCHESTRATOR].metrics.exposition()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

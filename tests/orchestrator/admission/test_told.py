@@ -148,7 +148,7 @@ async def test_dl17_a_sample_is_let_in_beyond_a_full_queue(
     service = await make_service(worker, queue_size=0, refusal_sample=1.0, worker_backlog=0)
     posts = [service.http.post("/v1/completions", json=BODY) for _ in range(2)]
     answers = asyncio.gather(*posts)
-    await service.until(lambda: len(service.gateway.queue) == 1)
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
     plan.release.set()
     assert [answer.status for answer in await answers] == [200, 200]
     labels = {"kind": "queue_full", "result": "met"}

@@ -85,7 +85,7 @@ async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
     ):
         assert line in text
     assert "m" * 99 not in text, "a client must not be able to make up label values"
-    address = next(iter(service.gateway.registry.instances))
+    address = next(iter(service.orchestrator.registry.instances))
     for kind, value in (("used", 0), ("free", 100), ("total", 100)):
         assert f'tidegate_kv_blocks{{instance="{address}",kind="{kind}"}} {value}.0' in text
     assert f'tidegate_instance_state{{instance="{address}",state="up"}} 1.0' in text
@@ -104,8 +104,8 @@ async def test_or14_going_down_refuses_new_work_and_finishes_the_old(
     worker.plan = lambda submit: plan
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
-    finishing = asyncio.create_task(service.gateway.finish(60.0))
-    await service.until(lambda: service.gateway.health.ready.status == 503)
+    finishing = asyncio.create_task(service.orchestrator.finish(60.0))
+    await service.until(lambda: service.orchestrator.health.ready.status == 503)
     async with service.http.get("/health/ready") as response:
         assert (await response.json())["status"] == "draining"
     async with service.http.post("/v2/tasks", json=TASK) as response:
@@ -125,7 +125,7 @@ async def test_or14_what_does_not_finish_is_ended_and_stopped(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
     await worker.until(lambda: worker.running == 1)
-    await service.gateway.finish(0.0)
+    await service.orchestrator.finish(0.0)
     assert worker.running == 0
     async with service.http.get(task["events_url"]) as response:
         last = [event async for event in read_events(response)][-1]
@@ -219,15 +219,15 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
         (instance,) = (await response.json())["instances"]
     assert (instance["kv_blocks_used"], instance["kv_blocks_total"]) == (0, 100)
     assert instance["prefix_hit_rate"] is None and instance["running"] == 0
-    known = next(iter(service.gateway.registry))
+    known = next(iter(service.orchestrator.registry))
     assert known.stats is not None
     known.stats = msgspec.structs.replace(
         known.stats, cached_tokens_total=30, prefill_tokens_total=90
     )
-    service.gateway.health.refresh()
-    (told,) = json.loads(service.gateway.health.ready.body)["instances"]
+    service.orchestrator.health.refresh()
+    (told,) = json.loads(service.orchestrator.health.ready.body)["instances"]
     assert told["prefix_hit_rate"] == 0.25
     with caplog.at_level("INFO", logger="orchestrator.service"):
-        service.gateway.refuse_new_work()
-        service.gateway.health.refresh()
+        service.orchestrator.refuse_new_work()
+        service.orchestrator.health.refresh()
     assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1

@@ -30,7 +30,7 @@ PACE = StepModel(
 
 
 def make_hedger(service: Service) -> Hedger:
-    hedger = Hedger(service.gateway.registry, lambda task: 5, share=0.02)
+    hedger = Hedger(service.orchestrator.registry, lambda task: 5, share=0.02)
     while hedger.budget.is_empty:
         hedger.budget.offered()
     return hedger
@@ -94,7 +94,7 @@ async def race(
 ) -> tuple[Service, FakeWorker, FakeWorker]:
     """Whatever has no token at the next look gets a rival."""
     service, first, second = await two(make_worker, make_service)
-    hedger = service.gateway.hedger
+    hedger = service.orchestrator.hedger
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     while hedger.budget.is_empty:
         hedger.budget.offered()
@@ -108,7 +108,7 @@ def hedges(service: Service, what: str) -> float:
 async def settled(service: Service, *workers: FakeWorker) -> None:
     for worker in workers:
         await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-    await service.until(lambda: all(i.load == 0 for i in service.gateway.registry))
+    await service.until(lambda: all(i.load == 0 for i in service.orchestrator.registry))
 
 
 async def test_or10_the_rival_wins_and_the_loser_is_verified_gone(
@@ -125,7 +125,7 @@ async def test_or10_the_rival_wins_and_the_loser_is_verified_gone(
     assert (hedges(service, "begun"), hedges(service, "won")) == (1, 1)
     assert service.metric("tidegate_hedge_aborts_verified_total") == 1
     assert service.outcomes() == ["met"]
-    assert service.gateway.registry.breakers.ejections.total() == 0
+    assert service.orchestrator.registry.breakers.ejections.total() == 0
 
 
 async def test_or10_the_first_one_wins_after_all(
@@ -202,7 +202,7 @@ async def test_or10_the_rival_is_left_when_the_first_ones_engine_fails(
     running = asyncio.create_task(run(service, TASK))
     await second.until(lambda: second.running == 1)
     failing.release.set()
-    lost = service.gateway.registry.instances[first.address]
+    lost = service.orchestrator.registry.instances[first.address]
     await service.until(lambda: lost.load == 0)
     held.release.set()
     assert text_of(await running) == EXPECTED
@@ -226,8 +226,8 @@ async def test_or10_none_while_others_wait(
 ) -> None:
     workers = [await make_worker(max_running=1) for _ in range(2)]
     service = await make_service(*workers, worker_backlog=0)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
-    hedger, plan = service.gateway.hedger, Plan(stall_at=0)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    hedger, plan = service.orchestrator.hedger, Plan(stall_at=0)
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     for worker in workers:
         worker.plan = lambda submit: plan
@@ -236,8 +236,8 @@ async def test_or10_none_while_others_wait(
     for _ in range(3):
         async with service.http.post("/v2/tasks", json=TASK) as response:
             assert response.status == 202
-    assert len(service.gateway.queue) == 1
-    service.gateway._dispatcher.look()
+    assert len(service.orchestrator.queue) == 1
+    service.orchestrator._dispatcher.look()
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
     assert hedges(service, "begun") == 0

@@ -222,7 +222,7 @@ class Scene:
     async def begin(self, **changes: object) -> tuple[str, str]:
         """The long job is paused for the urgent one; their names."""
         long = await self.submit(LONG | changes)
-        task = self.service.gateway.store.get(long)
+        task = self.service.orchestrator.store.get(long)
         await self.service.until(
             lambda: task.stage is Stage.RUNNING and task.completion_tokens == self._at
         )
@@ -236,13 +236,13 @@ class Scene:
 
     def holds(self) -> tuple[int, int, int]:
         """What waits, what pauses, and what is under way."""
-        gateway = self.service.gateway
-        windows = [instance.window for instance in gateway.registry]
+        orchestrator = self.service.orchestrator
+        windows = [instance.window for instance in orchestrator.registry]
         for window in windows:
             window.check_integrity()
-        gateway.queue.check_integrity()
-        loads = sum(instance.load for instance in gateway.registry)
-        return len(gateway.queue), sum(window.paused for window in windows), loads
+        orchestrator.queue.check_integrity()
+        loads = sum(instance.load for instance in orchestrator.registry)
+        return len(orchestrator.queue), sum(window.paused for window in windows), loads
 
     async def ends(self, *outcomes: str) -> None:
         """With these outcomes and with nothing left anywhere."""
@@ -255,8 +255,8 @@ class Scene:
         )
         for worker in self.workers:
             await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-        flights = self.service.gateway._dispatcher._flights
-        assert not flights and not self.service.gateway.live_tasks
+        flights = self.service.orchestrator._dispatcher._flights
+        assert not flights and not self.service.orchestrator.live_tasks
 
 
 async def scene(
@@ -265,7 +265,7 @@ async def scene(
     """``at``: the tokens that the long job has when it is paused."""
     workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
     service = await make_service(*workers, worker_backlog=0)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return Scene(service, workers, at)
 
 
@@ -290,7 +290,7 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     await stage.ends("met", "met")
     assert [record.task_id for record in stage.service.journal.records] == [urgent, long]
     assert len(stage.worker.submits) == 2
-    stats = stage.service.gateway.pausing.stats
+    stats = stage.service.orchestrator.pausing.stats
     assert (stats.paused, stats.resumed) == (1, 1)
 
 
@@ -304,7 +304,7 @@ async def test_or2_the_place_of_a_paused_task_is_told(
     assert first["usage"]["completion_tokens"] == 3
     assert stage.service.metric("tidegate_queue_depth") == 1
     await stage.submit(URGENT | {"deadline_ms": 9_000})
-    await stage.service.until(lambda: len(stage.service.gateway.queue) == 2)
+    await stage.service.until(lambda: len(stage.service.orchestrator.queue) == 2)
     assert (await stage.status(long))["queue_position"] == 1
     await stage.ends("met", "met", "met")
 
@@ -329,14 +329,14 @@ async def test_dl5_the_deadline_of_a_paused_task_frees_all(
     stage = await scene(make_worker, make_service, at=at)
     changes = {"on_deadline": on_deadline}
     long, _ = await stage.begin(**changes)
-    task = stage.service.gateway.store.get(long)
+    task = stage.service.orchestrator.store.get(long)
     # The urgent one keeps the slot for longer than the long one has.
     loop = asyncio.get_running_loop()
     task.deadline = type(task.deadline)(loop.time() + 0.05, task.deadline.unix_ms)
     assert task.timer is not None
     task.timer.cancel()
-    dispatcher = stage.service.gateway._dispatcher
-    task.timer = stage.service.gateway.clock.call_at(
+    dispatcher = stage.service.orchestrator._dispatcher
+    task.timer = stage.service.orchestrator.clock.call_at(
         task.deadline.at, lambda: dispatcher._deadline_passed(task)
     )
     await stage.service.until(lambda: task.ending is not None)
@@ -383,9 +383,9 @@ async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
     stage = await scene(make_worker, make_service, count=2, at=0)
     long, _ = await stage.begin()
     stage.go_on.set()
-    registry = stage.service.gateway.registry
+    registry = stage.service.orchestrator.registry
     registry.instances[stage.worker.address].state = InstanceState.SUSPECT
-    stage.service.gateway._dispatcher.look()
+    stage.service.orchestrator._dispatcher.look()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED
     await stage.ends("met", "met")
 
@@ -395,7 +395,7 @@ async def test_or14_a_paused_job_goes_on_though_its_instance_takes_nothing_new(
 ) -> None:
     stage = await scene(make_worker, make_service)
     long, _ = await stage.begin()
-    stage.service.gateway.registry.hold(stage.worker.address, True)
+    stage.service.orchestrator.registry.hold(stage.worker.address, True)
     stage.hurry.set()
     stage.go_on.set()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED
@@ -408,7 +408,7 @@ async def test_a_job_is_paused_a_few_times_only(
     stage = await scene(make_worker, make_service)
     stage.hurry.set()  # urgent ones end at once
     long = await stage.submit(LONG)
-    task = stage.service.gateway.store.get(long)
+    task = stage.service.orchestrator.store.get(long)
     await stage.service.until(lambda: task.completion_tokens == 3)
     for turn in range(MOST_PAUSES + 2):
         urgent = await stage.submit(URGENT)
@@ -429,7 +429,7 @@ async def test_none_is_paused_where_that_is_off(
     service = await make_service(worker, worker_backlog=0, pause=False)
     stage = Scene(service, [worker], 3)
     long = await stage.submit(LONG)
-    await service.until(lambda: service.gateway.store.get(long).completion_tokens == 3)
+    await service.until(lambda: service.orchestrator.store.get(long).completion_tokens == 3)
     await stage.submit(URGENT)
     await asyncio.sleep(0.1)
     assert worker.pauses == []
@@ -458,8 +458,8 @@ class Reading:
         """Ask for the long answer; none of it is read yet."""
         body = CHAT | {"max_tokens": MANY, "stream": True} | changes
         client = await send(self.service, body, receive_buffer=4096)
-        await self.service.until(lambda: bool(self.service.gateway._live))
-        (task,) = self.service.gateway._live
+        await self.service.until(lambda: bool(self.service.orchestrator._live))
+        (task,) = self.service.orchestrator._live
         await self.service.until(lambda: task.completion_tokens == 60)
         return client, task
 
@@ -505,7 +505,7 @@ async def test_or11_who_reads_keeps_its_slot(reading: Reading) -> None:
     while task.is_unread or data.count(b'"content":"0') < 60:
         data += await loop.sock_recv(client, 1 << 16)
     other = asyncio.create_task(reading.good())
-    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await reading.service.until(lambda: len(reading.service.orchestrator.queue) == 1)
     await asyncio.sleep(0.1)
     assert not reading.worker.pauses
     reading.long.release.set()
@@ -517,7 +517,7 @@ async def test_or11_who_reads_keeps_its_slot(reading: Reading) -> None:
 async def test_or11_work_that_goes_on_without_a_client_needs_no_reader(reading: Reading) -> None:
     client, task = await reading.begin(on_disconnect="continue")
     other = asyncio.create_task(reading.good())
-    await reading.service.until(lambda: len(reading.service.gateway.queue) == 1)
+    await reading.service.until(lambda: len(reading.service.orchestrator.queue) == 1)
     await asyncio.sleep(0.1)
     assert not task.is_unread and not reading.worker.pauses
     reading.long.release.set()
@@ -546,7 +546,7 @@ async def test_or11_who_never_reads_on_loses_its_place(
         client.close()
     await service.until(lambda: sorted(service.outcomes()) == ["aborted", "met"])
     await worker.until(lambda: not worker.running)
-    await service.until(lambda: not any(i.load for i in service.gateway.registry))
+    await service.until(lambda: not any(i.load for i in service.orchestrator.registry))
     assert [cancel.cause for cancel in worker.cancels] == [AbortCause.DISCONNECT]
     client.close()
 
@@ -559,10 +559,10 @@ async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
     reading = Reading(service, worker)
     body = CHAT | {"max_tokens": MANY, "stream": True}
     silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]
-    await service.until(lambda: sum(t.is_unread for t in service.gateway._live) == 8)
+    await service.until(lambda: sum(t.is_unread for t in service.orchestrator._live) == 8)
     await asyncio.gather(*(reading.good() for _ in range(16)))
     assert len(worker.pauses) == 8
     for client in silent:
         client.close()
-    await service.until(lambda: not service.gateway.live_tasks)
+    await service.until(lambda: not service.orchestrator.live_tasks)
     await worker.until(lambda: not worker.running)

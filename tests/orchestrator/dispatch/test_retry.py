@@ -42,7 +42,7 @@ async def two(
     """A service and its workers, the one that takes the first task before the other."""
     workers = sorted([await make_worker(), await make_worker()], key=lambda w: w.address)
     service = await make_service(*workers, **changes)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return service, workers[0], workers[1]
 
 
@@ -171,8 +171,8 @@ async def test_dl12_none_where_the_deadline_could_not_be_kept(
     service, first, _ = await two(make_worker, make_service)
     first.plan = lambda submit: Plan(stall_at=0)
     async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
-        task = service.gateway.store.get((await response.json())["task_id"])
-    retrier, end = service.gateway.retrier, task.deadline.at
+        task = service.orchestrator.store.get((await response.json())["task_id"])
+    retrier, end = service.orchestrator.retrier, task.deadline.at
     assert retrier.again(task, first.address, end - 0.005) is None
     assert retrier.denied == {Denial.DEADLINE: 1}
     assert retrier.again(task, first.address, end - 30) is not None
@@ -184,7 +184,7 @@ async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
     worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = (await response.json())["task_id"]
-    await service.until(lambda: service.gateway.retrier.granted["retry"] == 1)
+    await service.until(lambda: service.orchestrator.retrier.granted["retry"] == 1)
     async with service.http.delete(f"/v2/tasks/{task}") as response:
         assert response.status == 202
     sent = len(worker.submits)
@@ -214,7 +214,7 @@ async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
     assert text_of(events) == EXPECTED
     await first.until(lambda: len(first.cancels) == 1)  # told to stop as soon as it listens
     first.silent = False
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     assert service.outcomes() == ["met"]
 
 
@@ -238,7 +238,7 @@ async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
     slow.release.set()
     assert text_of(await running) == EXPECTED
     assert service.outcomes() == ["met"]
-    assert all(i.load == 0 for i in service.gateway.registry)
+    assert all(i.load == 0 for i in service.orchestrator.registry)
 
 
 async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
@@ -250,7 +250,7 @@ async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
     running = asyncio.create_task(run(service, TASK))
     await worker.until(lambda: worker.running == 1)
     worker.silent = True
-    instance = next(iter(service.gateway.registry))
+    instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.state is InstanceState.SUSPECT)
     await asyncio.sleep(2 * LOOK_EVERY_S)
     worker.silent = False
@@ -325,7 +325,8 @@ async def test_or10_many_texts_go_on_when_an_instance_dies(
     texts = [asyncio.create_task(run(service, TASK)) for _ in range(MANY)]
     await service.until(
         lambda: (
-            sum(lane.tokens_total for i in service.gateway.registry for lane in i.lanes) == 9 * MANY
+            sum(lane.tokens_total for i in service.orchestrator.registry for lane in i.lanes)
+            == 9 * MANY
         )
     )
     lost = len(first.submits)
@@ -388,7 +389,7 @@ async def test_or10_other_weights_do_not_go_on_with_a_text(
     for worker in workers:
         worker.plan = lambda submit: Plan(speak=speak, die_at=7)
     service = await make_service(*workers)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     events = await run(service, TASK)
     assert events[-1].json()["code"] == "instance_lost"
     assert sum(len(worker.submits) for worker in workers) == 1

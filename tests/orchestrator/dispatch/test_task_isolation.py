@@ -46,7 +46,7 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault with one task neither breaks the lane that had room, nor keeps others waiting."""
-    placer = service.gateway.placer
+    placer = service.orchestrator.placer
     choose, bad = placer.choose, []
 
     def faulty(task: Task) -> Choice | None:
@@ -61,8 +61,8 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
     async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
         assert response.status == 200
     assert sorted(service.outcomes()) == ["failed", "met"]
-    assert service.gateway.live_tasks == len(service.gateway.queue) == 0
-    assert len(worker.opens) == service.gateway.settings.lanes_per_instance
+    assert service.orchestrator.live_tasks == len(service.orchestrator.queue) == 0
+    assert len(worker.opens) == service.orchestrator.settings.lanes_per_instance
 
 
 async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
@@ -72,8 +72,8 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     busy, idle = await make_worker(max_running=1, model="a"), await make_worker(model="b")
     busy.plan = lambda submit: Plan(stall_at=1)
     service = await make_service(busy, idle, worker_backlog=0)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
-    queue = service.gateway.queue
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    queue = service.orchestrator.queue
     for waiting in range(20):
         async with service.http.post("/v2/tasks", json=TASK | {"model": "a"}) as response:
             assert response.status == 202
@@ -81,7 +81,7 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     turns = []
     choose = queue._choose
     monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))
-    service.gateway._dispatcher.pump()
+    service.orchestrator._dispatcher.pump()
     # Those planned anew, the first to start, the first to pause for.
     assert len(turns) <= FRESH + 2
     async with service.http.post("/v1/completions", json=TASK | {"model": "b"}) as response:
@@ -99,8 +99,8 @@ async def test_a_pump_that_fails_costs_no_lane(
     first = asyncio.create_task(_complete(service))
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(_complete(service))
-    await service.until(lambda: len(service.gateway.queue) == 1)
-    placer, calls = service.gateway.placer, []
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    placer, calls = service.orchestrator.placer, []
     refresh = placer.refresh
 
     def fail_twice() -> None:
@@ -113,7 +113,7 @@ async def test_a_pump_that_fails_costs_no_lane(
     await service.until(lambda: len(calls) > 2)  # heartbeats alone
     plan.release.set()
     assert [await first, await second] == [200, 200]
-    assert len(worker.opens) == service.gateway.settings.lanes_per_instance
+    assert len(worker.opens) == service.orchestrator.settings.lanes_per_instance
 
 
 async def _complete(service: Service) -> int:

@@ -98,7 +98,7 @@ async def test_dl11_an_instance_that_fails_rests_and_the_other_works(
 ) -> None:
     workers = [await make_worker(), await make_worker()]
     service = await make_service(*workers)
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry))
     bad, good = sorted(workers, key=lambda w: w.address)
     bad.plan = lambda submit: Plan(fail_at=1)
@@ -127,7 +127,7 @@ async def test_dl11_tight_deadlines_and_cancels_open_no_breaker(
     for worker in workers:
         worker.plan = lambda submit: Plan(step_s=0.02)
     service = await make_service(*workers, admission="off")
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry))
     for _ in range(12):
         body = TASK | {"model": "fake", "deadline_ms": 50}

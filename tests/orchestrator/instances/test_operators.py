@@ -15,7 +15,7 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_to
 
 
 def state_of(service: Service, index: int = 0) -> str:
-    return list(service.gateway.registry)[index].state.value
+    return list(service.orchestrator.registry)[index].state.value
 
 
 async def ready_status(service: Service) -> int:
@@ -65,7 +65,7 @@ async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: Fak
             return str(last["error"]["code"])
 
     streams = [asyncio.create_task(one()) for _ in range(16)]
-    lane = next(iter(service.gateway.registry)).lanes[0]
+    lane = next(iter(service.orchestrator.registry)).lanes[0]
     await service.until(lambda: lane.tokens_total == 32)
     await worker.stop()
     assert await asyncio.gather(*streams) == ["instance_lost"] * 16
@@ -80,12 +80,12 @@ async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: Fak
 async def test_an_instance_that_comes_back_is_used_again(
     service: Service, worker: FakeWorker, make_worker: MakeWorker
 ) -> None:
-    version = service.gateway.registry.snapshot_version
+    version = service.orchestrator.registry.snapshot_version
     await worker.stop()
     await service.until(lambda: state_of(service) == "connecting")
     again = await make_worker(port=worker.port)
     await service.until_ready()
-    assert service.gateway.registry.snapshot_version > version
+    assert service.orchestrator.registry.snapshot_version > version
     async with service.http.post("/v1/chat/completions", json=CHAT) as response:
         assert response.status == 200
     assert len(again.submits) == 1
@@ -122,7 +122,7 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     service = await make_service(
         worker, lanes_per_instance=2, suspect_after_s=0.3, down_after_s=0.9
     )
-    instance = next(iter(service.gateway.registry))
+    instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: all(lane.is_open for lane in instance.lanes))
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
@@ -152,7 +152,9 @@ async def test_or6_a_suspect_that_speaks_is_up_again(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
-    await service.until(lambda: next(iter(service.gateway.registry)).lanes[0].tokens_total == 1)
+    await service.until(
+        lambda: next(iter(service.orchestrator.registry)).lanes[0].tokens_total == 1
+    )
     worker.silent = True
     await service.until(lambda: state_of(service) == "suspect")
     worker.silent = False
@@ -168,7 +170,7 @@ async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
 ) -> None:
     first, second = await make_worker(), await make_worker()
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
     for _ in range(2):
@@ -177,14 +179,14 @@ async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
     await first.until(lambda: first.running == 1)
     await second.until(lambda: second.running == 1)
     await first.drain()
-    await service.until(lambda: service.gateway.registry.instances[first.address].draining)
+    await service.until(lambda: service.orchestrator.registry.instances[first.address].draining)
     for _ in range(3):
         async with service.http.post("/v2/tasks", json=TASK) as response:
             assert response.status == 202
     await second.until(lambda: second.running == 4)
     assert len(first.submits) == 1
     await second.drain()
-    await service.until(lambda: not any(i.ready for i in service.gateway.registry))
+    await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 503
     plan.release.set()
@@ -198,9 +200,9 @@ async def test_or7_work_spreads_over_instances(
     for worker in workers:
         worker.plan = lambda submit: Plan(stall_at=0)
     service = await make_service(*workers, lanes_per_instance=2)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     await service.until(
-        lambda: all(lane.is_open for i in service.gateway.registry for lane in i.lanes)
+        lambda: all(lane.is_open for i in service.orchestrator.registry for lane in i.lanes)
     )
     for _ in range(12):
         async with service.http.post("/v2/tasks", json=TASK) as response:
@@ -222,7 +224,7 @@ async def test_instances_with_different_models(
 ) -> None:
     workers = [await make_worker(model=name) for name in ("one", "two")]
     service = await make_service(*workers)
-    await service.until(lambda: len(service.gateway.registry.models()) == 2)
+    await service.until(lambda: len(service.orchestrator.registry.models()) == 2)
     async with service.http.get("/v1/models") as response:
         assert [m["id"] for m in (await response.json())["data"]] == ["one", "two"]
     for name, worker in zip(("one", "two"), workers, strict=True):
@@ -241,7 +243,7 @@ async def test_work_of_others_counts_as_load(
     service = await make_service(worker, worker_backlog=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert (await response.json())["status"] == "queued"
-    assert len(service.gateway.queue) == 1
+    assert len(service.orchestrator.queue) == 1
     worker.foreign = 3
     await service.until(lambda: service.outcomes() == ["met"])
 
@@ -252,7 +254,7 @@ async def test_another_protocol_version_is_said_and_not_served(
     worker = await make_worker()
     worker.version = 99
     service = await make_service(worker, wait=False)
-    await service.until(lambda: "version" in next(iter(service.gateway.registry)).reason)
+    await service.until(lambda: "version" in next(iter(service.orchestrator.registry)).reason)
     assert await ready_status(service) == 503
 
 
@@ -261,13 +263,13 @@ async def test_a_card_that_cannot_be_used_is_said(
 ) -> None:
     worker = await make_worker(tokenizer_json=b"{}")
     service = await make_service(worker, wait=False)
-    instance = next(iter(service.gateway.registry))
+    instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.fault != "")
     async with service.http.get("/v2/instances") as response:
         (told,) = (await response.json())["instances"]
     assert "tokenizer of fake cannot be read" in told["fault"]
     assert (told["state"], told["reason"]) == ("connecting", told["fault"])
-    await service.until(lambda: b"cannot be read" in service.gateway.health.ready.body)
+    await service.until(lambda: b"cannot be read" in service.orchestrator.health.ready.body)
     async with service.http.post("/v1/chat/completions", json=CHAT) as response:
         assert response.status == 503
         assert "tokenizer of fake cannot be read" in (await response.json())["error"]["message"]
@@ -276,13 +278,13 @@ async def test_a_card_that_cannot_be_used_is_said(
 async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
     service: Service, worker: FakeWorker
 ) -> None:
-    instance = next(iter(service.gateway.registry))
+    instance = next(iter(service.orchestrator.registry))
     good = worker.card
     worker.card = make_card(tokenizer_json=b"{}")
     instance.lanes[0].describe()
     await service.until(lambda: instance.fault != "")
     for _ in range(3):
-        service.gateway.registry.look()
+        service.orchestrator.registry.look()
     assert state_of(service) == "connecting"
     worker.card = good
     instance.lanes[0].describe()
@@ -298,7 +300,7 @@ async def test_a_card_that_nobody_foresaw_is_said_too(
 
     monkeypatch.setattr(registry, "PromptEncoder", fail)
     service = await make_service(await make_worker(), wait=False)
-    instance = next(iter(service.gateway.registry))
+    instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))
 
 
@@ -385,7 +387,7 @@ async def test_every_token_of_64_streams_is_accounted_for(
     total = sum(20 + number for number in range(64))
     assert service.metric("tidegate_tokens_generated_total") == total
     assert service.metric("tidegate_tokens_wasted_total") == 0
-    assert next(iter(service.gateway.registry)).load == 0
+    assert next(iter(service.orchestrator.registry)).load == 0
     assert worker.running == 0
     assert service.metric("tidegate_per_token_emission_latency_us_count") > 0
 
@@ -398,7 +400,7 @@ async def test_a_fault_of_a_listener_costs_its_task_only(
     tasks = []
     for _ in range(2):
         async with service.http.post("/v2/tasks", json=TASK) as response:
-            tasks.append(service.gateway.store.get((await response.json())["task_id"]))
+            tasks.append(service.orchestrator.store.get((await response.json())["task_id"]))
     await worker.until(lambda: worker.running == 2)
 
     class Broken:

@@ -30,7 +30,7 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
 ) -> None:
     first, second = await make_worker(), await make_worker()
     service = await make_service(first, second)
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry))
     version = registry.snapshot_version
     plan = Plan(stall_at=1)
@@ -85,7 +85,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     for _ in range(30):  # jobs that teach its pace
         async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
             assert response.status == 200
-    pace = service.gateway.registry.instances[worker.address].pace
+    pace = service.orchestrator.registry.instances[worker.address].pace
     await service.until(lambda: pace is not None and pace.model.known)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
@@ -120,7 +120,7 @@ async def test_or6_instances_follow_a_file_under_load(
     first.plan = second.plan = lambda submit: plan
     await asyncio.to_thread(write, path, first)
     service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     version = registry.snapshot_version
     await submit(service)
     await first.until(lambda: first.running == 1)
@@ -159,9 +159,11 @@ async def test_or6_jobs_on_a_removed_instance_end_with_its_grace(
         instances=f"file:{path}", read_instances_every_s=0.02, leave_grace_s=0.1
     )
     await submit(service)
-    await service.until(lambda: next(iter(service.gateway.registry)).lanes[0].tokens_total == 1)
+    await service.until(
+        lambda: next(iter(service.orchestrator.registry)).lanes[0].tokens_total == 1
+    )
     await asyncio.to_thread(write, path, second)
-    await service.until(lambda: list(service.gateway.registry.instances) == [second.address])
+    await service.until(lambda: list(service.orchestrator.registry.instances) == [second.address])
     await service.until(lambda: len(service.outcomes()) == 1)
     await first.until(lambda: first.running == 0)
 
@@ -175,7 +177,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     broken = tmp_path / "broken"
     await asyncio.to_thread(broken.write_text, "nonsense\n")
     await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
-    await service.until(lambda: bool(service.gateway.roster.complaints))
+    await service.until(lambda: bool(service.orchestrator.roster.complaints))
     async with service.http.get("/v2/instances") as response:
         body = await response.json()
     assert "line 1" in body["sources"][0]["error"]
@@ -206,7 +208,7 @@ async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
     service: Service, worker: FakeWorker
 ) -> None:
     """An instance that restarts with another model while the first one's tokenizer loads."""
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     instance = registry.instances[worker.address]
     newer = instance.card
     assert newer is not None

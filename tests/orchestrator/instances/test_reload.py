@@ -30,8 +30,8 @@ async def test_a_lane_to_a_model_loaded_anew_is_opened_anew(
     events = await run(service)
     assert events[-1].event == "end", "it is sent again, to the new instance"
     assert (len(worker.opens), len(worker.submits)) == (2, 2)
-    (instance,) = service.gateway.registry
-    assert service.gateway.registry.breakers.state(instance.address).value == "closed"
+    (instance,) = service.orchestrator.registry
+    assert service.orchestrator.registry.breakers.state(instance.address).value == "closed"
 
 
 async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
@@ -62,7 +62,7 @@ async def test_what_had_begun_on_the_old_instance_ends_once(
     """Its cancel could not reach it any more, so it is not left running there."""
     worker.plan = lambda submit: Plan(stall_at=2)
     begun = asyncio.create_task(run(service))
-    await service.until(lambda: any(t.completion_tokens for t in service.gateway._live))
+    await service.until(lambda: any(t.completion_tokens for t in service.orchestrator._live))
     worker.plan = lambda submit: Plan()
     worker.generation += 1
     assert (await run(service))[-1].event == "end"
@@ -91,13 +91,13 @@ async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
     plan = Plan(stall_at=2)
     worker.plan = lambda submit: plan
     begun = asyncio.create_task(run(service))
-    await service.until(lambda: any(t.completion_tokens for t in service.gateway._live))
+    await service.until(lambda: any(t.completion_tokens for t in service.orchestrator._live))
     worker.is_unloaded = True
     async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
         assert response.status == 503
-    (instance,) = service.gateway.registry
+    (instance,) = service.orchestrator.registry
     assert not instance.ready
-    await service.until(lambda: service.gateway.health.ready.status == 503)
+    await service.until(lambda: service.orchestrator.health.ready.status == 503)
     plan.release.set()
     assert (await begun)[-1].event == "end"
     await service.until(lambda: not any(lane.is_open for lane in instance.lanes))

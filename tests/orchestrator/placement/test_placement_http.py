@@ -23,7 +23,7 @@ async def test_or9_what_workers_cache_is_known_until_it_is_gone(
     first.cached = []
     second.cached = names[:4]
     service = await make_service(first, second, lanes_per_instance=2)
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     await service.until(lambda: registry.prefixes.count(second.address) == 4)
     await service.until(lambda: all(i.ready for i in registry))
     assert registry.prefixes.longest(names) == {second.address: 4}
@@ -41,7 +41,7 @@ async def test_or9_when_the_reporting_lane_breaks_another_one_is_asked(
     worker = await make_worker()
     worker.cached = [b"n" * 32]
     service = await make_service(worker, lanes_per_instance=2)
-    registry = service.gateway.registry
+    registry = service.orchestrator.registry
     instance = registry.instances[worker.address]
     await service.until(lambda: all(lane.is_open for lane in instance.lanes))
     await service.until(lambda: registry.prefixes.count(worker.address) == 1)
@@ -57,7 +57,7 @@ async def test_or7_wishes_are_kept_and_impossible_ones_are_told(
 ) -> None:
     first, second = await make_worker(), await make_worker()
     service = await make_service(first, second)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for mode, named in (("pin", second), ("avoid", first), ("prefer", second)):
         wish = {"mode": mode, "instances": [named.address]}
         assert await offer(service, placement=wish) == 202
@@ -72,7 +72,7 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
     first, second = await make_worker(), await make_worker()
     policy = f'instance.name == "{second.address}"'
     service = await make_service(first, second, placement_policy=policy)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for _ in range(3):
         assert await offer(service) == 202
     await service.until(lambda: len(service.outcomes()) == 3)

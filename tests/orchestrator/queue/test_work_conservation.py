@@ -35,13 +35,15 @@ def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
 
 
 async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
-    gateway = service.gateway
-    await service.until(lambda: not gateway.live_tasks and not gateway._dispatcher._flights)
+    orchestrator = service.orchestrator
+    await service.until(
+        lambda: not orchestrator.live_tasks and not orchestrator._dispatcher._flights
+    )
     for worker in workers:
         await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-    gateway.queue.check_integrity()
-    assert not gateway.queue
-    for instance in gateway.registry:
+    orchestrator.queue.check_integrity()
+    assert not orchestrator.queue
+    for instance in orchestrator.registry:
         instance.window.check_integrity()
         assert instance.window.paused == instance.load == 0
 
@@ -108,7 +110,7 @@ async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
     service = await make_service(worker)
     log = float("-inf") if not chance else 0.0
     found = Urgency(chance, log, 1e5)
-    monkeypatch.setattr(service.gateway.forecaster, "urgency", lambda task, now: found)
+    monkeypatch.setattr(service.orchestrator.forecaster, "urgency", lambda task, now: found)
     began = time.monotonic()
     bodies = [CHAT | {"seed": 10, "deadline_ms": 20_000} for _ in range(6)]
     answers = await asyncio.gather(*(ask(service, "/v1/chat/completions", b) for b in bodies))
@@ -135,7 +137,7 @@ async def test_dl10_pauses_cancels_deadlines_and_losses_in_any_order_leak_nothin
     for worker in workers:
         worker.step_ms, worker.plan = 3.0, plan
     service = await make_service(*workers, worker_backlog=0)
-    await service.until(lambda: all(i.ready for i in service.gateway.registry))
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
 
     async def one() -> None:
         await asyncio.sleep(rng.uniform(0, 0.6))

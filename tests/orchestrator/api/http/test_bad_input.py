@@ -165,7 +165,7 @@ async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
         else:
             assert error["type"] == "invalid_request_error"
     assert worker.submits == []
-    assert service.gateway.live_tasks == 0
+    assert service.orchestrator.live_tasks == 0
 
 
 @pytest.mark.parametrize(

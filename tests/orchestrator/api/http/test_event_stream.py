@@ -63,7 +63,7 @@ async def test_wp1_a_closed_socket_stops_the_job(
     await service.until(
         lambda: service.metric("tidegate_client_disconnect_detection_ms_count") == 1
     )
-    assert next(iter(service.gateway.registry)).load == 0
+    assert next(iter(service.orchestrator.registry)).load == 0
 
 
 async def test_wp1_a_client_may_wish_its_work_to_go_on(
@@ -92,10 +92,10 @@ async def test_a_client_gone_while_it_waits_in_the_queue(
     first = await send(service, CHAT)
     await worker.until(lambda: worker.running == 1)
     second = await send(service, CHAT)
-    await service.until(lambda: len(service.gateway.queue) == 1)
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
     second.close()
     await service.until(lambda: service.outcomes() == ["aborted"])
-    assert len(service.gateway.queue) == 0
+    assert len(service.orchestrator.queue) == 0
     first.close()
     await worker.until(lambda: not worker.running)
     assert len(worker.submits) == 1

@@ -188,8 +188,8 @@ async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
         async for event in read_events(response):
             kinds.append(event.event)
             if event.event == "token" and not plan.release.is_set():
-                service.gateway.clock.call_at(
-                    service.gateway.clock.now() + 0.25, lambda: plan.release.set()
+                service.orchestrator.clock.call_at(
+                    service.orchestrator.clock.now() + 0.25, lambda: plan.release.set()
                 )
     assert kinds[-1] == "end"
     plan.release.clear()

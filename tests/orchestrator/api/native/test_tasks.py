@@ -77,7 +77,7 @@ async def test_or2_resume_without_duplicates_and_replay(
 
 
 def _followers(service: Service, task_id: object) -> list[object]:
-    task = service.gateway.store.get(str(task_id))
+    task = service.orchestrator.store.get(str(task_id))
     return [listener for listener in task.listeners if listener is not task.transcript]
 
 
@@ -155,13 +155,13 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
 async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> None:
     """OR-2: priority, tenant, session and placement, in our API and in OpenAI's body."""
     offered: list[Task] = []
-    begin = service.gateway._admission.begin
+    begin = service.orchestrator._admission.begin
 
     def keep(task: Task) -> None:
         offered.append(task)
         begin(task)
 
-    service.gateway._admission.begin = keep  # type: ignore[method-assign]
+    service.orchestrator._admission.begin = keep  # type: ignore[method-assign]
     wishes = {
         "priority": "batch",
         "tenant": "acme",
@@ -237,11 +237,11 @@ async def test_tokens_after_a_cancel_are_late_and_wasted(
     worker.plan = lambda submit: plan
     task = await submit(service, max_tokens=6)
     await service.until(
-        lambda: service.gateway.store.get(str(task["task_id"])).completion_tokens == 2
+        lambda: service.orchestrator.store.get(str(task["task_id"])).completion_tokens == 2
     )
     async with service.http.delete(f"/v2/tasks/{task['task_id']}") as response:
         assert response.status == 202
-    lane = next(iter(service.gateway.registry)).lanes[0]
+    lane = next(iter(service.orchestrator.registry)).lanes[0]
     assert lane.load == 1, "the slot is not free before the worker says so"
     plan.release.set()
     await service.until(lambda: lane.load == 0)
@@ -298,7 +298,7 @@ async def test_waiting_tasks_know_their_place(
         assert (await response.json())["error"]["code"] == "queue_full"
     async with service.http.get("/health/ready") as response:
         pass
-    service.gateway.health.refresh()
+    service.orchestrator.health.refresh()
     async with service.http.get("/health/ready") as response:
         assert response.status == 503
         assert (await response.json())["status"] == "near_exhaustion"

@@ -100,8 +100,8 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
     service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
 ) -> None:
     """Tokens are bytes here: the first of "é" is no text by itself."""
-    ids = [*service.gateway.model("fake").encode(" é"), 1]
-    prompt = len(service.gateway.model("fake").encode("x"))
+    ids = [*service.orchestrator.model("fake").encode(" é"), 1]
+    prompt = len(service.orchestrator.model("fake").encode("x"))
 
     def speak(position: int) -> tuple[int, str]:
         return ids[position - prompt], ""
@@ -112,7 +112,7 @@ async def test_logprobs_of_half_a_character_have_its_bytes(
     named = [" ", r"bytes:\xc3", r"bytes:\xa9", "<|eos|>"]
     assert answer.choices[0].logprobs.tokens == named
     assert answer.choices[0].logprobs.top_logprobs == [{name: -0.5} for name in named]
-    prompt = len(service.gateway.model("fake").encode((Message("user", "x"),)))
+    prompt = len(service.orchestrator.model("fake").encode((Message("user", "x"),)))
     asked = {**CHAT, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
     answer = await sdk.chat.completions.create(  # type: ignore[call-overload]
         **asked, logprobs=True, top_logprobs=1
@@ -224,7 +224,7 @@ async def test_content_parts_and_harmless_fields(service: Service, worker: FakeW
         assert response.status == 200, await response.text()
     sampling = worker.submits[0].sampling
     assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (2, ("x",), 1.0)
-    encoder = service.gateway.model("fake")
+    encoder = service.orchestrator.model("fake")
     text = "".join(encoder.token_text(i) for i in worker.submits[0].token_ids)
     assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
 
