@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from orchestrator.admission.admission import Admission, AdmissionRules
+from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import limiter_of
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.pausing import Pausing
-from orchestrator.dispatch.retry import Retrier, RetryRules
+from orchestrator.dispatch.retry import Retrier, RetryConfig
 from orchestrator.errors import DeadlineExceeded, Draining, QueueFull, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import Roster, source_of
@@ -31,7 +31,7 @@ from orchestrator.prompts.encoder import INLINE_NAME_TOKENS, PromptEncoder, byte
 from orchestrator.queue.order import AdmissionMode, QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.settings import Settings
-from orchestrator.tasks.deadline import DeadlinePolicy, Part
+from orchestrator.tasks.deadline import DeadlineConfig, Part
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.settle import Settler, Verdict, aborted, failed, refused
 from orchestrator.tasks.store import TaskStore
@@ -66,7 +66,7 @@ class Orchestrator:
         self.metrics = Metrics()
         self.limits = limiter_of(settings, clock)
         self.queue: TaskQueue[Task] = TaskQueue(settings.queue_size, settings.queue_order)
-        self.deadlines = DeadlinePolicy(
+        self.deadlines = DeadlineConfig(
             default_s=settings.default_deadline_s, max_s=settings.max_deadline_s
         )
         self.store = TaskStore(
@@ -135,7 +135,7 @@ class Orchestrator:
             self.placer,
             clock,
             rng,
-            AdmissionRules(
+            AdmissionConfig(
                 floor_ms=settings.admission_floor_ms,
                 default_max_tokens=settings.default_max_tokens,
                 mode=settings.admission,
@@ -151,7 +151,7 @@ class Orchestrator:
             self.registry,
             self.registry.prospect,
             rng,
-            RetryRules(
+            RetryConfig(
                 share=settings.retry_share,
                 attempts=settings.attempts,
                 floor_ms=settings.admission_floor_ms,
@@ -192,7 +192,7 @@ class Orchestrator:
         self._health_version = -1
         self.metrics.watch(self.registry, self.queue, self.refusals, self.placer)
         self.metrics.registry.register(
-            FleetCollector(self.registry, self.retrier, self.hedger.races)
+            FleetCollector(self.registry, self.retrier, self.hedger.stats)
         )
         self._live: set[Task] = set()
         self._task_over = asyncio.Event()
@@ -337,7 +337,9 @@ class Orchestrator:
             self._end(task, failed(Draining("the service is going down; try again elsewhere")))
         lanes = [lane for instance in self.registry for lane in instance.lanes]
         await _until(
-            lambda: not any(lane.load for lane in lanes), self._dispatcher.landed, LAST_WORDS_S
+            lambda: not any(lane.load for lane in lanes),
+            self._dispatcher.attempts_done,
+            LAST_WORDS_S,
         )
         self.metrics.shutdown_ms.set(1000 * (self.clock.now() - began))
 

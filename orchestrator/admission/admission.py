@@ -37,7 +37,7 @@ RESUBMIT_MS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRules:
+class AdmissionConfig:
     """What an operator wants."""
 
     floor_ms: float
@@ -61,7 +61,7 @@ class Admission:
         placer: Placer,
         clock: Clock,
         rng: random.Random,
-        rules: AdmissionRules,
+        rules: AdmissionConfig,
         *,
         drop: Callable[[Task, QueueFull], None],
         sweep: Callable[[], None],
@@ -174,7 +174,7 @@ class Admission:
         if forecast.least_ms < left_ms:
             refusals.offered(refused=False)
             return
-        refusals.judged += 1
+        refusals.infeasible += 1
         lets_in = rules.mode is AdmissionMode.OBSERVE or self._is_capped
         if not lets_in and not refusals.keeps(task, Kind.ADMISSION):
             refusals.offered(refused=True)
@@ -199,10 +199,10 @@ class Admission:
     def refuses_late(self, task: Task) -> bool:
         """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
         # A faster instance may have come up since it was planned.
-        task.last_chance = self._forecaster.last_chance(task)
-        if task.last_chance > self._clock.now():
+        task.drop_at = self._forecaster.drop_at(task)
+        if task.drop_at > self._clock.now():
             return False
-        self.refusals.judged += 1
+        self.refusals.infeasible += 1
         if not self._is_capped and not self.refusals.keeps(task, Kind.QUEUE):
             self.refusals.refused_late()
             return True

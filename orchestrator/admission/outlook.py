@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
-from orchestrator.dispatch.attempt import LaneFlight
+from orchestrator.dispatch.attempt import Attempt
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Quantiles
 from orchestrator.prediction.forecaster import PROMISE_SLACK_MS, Forecaster
@@ -47,12 +47,12 @@ class _Promise(NamedTuple):
 
 
 class Outlook:
-    """Tells when tasks will start. ``flights`` are all jobs on workers."""
+    """Tells when tasks will start. ``attempts`` are all jobs on workers."""
 
     def __init__(
         self, registry: Registry, queue: TaskQueue[Task], forecaster: Forecaster, clock: Clock
     ) -> None:
-        self.flights: Callable[[], Iterable[LaneFlight]] = tuple
+        self.attempts: Callable[[], Iterable[Attempt]] = tuple
         self._registry = registry
         self._queue = queue
         self._forecaster = forecaster
@@ -188,9 +188,9 @@ class Outlook:
             if instance.ready and instance.card is not None and instance.card.model == model:
                 free += instance.window.size - instance.load
         running = [
-            self._forecaster.residual_ms(flight.task, now)
-            for flight in self.flights()
-            if flight.task.model == model and not flight.is_paused
+            self._forecaster.residual_ms(attempt.task, now)
+            for attempt in self.attempts()
+            if attempt.task.model == model and not attempt.is_paused
         ]
         return running, free
 

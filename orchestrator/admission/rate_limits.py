@@ -26,7 +26,7 @@ _BUSY_RETRY_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimits:
+class RateLimitConfig:
     """0 is no limit. Tokens are those of prompts and answers together."""
 
     requests_per_min: int = 0
@@ -78,7 +78,7 @@ class Account:
     running: int = field(default=0)
 
     @classmethod
-    def of(cls, limits: RateLimits) -> "Account":
+    def of(cls, limits: RateLimitConfig) -> "Account":
         return cls(
             Rate(limits.requests_per_min) if limits.requests_per_min else None,
             Rate(limits.tokens_per_min) if limits.tokens_per_min else None,
@@ -91,9 +91,9 @@ class Limiter:
 
     def __init__(
         self,
-        everyone: RateLimits,
-        by_default: RateLimits,
-        by_key: Mapping[str, RateLimits],
+        everyone: RateLimitConfig,
+        by_default: RateLimitConfig,
+        by_key: Mapping[str, RateLimitConfig],
         clock: Clock,
     ) -> None:
         """``by_key`` is by fingerprint; a key that is not in it, or none, has ``by_default``."""
@@ -180,19 +180,19 @@ class Limiter:
 
 def limiter_of(settings: Settings, clock: Clock) -> Limiter:
     """The limits that the settings state; a key's own go before those of every key."""
-    by_default = RateLimits(
+    by_default = RateLimitConfig(
         settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
     )
     by_key = {}
     for key in keys_of(settings):
         own = settings.keys.get(key.tenant)
         if own is not None:
-            by_key[key.fingerprint] = RateLimits(
+            by_key[key.fingerprint] = RateLimitConfig(
                 _first(own.requests_per_min, by_default.requests_per_min),
                 _first(own.tokens_per_min, by_default.tokens_per_min),
                 _first(own.concurrent, by_default.concurrent),
             )
-    everyone = RateLimits(
+    everyone = RateLimitConfig(
         settings.all_requests_per_min, settings.all_tokens_per_min, settings.all_concurrent
     )
     return Limiter(everyone, by_default, by_key, clock)

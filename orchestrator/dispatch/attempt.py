@@ -4,32 +4,32 @@ from typing import Protocol
 
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import Ticket
-from orchestrator.instances.concurrency import Flown, Window
+from orchestrator.instances.concurrency import InFlightJob, Window
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.task import Ending, Task
 from worker.protocol import AbortCause, Delta, End
 
 
-class FlightOwner(Protocol):
+class AttemptOwner(Protocol):
     """Hears what becomes of flights."""
 
     def now(self) -> float: ...
 
-    def first_token(self, flight: "LaneFlight") -> None:
+    def first_token(self, attempt: "Attempt") -> None:
         """One of two jobs for a task has a token."""
 
-    def flight_ended(self, flight: "LaneFlight", end: End) -> None:
+    def attempt_ended(self, attempt: "Attempt", end: End) -> None:
         """The worker is done with it."""
 
-    def flight_lost(self, flight: "LaneFlight", error: TidegateError) -> None:
+    def attempt_lost(self, attempt: "Attempt", error: TidegateError) -> None:
         """The lane is gone, and the job with it."""
 
-    def listener_failed(self, flight: "LaneFlight") -> None:
+    def listener_failed(self, attempt: "Attempt") -> None:
         """Called while the exception is being handled."""
 
 
-class LaneFlight:
+class Attempt:
     """One task's job on a lane. When the task ends first, it stays until the worker is done."""
 
     __slots__ = (
@@ -45,7 +45,7 @@ class LaneFlight:
         "is_paused",
         "job",
         "late_tokens",
-        "lost_race",
+        "lost_hedge",
         "task",
         "ticket",
         "window",
@@ -53,11 +53,11 @@ class LaneFlight:
 
     def __init__(
         self,
-        owner: FlightOwner,
+        owner: AttemptOwner,
         task: Task,
         lane: Lane,
         window: Window,
-        job: Flown,
+        job: InFlightJob,
         now: float,
     ) -> None:
         self._owner = owner
@@ -75,14 +75,14 @@ class LaneFlight:
         """What was known of the instance when the job was sent there."""
         self.is_paused = False
         self.late_tokens = 0
-        self.lost_race = False
+        self.lost_hedge = False
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
     # what the lane tells
 
     def started(self, wait_ms: float) -> None:
-        if self.task.flight is not self:
+        if self.task.attempt is not self:
             return
         try:
             self.window.started(self.job, wait_ms)
@@ -92,9 +92,9 @@ class LaneFlight:
 
     def tokens(self, delta: Delta, now: float) -> None:
         task = self.task
-        if task.rival is not None and (task.flight is self or task.rival is self):
+        if task.hedge is not None and (task.attempt is self or task.hedge is self):
             self._owner.first_token(self)
-        if task.flight is not self:
+        if task.attempt is not self:
             self.late_tokens += len(delta.ids)
             return
         try:
@@ -112,13 +112,13 @@ class LaneFlight:
 
     def ended(self, end: End) -> None:
         try:
-            self._owner.flight_ended(self, end)
+            self._owner.attempt_ended(self, end)
         except Exception:
             self._owner.listener_failed(self)
 
     def lost(self, error: TidegateError) -> None:
         try:
-            self._owner.flight_lost(self, error)
+            self._owner.attempt_lost(self, error)
         except Exception:
             self._owner.listener_failed(self)
 
@@ -146,6 +146,6 @@ class LaneFlight:
 
     def withdraw(self) -> None:
         """The task goes on elsewhere: stop the job, count what still comes."""
-        if self.task.flight is self:
-            self.task.flight = None
+        if self.task.attempt is self:
+            self.task.attempt = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)

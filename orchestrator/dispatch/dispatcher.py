@@ -7,13 +7,13 @@ from itertools import islice
 
 from orchestrator.admission.outlook import Outlook
 from orchestrator.clock import Clock
-from orchestrator.dispatch.attempt import LaneFlight
+from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import Replanner
-from orchestrator.dispatch.retry import WORTH_ANOTHER_TRY, Again, Retrier, rest_of
+from orchestrator.dispatch.retry import RETRYABLE, Again, Retrier, rest_of
 from orchestrator.errors import TidegateError
-from orchestrator.instances.concurrency import Flown
+from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.conduct import charge
 from orchestrator.instances.registry import Instance, InstanceState, Registry
 from orchestrator.placement import Choice, Placer, Spec
@@ -97,12 +97,12 @@ class Dispatcher:
         self._pausing = pausing
         self._outlook = outlook
         self._refusals = refusals
-        outlook.flights = lambda: self._flights
+        outlook.attempts = lambda: self._attempts
         self._replanner = Replanner(queue, forecaster, clock, self.pump)
         self._lets_run_s = lets_run_s
-        self._flights: dict[LaneFlight, None] = {}
+        self._attempts: dict[Attempt, None] = {}
         """In the order in which they were sent, so that a run repeats itself."""
-        self.landed = asyncio.Event()
+        self.attempts_done = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
 
     def enqueue(self, task: Task) -> None:
@@ -217,17 +217,17 @@ class Dispatcher:
 
     def _make_room(self, now: float) -> list[Task]:
         """Pause running jobs for more urgent ones that wait; those paused are to be queued."""
-        paused = self._pausing.victims(self._queue, self._flights, now)
-        for flight in paused:
-            self._pause(flight, now)
-        return [flight.task for flight in paused]
+        paused = self._pausing.victims(self._queue, self._attempts, now)
+        for attempt in paused:
+            self._pause(attempt, now)
+        return [attempt.task for attempt in paused]
 
-    def _pause(self, flight: LaneFlight, now: float) -> None:
-        task = flight.task
-        flight.pause()
+    def _pause(self, attempt: Attempt, now: float) -> None:
+        task = attempt.task
+        attempt.pause()
         self._pausing.stats.paused += 1
         task.pauses += 1
-        task.paused_on = flight.address
+        task.paused_on = attempt.address
         task.paused_at = now
 
     def _queue_paused(self, tasks: list[Task], now: float) -> None:
@@ -240,12 +240,12 @@ class Dispatcher:
 
     def _resume(self, task: Task, now: float) -> None:
         """A paused job has a slot again."""
-        flight = task.flight
-        assert isinstance(flight, LaneFlight) and flight.is_paused
+        attempt = task.attempt
+        assert isinstance(attempt, Attempt) and attempt.is_paused
         task.paused_on = ""
         task.prompt_ready_at += now - task.paused_at
         self._pausing.stats.resumed += 1
-        flight.resume(self._registry.instances[flight.address].load)
+        attempt.resume(self._registry.instances[attempt.address].load)
 
     def _dispatch(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()
@@ -262,22 +262,22 @@ class Dispatcher:
             if task.given_chance is None:
                 task.given_chance = self._forecaster.urgency(task, now).chance
             self._outlook.began(task)
-        task.flight = self._launch(task, choice, now)
+        task.attempt = self._launch(task, choice, now)
 
-    def _launch(self, task: Task, choice: Choice, now: float) -> LaneFlight:
+    def _launch(self, task: Task, choice: Choice, now: float) -> Attempt:
         parts = task.parts
         first_due_s = parts.due_at(task.completion_tokens + 1, task.marks.first_token) - now
         instance = self._registry.instances[choice.name]
         lane, load = instance.best_lane(), instance.load
-        flight = LaneFlight(self, task, lane, instance.window, self._flown(task, choice), now)
+        attempt = Attempt(self, task, lane, instance.window, self._in_flight_job(task, choice), now)
         token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             model = instance.pace.model
-            flight.basis = (model, instance.load_ahead)
-            prompts = flight.job.new_tokens + instance.window.ahead(load).prefill_tokens
+            attempt.basis = (model, instance.load_ahead)
+            prompts = attempt.job.new_tokens + instance.window.ahead(load).prefill_tokens
             task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000
-        flight.handle = lane.submit(
-            flight,
+        attempt.handle = lane.submit(
+            attempt,
             token_ids=token_ids,
             sampling=sampling,
             budget_ms=self._budget_ms(task, instance, now),
@@ -295,17 +295,17 @@ class Dispatcher:
             keeps_on=self._refusals.spares(task),
         )
         # Only what was really sent counts as in flight.
-        flight.ticket = self._registry.breakers.begin(choice.name)
-        instance.window.sent(flight.job, load)
-        self._flights[flight] = None
-        return flight
+        attempt.ticket = self._registry.breakers.begin(choice.name)
+        instance.window.sent(attempt.job, load)
+        self._attempts[attempt] = None
+        return attempt
 
-    def _flown(self, task: Task, choice: Choice) -> Flown:
+    def _in_flight_job(self, task: Task, choice: Choice) -> InFlightJob:
         """What a task is to the window of the instance that takes it."""
         made = task.completion_tokens
         new = task.prompt_tokens - choice.cached_tokens + made
         most = new + task.sampling.max_tokens - made
-        return Flown(
+        return InFlightJob(
             new_tokens=new,
             output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
@@ -315,14 +315,14 @@ class Dispatcher:
 
     def _deadline_passed(self, task: Task) -> None:
         """A task's timer. A worker that has it gets a moment to say so itself."""
-        if task.flight is not None and self._lets_run_s is not None:
+        if task.attempt is not None and self._lets_run_s is not None:
             return
         now = self._clock.now()
         ends_at = self._out_of_time_at(task)
         lacks_token = task.parts.cut_at < ends_at and not task.completion_tokens
         if lacks_token:
             ends_at = task.parts.cut_at  # workers do not look at it: none is given a moment
-        elif task.flight is not None and task.deadline.at <= now and not _keeps_text(task):
+        elif task.attempt is not None and task.deadline.at <= now and not _keeps_text(task):
             ends_at += self._grace_s
         if now < ends_at:
             task.timer = self._clock.call_at(ends_at, lambda: self._deadline_passed(task))
@@ -350,58 +350,56 @@ class Dispatcher:
 
     # ── what flights tell ────────────────────────────────────────────────────────────────────
 
-    def flight_ended(self, flight: LaneFlight, end: End) -> None:
+    def attempt_ended(self, attempt: Attempt, end: End) -> None:
         """The worker is done with a job: its slot is free."""
         now = self._clock.now()
-        self._metrics.count_late(flight.late_tokens + end.late_tokens)
-        if flight.cause is not None:
-            freed_ms = 1000 * (now - flight.abandoned_at)
-            if flight.cause is AbortCause.DISCONNECT:
+        self._metrics.count_late(attempt.late_tokens + end.late_tokens)
+        if attempt.cause is not None:
+            freed_ms = 1000 * (now - attempt.abandoned_at)
+            if attempt.cause is AbortCause.DISCONNECT:
                 self._metrics.disconnect_ms.observe(freed_ms)
             self._metrics.cancellation_ms.observe(freed_ms)
             if end.abort_ms is not None:
-                self._metrics.abort_freed_ms.labels(flight.cause.value).observe(end.abort_ms)
-        task, is_current = flight.task, self._take_down(flight)
-        instance = self._registry.instances.get(flight.address)
-        charge(self._registry.breakers, instance, flight, end, now)
-        is_abandoned = flight.abandoned_at > 0 and not flight.lost_race
-        if (is_current or is_abandoned) and not flight.continues:
+                self._metrics.abort_freed_ms.labels(attempt.cause.value).observe(end.abort_ms)
+        task, is_current = attempt.task, self._detach(attempt)
+        instance = self._registry.instances.get(attempt.address)
+        charge(self._registry.breakers, instance, attempt, end, now)
+        is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
+        if (is_current or is_abandoned) and not attempt.continues:
             pace = None if instance is None else instance.pace
-            self._forecaster.ended(task, end, pace, flight.basis)
-        self._hedger.races.aborts_verified += flight.lost_race
+            self._forecaster.ended(task, end, pace, attempt.basis)
+        self._hedger.stats.aborts_verified += attempt.lost_hedge
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-            instance.way_ms.add(max(0.0, 1000 * (now - flight.dispatched_at) - worker_ms))
-        has_chance = end.code in WORTH_ANOTHER_TRY or (
-            end.code in FAULTS and task.rival is not None
-        )
-        if is_current and not (has_chance and self._try_again(flight)):
+            instance.way_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
+        has_chance = end.code in RETRYABLE or (end.code in FAULTS and task.hedge is not None)
+        if is_current and not (has_chance and self._try_again(attempt)):
             self._refusals.stopped(task, end, now)
             self._settler.settle(task, judge(task, end, now), end)
         self.pump()
 
-    def flight_lost(self, flight: LaneFlight, error: TidegateError) -> None:
+    def attempt_lost(self, attempt: Attempt, error: TidegateError) -> None:
         """The lane is gone, and what the job did with it."""
-        self._metrics.count_late(flight.late_tokens)
-        task, is_current = flight.task, self._take_down(flight)
-        instance = self._registry.instances.get(flight.address)
-        charge(self._registry.breakers, instance, flight, None, self._clock.now())
-        if is_current and not self._try_again(flight):
-            self._settler.settle(task, self._last_word(flight) or failed(error))
+        self._metrics.count_late(attempt.late_tokens)
+        task, is_current = attempt.task, self._detach(attempt)
+        instance = self._registry.instances.get(attempt.address)
+        charge(self._registry.breakers, instance, attempt, None, self._clock.now())
+        if is_current and not self._try_again(attempt):
+            self._settler.settle(task, self._last_word(attempt) or failed(error))
         self.pump()
 
-    def _take_down(self, flight: LaneFlight) -> bool:
+    def _detach(self, attempt: Attempt) -> bool:
         """A job is over; whether its task still counted on it."""
-        self._flights.pop(flight, None)
-        flight.window.over(flight.job)
-        self.landed.set()
-        task = flight.task
-        is_current = task.flight is flight
+        self._attempts.pop(attempt, None)
+        attempt.window.over(attempt.job)
+        self.attempts_done.set()
+        task = attempt.task
+        is_current = task.attempt is attempt
         if is_current:
-            task.flight = None
+            task.attempt = None
             self._forget_pause(task)
-        elif task.rival is flight:
-            task.rival = None
+        elif task.hedge is attempt:
+            task.hedge = None
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
@@ -422,31 +420,33 @@ class Dispatcher:
         silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
         if not silent:
             return
-        for flight in [f for f in self._flights if f.address in silent]:
-            task = flight.task
-            if task.flight is flight and not task.completion_tokens:
-                if task.rival is not None:
-                    flight.withdraw()
-                    self._rival_takes_over(task)
+        for attempt in [f for f in self._attempts if f.address in silent]:
+            task = attempt.task
+            if task.attempt is attempt and not task.completion_tokens:
+                if task.hedge is not None:
+                    attempt.withdraw()
+                    self._promote_hedge(task)
                     continue
-                again = self._retrier.again(task, flight.address, self._clock.now(), elsewhere=True)
+                again = self._retrier.again(
+                    task, attempt.address, self._clock.now(), elsewhere=True
+                )
                 if again is not None:
-                    flight.withdraw()
+                    attempt.withdraw()
                     self._forget_pause(task)
-                    self._go_again(task, flight.address, again)
+                    self._go_again(task, attempt.address, again)
         self.pump()
 
-    def _try_again(self, flight: LaneFlight) -> bool:
-        task = flight.task
-        if self._last_word(flight) is not None:
+    def _try_again(self, attempt: Attempt) -> bool:
+        task = attempt.task
+        if self._last_word(attempt) is not None:
             return False
-        if task.rival is not None:
-            self._rival_takes_over(task)
+        if task.hedge is not None:
+            self._promote_hedge(task)
             return True
-        again = self._retrier.again(task, flight.address, self._clock.now())
+        again = self._retrier.again(task, attempt.address, self._clock.now())
         if again is None:
             return False
-        self._go_again(task, flight.address, again)
+        self._go_again(task, attempt.address, again)
         return True
 
     def _go_again(self, task: Task, failed_on: str, again: Again) -> None:
@@ -481,10 +481,10 @@ class Dispatcher:
         if pump:
             self.pump()
 
-    def _last_word(self, flight: LaneFlight) -> Verdict | None:
+    def _last_word(self, attempt: Attempt) -> Verdict | None:
         """The end of a text that is complete though its worker could not say so any more."""
-        task, now = flight.task, self._clock.now()
-        reason = self._retrier.finish_of(task, flight.address)
+        task, now = attempt.task, self._clock.now()
+        reason = self._retrier.finish_of(task, attempt.address)
         if reason is None:
             return None
         in_time = task.deadline.left_ms(now) >= 0
@@ -497,47 +497,47 @@ class Dispatcher:
         if self._queue or self._hedger.budget.is_empty:
             return
         now = self._clock.now()
-        for flight in list(self._flights):
-            task = flight.task
-            if task.flight is not flight or task.rival is not None or task.completion_tokens:
+        for attempt in list(self._attempts):
+            task = attempt.task
+            if task.attempt is not attempt or task.hedge is not None or task.completion_tokens:
                 continue
-            if not self._hedger.is_due(task, flight.basis, flight.dispatched_at, now):
+            if not self._hedger.is_due(task, attempt.basis, attempt.dispatched_at, now):
                 continue
             target = self._hedger.target(task)
             if target is None:
                 continue
             self._hedger.budget.spend()
-            self._hedger.races.begun += 1
-            task.rival = self._launch(task, Choice(target, 0, 0.0), now)
+            self._hedger.stats.begun += 1
+            task.hedge = self._launch(task, Choice(target, 0, 0.0), now)
 
-    def _rival_takes_over(self, task: Task) -> None:
+    def _promote_hedge(self, task: Task) -> None:
         """The first job is out of it without a token."""
-        rival, task.rival = task.rival, None
-        assert isinstance(rival, LaneFlight) and task.flight is None
-        task.flight, task.instance = rival, rival.address
+        hedge, task.hedge = task.hedge, None
+        assert isinstance(hedge, Attempt) and task.attempt is None
+        task.attempt, task.instance = hedge, hedge.address
 
-    def first_token(self, flight: LaneFlight) -> None:
+    def first_token(self, attempt: Attempt) -> None:
         """One of two jobs for a task has a token: the other one is stopped."""
-        task, rival = flight.task, flight.task.rival
-        loser = task.flight if rival is flight else rival
-        assert isinstance(loser, LaneFlight)
-        if rival is flight:
-            self._hedger.races.won += 1
-            task.flight, task.instance = flight, flight.address
+        task, hedge = attempt.task, attempt.task.hedge
+        loser = task.attempt if hedge is attempt else hedge
+        assert isinstance(loser, Attempt)
+        if hedge is attempt:
+            self._hedger.stats.won += 1
+            task.attempt, task.instance = attempt, attempt.address
         else:
-            self._hedger.races.lost += 1
-        task.rival = None
-        loser.lost_race = True
+            self._hedger.stats.lost += 1
+        task.hedge = None
+        loser.lost_hedge = True
         loser.withdraw()
 
-    def listener_failed(self, flight: LaneFlight) -> None:
+    def listener_failed(self, attempt: Attempt) -> None:
         """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
         service_log.exception(
             "what a worker told of a task could not be handled",
-            extra=fields(task_id=flight.task.id, correlation_id=flight.task.correlation_id),
+            extra=fields(task_id=attempt.task.id, correlation_id=attempt.task.correlation_id),
         )
-        self._queue.remove(flight.task)
-        self._settler.settle(flight.task, failed(TidegateError("an internal error occurred")))
+        self._queue.remove(attempt.task)
+        self._settler.settle(attempt.task, failed(TidegateError("an internal error occurred")))
 
     def now(self) -> float:
         return self._clock.now()

@@ -20,7 +20,7 @@ SHORT_SLACK = 2.0
 
 
 @dataclass(slots=True)
-class Races:
+class HedgeStats:
     """What became of hedged jobs. Each race is won or lost by the rival, or nobody came first."""
 
     begun: int = 0
@@ -43,7 +43,7 @@ class Hedger:
         self._tokens_of = tokens_of
         self._registry = registry
         self.budget = RetryBudget(share, 1.0, is_full=False)
-        self.races = Races()
+        self.stats = HedgeStats()
 
     def is_due(
         self, task: Task, basis: tuple[StepModel, Load] | None, sent_at: float, now: float

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.dispatch.attempt import LaneFlight
+from orchestrator.dispatch.attempt import Attempt
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
@@ -56,23 +56,23 @@ class Pausing:
         return self._enabled and now >= self._next_at
 
     def victims(
-        self, queue: TaskQueue[Task], flights: Iterable[LaneFlight], now: float
-    ) -> list[LaneFlight]:
+        self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
+    ) -> list[Attempt]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
         if not queue or not self.is_due(now):
             return []
-        flights = list(flights)
+        attempts = list(attempts)
         # With many jobs the look at all of them is dear, and who is urgent can wait so long.
-        self._next_at = now + LOOK_S_PER_JOB * len(flights)
-        running = self._by_instance(flights, now)
-        chosen: list[LaneFlight] = []
+        self._next_at = now + LOOK_S_PER_JOB * len(attempts)
+        running = self._by_instance(attempts, now)
+        chosen: list[Attempt] = []
         for task in islice(queue, AT_ONCE):
             if not running or task.is_background:
                 break
             urgency = self._forecaster.urgency(task, now).log_urgency
             if urgency < min(jobs[-1][0] for jobs in running.values()) + _MARGIN:
                 continue
-            least: tuple[float, LaneFlight] | None = None
+            least: tuple[float, Attempt] | None = None
             for name in self._placer.able(task):
                 job = _least_urgent(running.get(name, ()), task)
                 if job is not None and (least is None or job[0] < least[0]):
@@ -89,19 +89,19 @@ class Pausing:
         return chosen
 
     def _by_instance(
-        self, flights: Iterable[LaneFlight], now: float
-    ) -> dict[str, list[tuple[float, LaneFlight]]]:
+        self, attempts: Iterable[Attempt], now: float
+    ) -> dict[str, list[tuple[float, Attempt]]]:
         """What may be paused, by instance, the least urgent last."""
         full = {
-            name: list[tuple[float, LaneFlight]]()
+            name: list[tuple[float, Attempt]]()
             for name, instance in self._registry.instances.items()
             if instance.can_pause and not instance.has_free_slot
         }
-        for flight in flights:
-            task, jobs = flight.task, full.get(flight.address)
+        for attempt in attempts:
+            task, jobs = attempt.task, full.get(attempt.address)
             if jobs is None:
                 continue
-            if task.flight is not flight or flight.is_paused or task.rival is not None:
+            if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
                 continue
             if task.is_promised and not task.is_unread:
                 continue  # we named its deadline ourselves: it is not traded away
@@ -112,7 +112,7 @@ class Pausing:
                 if task.is_unread
                 else self._forecaster.urgency_of_running(task, now).log_urgency
             )
-            jobs.append((urgency, flight))
+            jobs.append((urgency, attempt))
         for jobs in full.values():
             jobs.sort(key=lambda job: -job[0])
         return {name: jobs for name, jobs in full.items() if jobs}
@@ -131,8 +131,8 @@ class Pausing:
 
 
 def _least_urgent(
-    jobs: Sequence[tuple[float, LaneFlight]], task: Task
-) -> tuple[float, LaneFlight] | None:
+    jobs: Sequence[tuple[float, Attempt]], task: Task
+) -> tuple[float, Attempt] | None:
     """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only, and
     what is not read.
     """

@@ -29,13 +29,11 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.transcript import Trail, is_continuable
 from worker.protocol import Code, FinishReason, Sampling
 
-WORTH_ANOTHER_TRY = frozenset(
-    {Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL}
-)
+RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
 """What says something about the instance, and nothing about the request."""
 
 
-class Denial(StrEnum):
+class RetryDenied(StrEnum):
     """Why a job got no second try."""
 
     ATTEMPTS = "attempts"
@@ -47,7 +45,7 @@ class Denial(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RetryRules:
+class RetryConfig:
     """What an operator allows."""
 
     share: float = 0.1
@@ -110,7 +108,7 @@ class Retrier:
         registry: Registry,
         prospect_of: Callable[[str], Capacity],
         rng: random.Random,
-        rules: RetryRules,
+        rules: RetryConfig,
     ) -> None:
         self._registry = registry
         self._prospect_of = prospect_of
@@ -118,7 +116,7 @@ class Retrier:
         self._rules = rules
         self.budget = RetryBudget(rules.share, rules.burst)
         self.granted: Counter[str] = Counter()
-        self.denied: Counter[Denial] = Counter()
+        self.denied: Counter[RetryDenied] = Counter()
 
     def trail_for(self, task: Task) -> Trail | None:
         """Where to keep what a task generates; None if that could not help it."""
@@ -167,20 +165,20 @@ class Retrier:
 
     def _denial(
         self, task: Task, failed: str, ready: Sequence[Instance], starts_at: float
-    ) -> Denial | None:
+    ) -> RetryDenied | None:
         if task.completion_tokens and not self._text_can_go_on(task, failed, ready):
-            return Denial.TEXT
+            return RetryDenied.TEXT
         if not ready:
-            return Denial.NOWHERE
+            return RetryDenied.NOWHERE
         if task.attempts + 1 >= self._rules.attempts:
-            return Denial.ATTEMPTS
+            return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
-            return Denial.DEADLINE
+            return RetryDenied.DEADLINE
         if task.completion_tokens and self._rules.share:
             return None
         if self._reopens(failed) and self._rules.share:
             return None
-        return Denial.BUDGET if self.budget.is_empty else None
+        return RetryDenied.BUDGET if self.budget.is_empty else None
 
     def _reopens(self, failed: str) -> bool:
         """Whether jobs were lost because a model was loaded anew: no fault that follows them."""

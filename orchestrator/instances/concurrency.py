@@ -28,7 +28,7 @@ _FIRST_OUTPUT_TOKENS = 64.0
 
 
 @dataclass(eq=False, slots=True)
-class Flown:
+class InFlightJob:
     """One job in flight. Token counts are expected ones; blocks are reserved to completion."""
 
     new_tokens: int
@@ -54,9 +54,9 @@ class Window:
         self._max_running = 1
         self._fits = 1
         self._step_ms = 0.0
-        self._jobs: set[Flown] = set()
-        self._paused: set[Flown] = set()
-        self._prefilling: set[Flown] = set()
+        self._jobs: set[InFlightJob] = set()
+        self._paused: set[InFlightJob] = set()
+        self._prefilling: set[InFlightJob] = set()
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
         self._mean_blocks = 0.0
@@ -90,7 +90,7 @@ class Window:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 
-    def sent(self, job: Flown, load: int) -> None:
+    def sent(self, job: InFlightJob, load: int) -> None:
         """A job goes to the instance, which has ``load`` others."""
         job.was_beyond = load >= self._fits
         self._jobs.add(job)
@@ -100,7 +100,7 @@ class Window:
         first = not self._mean_blocks
         self._mean_blocks += (job.blocks - self._mean_blocks) * (1.0 if first else _SMOOTHING)
 
-    def started(self, job: Flown, wait_ms: float) -> None:
+    def started(self, job: InFlightJob, wait_ms: float) -> None:
         """The worker began with a job that it had for ``wait_ms``."""
         if not job.was_beyond or not self._step_ms:
             return
@@ -125,17 +125,17 @@ class Window:
         """KV blocks that our jobs there have reserved, paused ones included."""
         return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
-    def pause(self, job: Flown) -> None:
+    def pause(self, job: InFlightJob) -> None:
         """A running job leaves its slot and keeps its KV."""
         self.over(job)
         self._paused.add(job)
 
-    def resume(self, job: Flown, load: int) -> None:
+    def resume(self, job: InFlightJob, load: int) -> None:
         """A paused job goes on, beside ``load`` others."""
         self._paused.discard(job)
         self.sent(job, load)
 
-    def over(self, job: Flown) -> None:
+    def over(self, job: InFlightJob) -> None:
         """The worker is done with a job, or lost. Idempotent."""
         self._paused.discard(job)
         if job in self._jobs:

@@ -6,8 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.dispatch.hedge import Races
-from orchestrator.dispatch.retry import Denial, Retrier
+from orchestrator.dispatch.hedge import HedgeStats
+from orchestrator.dispatch.retry import Retrier, RetryDenied
 from orchestrator.instances.breaker import BreakerState
 from orchestrator.instances.registry import Registry
 
@@ -15,8 +15,8 @@ from orchestrator.instances.registry import Registry
 class FleetCollector(Collector):
     """Reads what is counted anyway, when asked."""
 
-    def __init__(self, registry: Registry, retrier: Retrier, races: Races) -> None:
-        self._races = races
+    def __init__(self, registry: Registry, retrier: Retrier, hedges: HedgeStats) -> None:
+        self._hedges = hedges
         self._registry = registry
         self._retrier = retrier
 
@@ -48,21 +48,21 @@ class FleetCollector(Collector):
         denied = CounterMetricFamily(
             "tidegate_retries_denied", "Jobs not sent again, by why (OR-10, DL-12)", labels=["why"]
         )
-        for why in Denial:
+        for why in RetryDenied:
             denied.add_metric([why.value], self._retrier.denied[why])
         yield denied
         hedges = CounterMetricFamily(
             "tidegate_hedges", "Rivals sent, and of these won and lost (OR-10)", labels=["what"]
         )
         for what, count in (
-            ("begun", self._races.begun),
-            ("won", self._races.won),
-            ("lost", self._races.lost),
+            ("begun", self._hedges.begun),
+            ("won", self._hedges.won),
+            ("lost", self._hedges.lost),
         ):
             hedges.add_metric([what], count)
         yield hedges
         yield CounterMetricFamily(
             "tidegate_hedge_aborts_verified",
             "Losers of races whose worker has said that they are gone",
-            self._races.aborts_verified,
+            self._hedges.aborts_verified,
         )

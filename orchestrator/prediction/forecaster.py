@@ -137,13 +137,13 @@ class Forecaster:
             found.chance < BACKGROUND_CHANCE and not task.refusal_sample
         )
         task.rank = self._rank(found, task, now)
-        task.last_chance = self._last_chance(task, self._pace_of(task.model, now).capacity)
+        task.drop_at = self._drop_at(task, self._pace_of(task.model, now).capacity)
 
-    def last_chance(self, task: Task) -> float:
+    def drop_at(self, task: Task) -> float:
         """When a waiting task is certain to miss, with what serves its model at this moment."""
-        return self._last_chance(task, self._capacity_of(task.model))
+        return self._drop_at(task, self._capacity_of(task.model))
 
-    def _last_chance(self, task: Task, capacity: Capacity) -> float:
+    def _drop_at(self, task: Task, capacity: Capacity) -> float:
         if not self._drops_infeasible or task.refusal_sample or task.completion_tokens:
             return task.deadline.at
         return task.deadline.at - _least_ms(task, capacity)[0] / 1000

@@ -35,7 +35,7 @@ class Refusals:
     def __init__(self, samples: Callable[[Task], bool] = lambda task: False) -> None:
         """``samples`` draws whether a decision is not carried out."""
         self.samples = samples
-        self.judged = 0
+        self.infeasible = 0
         self.refused = 0
         self.unserved: Counter[Kind] = Counter()
         """Decisions that were carried out."""
@@ -45,18 +45,18 @@ class Refusals:
         """Of what was offered of late."""
 
     @property
-    def samples_met(self) -> int:
+    def sampled_met(self) -> int:
         return sum(count for (_, met), count in self.sampled.items() if met)
 
     @property
-    def samples_lost(self) -> int:
+    def sampled_missed(self) -> int:
         return sum(count for (_, met), count in self.sampled.items() if not met)
 
     @property
     def false_rate(self) -> float:
         """Share of sampled decisions whose task was met after all; 0 without any."""
         samples = self.sampled.total()
-        return self.samples_met / samples if samples else 0.0
+        return self.sampled_met / samples if samples else 0.0
 
     def keeps(self, task: Task, kind: Kind) -> bool:
         """Whether a decision against ``task`` is to be a sample; counted as carried out if not."""

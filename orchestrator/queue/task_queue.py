@@ -63,7 +63,7 @@ class Queueable(Protocol):
     @property
     def is_background(self) -> bool: ...
     @property
-    def last_chance(self) -> float:
+    def drop_at(self) -> float:
         """After this it is taken out; the deadline, or earlier."""
 
 
@@ -357,7 +357,7 @@ class TaskQueue(Generic[T]):
             tier,
             tenant,
             _Key(self._rank(task), arrival),
-            _Key(task.last_chance, arrival),
+            _Key(task.drop_at, arrival),
             task.work_ms,
             bool(task.paused_on),
         )

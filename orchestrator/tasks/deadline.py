@@ -69,7 +69,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlinePolicy:
+class DeadlineConfig:
     """What an operator gives to those who ask for none, and at most."""
 
     default_s: float
@@ -155,7 +155,7 @@ class StatesParts(Protocol):
 
 
 def read_deadline(
-    headers: Headers, body_ms: float | None, arrival: Instant, policy: DeadlinePolicy
+    headers: Headers, body_ms: float | None, arrival: Instant, policy: DeadlineConfig
 ) -> Deadline:
     """The deadline of a request. Raises ``InvalidRequest`` for one that cannot be read."""
     stated = list(_budgets_s(headers, arrival))

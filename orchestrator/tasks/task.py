@@ -266,7 +266,7 @@ class Transcript:
         """Nothing to keep: the ending is the task's."""
 
 
-class Flight(Protocol):
+class Abandonable(Protocol):
     """A task's job on a worker, as the task sees it."""
 
     def abandon(self, ending: Ending) -> None:
@@ -277,6 +277,7 @@ class Task:
     """One offered request."""
 
     __slots__ = (
+        "attempt",
         "attempts",
         "block_tokens",
         "cache_salt",
@@ -284,19 +285,19 @@ class Task:
         "completion_tokens",
         "correlation_id",
         "deadline",
+        "drop_at",
         "ending",
         "failed_on",
         "fitted_tokens",
-        "flight",
         "foretold",
         "given_chance",
+        "hedge",
         "id",
         "instance",
         "is_background",
         "is_promised",
         "is_unread",
         "job",
-        "last_chance",
         "late_part",
         "listeners",
         "marks",
@@ -311,7 +312,6 @@ class Task:
         "prompt_tokens",
         "rank",
         "refusal_sample",
-        "rival",
         "sampling",
         "stage",
         "timer",
@@ -357,7 +357,7 @@ class Task:
         """Its deadline is one that we named as feasible: it is kept before others are."""
         self.is_unread = False
         """Its client is behind with reading: others may have its slot until it reads again."""
-        self.last_chance = job.deadline.at
+        self.drop_at = job.deadline.at
         """Plan: after this it leaves the queue."""
         self.paused_on = ""
         """The instance that keeps its KV while it waits to go on."""
@@ -388,8 +388,8 @@ class Task:
         self.on_end: list[Callable[[Task], None]] = []
         """Called after the listeners have heard of the end."""
         self.transcript: Transcript | None = None
-        self.flight: Flight | None = None
-        self.rival: Flight | None = None
+        self.attempt: Abandonable | None = None
+        self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
         self.timer: Timer | None = None
         self.ending: Ending | None = None
@@ -487,10 +487,10 @@ class Task:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        flights, self.flight, self.rival = (self.flight, self.rival), None, None
-        for flight in flights:
-            if flight is not None:
-                flight.abandon(ending)
+        attempts, self.attempt, self.hedge = (self.attempt, self.hedge), None, None
+        for attempt in attempts:
+            if attempt is not None:
+                attempt.abandon(ending)
         listeners, self.listeners = self.listeners, []
         for call in (*(listener.ended for listener in listeners), *self.on_end):
             try:

@@ -208,7 +208,7 @@ class _StateCollector(Collector):
             "tidegate_waste", "Tokens for requests not met, of all tokens (DL-10)", metrics.waste
         )
         yield CounterMetricFamily(
-            "tidegate_infeasible_judged", "Offers certain to miss (DL-7)", refusals.judged
+            "tidegate_infeasible_judged", "Offers certain to miss (DL-7)", refusals.infeasible
         )
         yield CounterMetricFamily(
             "tidegate_infeasible_refused", "Of these, refused", refusals.refused

@@ -61,5 +61,5 @@ class Summary:
             ttft_p99_ms=percentile(ttft, 99) if ttft else float("nan"),
             refused=sum(f.outcome is Outcome.REFUSED for f in fates) / max(1, len(fates)),
             false_refusals=refusals.false_rate,
-            samples=refusals.samples_met + refusals.samples_lost,
+            samples=refusals.sampled_met + refusals.sampled_missed,
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from orchestrator.admission.admission import Admission, AdmissionRules
+from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.errors import DeadlineInfeasible, QueueFull
 from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
@@ -69,7 +69,7 @@ class Rig:
             Placer(site, self.clock, self.forecaster.usual_tokens),
             self.clock,
             random.Random(1),
-            AdmissionRules(floor_ms=10.0, default_max_tokens=64, **{"sample": 0.0} | rules),  # type: ignore[arg-type]
+            AdmissionConfig(floor_ms=10.0, default_max_tokens=64, **{"sample": 0.0} | rules),  # type: ignore[arg-type]
             drop=lambda task, error: self.drop(task),
             sweep=lambda: None,
         )
@@ -194,11 +194,11 @@ def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
     task = rig.task(1000)
     rig.admission.finish(task)
     rig.clock.advance(0.21)
-    assert task.last_chance < rig.clock.now()
+    assert task.drop_at < rig.clock.now()
     fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, (1.0, 1.25), fastest_ms=1.0)
     slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0)
     assert not rig.admission.refuses_late(task)
-    assert task.last_chance > rig.clock.now() + 0.5
+    assert task.drop_at > rig.clock.now() + 0.5
     rig.capacity = slow
     assert rig.admission.refuses_late(task)
 
@@ -206,13 +206,13 @@ def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
 def test_dl7_off_and_observe_refuse_nothing() -> None:
     off = Rig(mode=AdmissionMode.OFF)
     assert not off.refuses(off.task(100))
-    assert off.admission.refusals.judged == 0
+    assert off.admission.refusals.infeasible == 0
     observe = Rig(mode=AdmissionMode.OBSERVE)
     task = observe.task(100)
     assert not observe.refuses(task)
-    assert observe.admission.refusals.judged == 1
+    assert observe.admission.refusals.infeasible == 1
     assert task.refusal_sample
-    assert task.last_chance == task.deadline.at
+    assert task.drop_at == task.deadline.at
 
 
 def test_dl7_the_cap_lets_the_rest_in() -> None:
@@ -315,4 +315,4 @@ def test_dl7_a_sample_of_what_waited_in_vain_gets_its_try() -> None:
     rig.clock.advance(0.6)
     assert rig.queue.expired(rig.clock.now()) == [task]
     task.end(Ending(Outcome.MISSED, FinishReason.DEADLINE), rig.clock.now())
-    assert (rig.admission.refusals.judged, rig.admission.refusals.samples_lost) == (1, 1)
+    assert (rig.admission.refusals.infeasible, rig.admission.refusals.sampled_missed) == (1, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
-from orchestrator.instances.concurrency import Flown, Window
+from orchestrator.instances.concurrency import InFlightJob, Window
 from orchestrator.instances.registry import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.task import Priority, Stage, Task
@@ -55,14 +55,14 @@ class Rig:
     def runs(self, name: str, urgency: float, at: str = "a", **changes: object) -> Task:
         made = self.task(name, urgency, **changes)
         made.stage = Stage.RUNNING
-        made.flight = SimpleNamespace(task=made, address=at, is_paused=False)
-        self.running.append(made.flight)
+        made.attempt = SimpleNamespace(task=made, address=at, is_paused=False)
+        self.running.append(made.attempt)
         return made
 
     def victims(self, *waiting: Task) -> list[str]:
         self.now += 1.0
         chosen = self.pausing.victims(list(waiting), self.running, self.now)
-        return [flight.task.id for flight in chosen]
+        return [attempt.task.id for attempt in chosen]
 
 
 def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
@@ -122,9 +122,9 @@ def test_who_is_never_paused(why: str) -> None:
         case "paused":
             rig.running[0].is_paused = True
         case "rival":
-            run.rival = SimpleNamespace()
+            run.hedge = SimpleNamespace()
         case "is the rival":
-            run.flight = SimpleNamespace()
+            run.attempt = SimpleNamespace()
         case "not begun":
             run.stage = Stage.DISPATCHED
         case "promised":
@@ -142,8 +142,8 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
     rig.runs("r", -50.0)
     window, waiting = rig.instances["a"].window, rig.task("w", 0.0)
 
-    def holds(*blocks: int) -> list[Flown]:
-        jobs = [Flown(1, 1, count, lambda: False) for count in blocks]
+    def holds(*blocks: int) -> list[InFlightJob]:
+        jobs = [InFlightJob(1, 1, count, lambda: False) for count in blocks]
         for job in jobs:
             window.sent(job, 0)
         return jobs
@@ -255,8 +255,8 @@ class Scene:
         )
         for worker in self.workers:
             await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-        flights = self.service.orchestrator._dispatcher._flights
-        assert not flights and not self.service.orchestrator.live_tasks
+        attempts = self.service.orchestrator._dispatcher._attempts
+        assert not attempts and not self.service.orchestrator.live_tasks
 
 
 async def scene(

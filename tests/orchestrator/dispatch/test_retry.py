@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.dispatch.retry import Denial, RetryBudget, RetryRules
+from orchestrator.dispatch.retry import RetryBudget, RetryConfig, RetryDenied
 from orchestrator.instances.registry import InstanceState
 from orchestrator.service import LOOK_EVERY_S
 from orchestrator.tasks.transcript import is_continuable
@@ -119,7 +119,7 @@ async def test_or10_there_is_an_end_to_tries(service: Service, worker: FakeWorke
     worker.plan = lambda submit: Plan(refuse=(Code.NO_CAPACITY, "no room"))
     events = await run(service, TASK)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "no_capacity")
-    assert len(worker.submits) == RetryRules().attempts
+    assert len(worker.submits) == RetryConfig().attempts
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_retries_denied_total", why="attempts") == 1
 
@@ -174,7 +174,7 @@ async def test_dl12_none_where_the_deadline_could_not_be_kept(
         task = service.orchestrator.store.get((await response.json())["task_id"])
     retrier, end = service.orchestrator.retrier, task.deadline.at
     assert retrier.again(task, first.address, end - 0.005) is None
-    assert retrier.denied == {Denial.DEADLINE: 1}
+    assert retrier.denied == {RetryDenied.DEADLINE: 1}
     assert retrier.again(task, first.address, end - 30) is not None
 
 
@@ -330,7 +330,7 @@ async def test_or10_many_texts_go_on_when_an_instance_dies(
         )
     )
     lost = len(first.submits)
-    assert lost > RetryRules().burst
+    assert lost > RetryConfig().burst
     await first.stop()
     await second.until(lambda: len(second.submits) == MANY)
     held.release.set()

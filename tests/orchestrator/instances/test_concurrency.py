@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, Flown, Window
+from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, InFlightJob, Window
 from worker.protocol import WorkerStats
 
 IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0.0, 0, 0, 0, 0.5)
 
 
-def flown(blocks: int = 1, output: int = 10) -> Flown:
-    return Flown(5, output, blocks, lambda: False)
+def flown(blocks: int = 1, output: int = 10) -> InFlightJob:
+    return InFlightJob(5, output, blocks, lambda: False)
 
 
 def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> tuple[float, float]:
@@ -26,10 +26,10 @@ def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> t
     window = Window(32)
     window.serves(slots)
     window.observe(IDLE)
-    arriving: list[tuple[int, Flown]] = []
-    waiting: list[tuple[int, Flown]] = []
-    running: dict[Flown, int] = {}
-    news: list[tuple[int, Flown, float | None]] = []
+    arriving: list[tuple[int, InFlightJob]] = []
+    waiting: list[tuple[int, InFlightJob]] = []
+    running: dict[InFlightJob, int] = {}
+    news: list[tuple[int, InFlightJob, float | None]] = []
     idle = queued = 0
     in_flight = 0
     for now in range(rounds):
@@ -106,7 +106,7 @@ def test_dl7_load_ahead_counts_what_is_left_of_each_job() -> None:
     window = Window(4)
     window.serves(2)
     computing = [True, True, False]
-    jobs = [Flown(100, 40, 1, lambda i=i: computing[i]) for i in range(3)]  # type: ignore[misc]
+    jobs = [InFlightJob(100, 40, 1, lambda i=i: computing[i]) for i in range(3)]  # type: ignore[misc]
     for i, job in enumerate(jobs):
         window.sent(job, i)
     load = window.ahead(3)
@@ -125,9 +125,9 @@ class Windows(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.window = Window(6)
-        self.jobs: list[Flown] = []
-        self.paused: list[Flown] = []
-        self.over_: list[Flown] = []
+        self.jobs: list[InFlightJob] = []
+        self.paused: list[InFlightJob] = []
+        self.over_: list[InFlightJob] = []
 
     @rule(slots=st.integers(0, 9))
     def serves(self, slots: int) -> None:
@@ -139,7 +139,7 @@ class Windows(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(0, 9), output=st.integers(1, 9), computing=st.booleans())
     def sent(self, blocks: int, output: int, computing: bool) -> None:
-        job = Flown(3, output, blocks, lambda: computing)
+        job = InFlightJob(3, output, blocks, lambda: computing)
         self.window.sent(job, len(self.jobs))
         self.jobs.append(job)
 

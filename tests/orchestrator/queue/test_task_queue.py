@@ -19,7 +19,7 @@ class Item:
     id: str
     deadline: Deadline
     rank: float
-    last_chance: float
+    drop_at: float
     order: int = 0
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
@@ -112,9 +112,9 @@ class QueueMachine(RuleBasedStateMachine):
     def pass_time(self, step: int) -> None:
         self.now += step
         expired = self.queue.expired(self.now)
-        gone = [i for i in self.model if i.last_chance <= self.now]
+        gone = [i for i in self.model if i.drop_at <= self.now]
         assert sorted(i.order for i in expired) == sorted(i.order for i in gone)
-        self.model = [i for i in self.model if i.last_chance > self.now]
+        self.model = [i for i in self.model if i.drop_at > self.now]
 
     @rule()
     def oldest_batch(self) -> None:
@@ -148,7 +148,7 @@ def test_dl8_rank_counts_not_the_deadline_and_hopeless_work_is_no_most_urgent() 
     """The long one is due later and yet more urgent, until it has no chance any more."""
     queue: TaskQueue[Item] = TaskQueue(-1)
     short = item("short", 10.0, rank=5.0)
-    long = item("long", 12.0, rank=2.0, last_chance=7.0)
+    long = item("long", 12.0, rank=2.0, drop_at=7.0)
     for each in (short, long):
         queue.push(each)
     assert list(queue) == [long, short]

@@ -37,7 +37,7 @@ def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
 async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
     orchestrator = service.orchestrator
     await service.until(
-        lambda: not orchestrator.live_tasks and not orchestrator._dispatcher._flights
+        lambda: not orchestrator.live_tasks and not orchestrator._dispatcher._attempts
     )
     for worker in workers:
         await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]

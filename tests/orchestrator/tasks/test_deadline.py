@@ -13,14 +13,14 @@ from orchestrator.errors import DeadlineExceeded, InvalidRequest
 from orchestrator.tasks.deadline import (
     NO_PARTS,
     Deadline,
-    DeadlinePolicy,
+    DeadlineConfig,
     Parts,
     read_deadline,
     read_parts,
 )
 
 NOW = Instant(mono=50.0, unix=1_800_000_000.0)
-POLICY = DeadlinePolicy(default_s=300, max_s=1800)
+POLICY = DeadlineConfig(default_s=300, max_s=1800)
 
 
 def left_s(*headers: tuple[str, str], body_ms: float | None = None) -> float:

@@ -98,10 +98,10 @@ async def test_dl7_the_other_modes_let_it_in(
     body = TASK | {"deadline_ms": 1000}
     async with service.http.post("/v1/completions", json=body) as response:
         assert response.status == 200
-    judged = 1.0 if mode == "observe" else 0.0
-    assert service.metric("tidegate_infeasible_judged_total") == judged
+    infeasible = 1.0 if mode == "observe" else 0.0
+    assert service.metric("tidegate_infeasible_judged_total") == infeasible
     # This worker is faster than it has been: the refusal would have been wrong.
-    assert service.metric("tidegate_false_refusal_rate") == judged
+    assert service.metric("tidegate_false_refusal_rate") == infeasible
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
