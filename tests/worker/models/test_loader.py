@@ -129,16 +129,26 @@ print(memory("VmHWM") - before, model.step_bytes)
 """
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_loading_peaks_at_the_weights_and_one_layer(tiny: Path, tmp_path: Path, dtype: str) -> None:
-    """Issue: measured by the kernel, in a process of its own."""
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six layers of 22 million parameters, whose values do not matter."""
+    path = tmp_path_factory.mktemp("large")
     sizes = {"hidden_size": 1024, "intermediate_size": 6144, "num_hidden_layers": 6}
     shape = {"vocab_size": 2000, "num_attention_heads": 8, "num_key_value_heads": 4}
-    config = AutoConfig.for_model("llama", **sizes, **shape)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    edit_config(tmp_path, eos_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("llama", **sizes, **shape), dtype=torch.bfloat16
+        )
+    model.to_empty(device="cpu").save_pretrained(path)
+    edit_config(path, eos_token_id=0)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_loading_peaks_at_the_weights_and_one_layer(tiny: Path, large: Path, dtype: str) -> None:
+    """Issue: measured by the kernel, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path), dtype, str(tiny)],
+        [sys.executable, "-c", PEAK, str(large), dtype, str(tiny)],
         capture_output=True,
         text=True,
         check=True,
