@@ -6,6 +6,7 @@
 - ``context``       what every request carries: arrival, correlation id, dialect
 - ``body``          JSON bodies, with errors that name the field; ``body_budget`` bounds them all
   together, ``choices`` lists what a field allows
+- ``deadlines``     a client's deadlines, in every spelling
 - ``fields``        placement, session, tenant and priority
 - ``event_stream``  server-sent events to one client
 """

@@ -16,6 +16,7 @@ from aiohttp import web
 from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.choices import choices_at
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -23,7 +24,6 @@ from orchestrator.errors import (
     InvalidRequest,
     UnsupportedMediaType,
 )
-from orchestrator.tasks.deadline import read_deadline
 from worker.protocol import excerpt
 
 T = TypeVar("T")

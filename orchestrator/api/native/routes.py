@@ -14,12 +14,12 @@ from orchestrator.api.http.context import (
     json_response,
     missed_headers,
 )
+from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.api.http.event_stream import EventStream, StreamLimits
 from orchestrator.api.http.fields import PlacementBody, read_wishes
 from orchestrator.api.native.events import TaskEvents, last_number, read_last_event_id
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.deadline import read_deadline, read_parts
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.task import Api, Job, Message, OnDisconnect, Priority, Prompt, Stage, Task
 from worker.protocol import (

@@ -15,6 +15,7 @@ from orchestrator.api.http.context import (
     json_response,
     missed_headers,
 )
+from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_wishes
 from orchestrator.api.native.routes import stream_limits
@@ -22,7 +23,6 @@ from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.deadline import read_deadline, read_parts
 from orchestrator.tasks.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
 from worker.protocol import unstated_of
 

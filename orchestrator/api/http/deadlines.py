@@ -1,0 +1,185 @@
+"""A client's deadlines: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
+
+For the whole request; the earliest of all wins:
+
+=============================  ===========================================  ===========
+``X-Deadline``                 RFC 3339 with offset, or epoch milliseconds  absolute
+``grpc-timeout``               1 to 8 digits and one of ``H M S m u n``     relative
+``X-Timeout-Ms``               milliseconds                                 relative
+``deadline_ms``                milliseconds, in the body                    relative
+``x-request-timeout-seconds``  seconds                                      relative
+``x-litellm-timeout``          seconds; LiteLLM's                           relative
+=============================  ===========================================  ===========
+
+For parts of the answer (DL-14), none negative; the smallest of all wins:
+
+==============================  =======================  ============  ================
+``first_token_ms``              milliseconds             in the body   ends the request
+``X-First-Token-Timeout-Ms``    milliseconds                           ends the request
+``x-llm-d-inference-ttl``       Go duration (``1m30s``)  llm-d's       ends the request
+``x-llm-d-slo-ttft-ms``         milliseconds             llm-d's       a wish
+``token_gap_ms``                milliseconds             in the body   a wish
+``x-llm-d-slo-tpot-ms``         milliseconds             llm-d's       a wish
+==============================  =======================  ============  ================
+
+llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun goes on.
+There, and so here, 0 states nothing.
+
+A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
+wish, the request ends there; a wish that is missed stops nothing.
+
+Relative ones count from the arrival of the request's head.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Protocol
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from orchestrator.clock import Instant
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, DeadlineConfig, Parts
+
+Headers = CIMultiDict[str] | CIMultiDictProxy[str]
+
+_RFC3339 = re.compile(
+    r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
+)
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
+_LEAST_S = -1e12
+"""Further back is as late, and no number to show anyone."""
+_GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+_GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
+_GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+_GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
+
+
+class StatesParts(Protocol):
+    """The fields of a body that are read here."""
+
+    @property
+    def first_token_ms(self) -> float | None: ...
+    @property
+    def token_gap_ms(self) -> float | None: ...
+
+
+def read_deadline(
+    headers: Headers, body_ms: float | None, arrival: Instant, policy: DeadlineConfig
+) -> Deadline:
+    """The deadline of a request. Raises ``InvalidRequest`` for one that cannot be read."""
+    stated = list(_budgets_s(headers, arrival))
+    if body_ms is not None:
+        stated.append(body_ms / 1000)
+    budget = max(min(stated, default=policy.default_s), _LEAST_S)
+    clamped = budget > policy.max_s
+    if clamped:
+        budget = policy.max_s
+    return Deadline(
+        at=arrival.mono + budget,
+        unix_ms=round((arrival.unix + budget) * 1000),
+        clamped_ms=policy.max_s * 1000 if clamped else None,
+        is_default=not stated,
+    )
+
+
+def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
+    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use."""
+    timeouts = [
+        *_positive_ms("first_token_ms", body.first_token_ms),
+        *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
+        *_ttls_ms(headers),
+    ]
+    wishes = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
+    gaps = [
+        *_positive_ms("token_gap_ms", body.token_gap_ms),
+        *_positive_headers_ms(headers, "x-llm-d-slo-tpot-ms"),
+    ]
+    if not (timeouts or wishes or gaps):
+        return NO_PARTS
+    return Parts(
+        first_token_at=arrival.mono + min(timeouts + wishes, default=math.inf) / 1000,
+        token_gap_s=min(gaps, default=math.inf) / 1000,
+        cut_at=arrival.mono + min(timeouts, default=math.inf) / 1000,
+    )
+
+
+def _positive_headers_ms(headers: Headers, name: str) -> Iterator[float]:
+    for value in headers.getall(name, ()):
+        stated = float(value) if _NUMBER.fullmatch(value.strip()) else 0.0
+        if stated <= 0:
+            raise _unreadable(name, value, "milliseconds above 0, such as 500")
+        yield stated
+
+
+def _positive_ms(field: str, value: float | None) -> Iterator[float]:
+    if value is None:
+        return
+    if not value > 0:
+        raise InvalidRequest(f"{field} must be milliseconds above 0, got {value:g}", field=field)
+    yield value
+
+
+def _ttls_ms(headers: Headers) -> Iterator[float]:
+    for value in headers.getall("x-llm-d-inference-ttl", ()):
+        seconds = _go_duration_s(value.strip())
+        if seconds < 0:
+            raise _unreadable("x-llm-d-inference-ttl", value, "a duration that is not negative")
+        if seconds:
+            yield 1000 * seconds
+
+
+def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
+    for value in headers.getall("X-Deadline", ()):
+        yield _absolute_s(value.strip()) - arrival.unix
+    for value in headers.getall("grpc-timeout", ()):
+        yield _grpc_timeout_s(value.strip())
+    for value in headers.getall("X-Timeout-Ms", ()):
+        if not _NUMBER.fullmatch(value.strip()):
+            raise _unreadable("X-Timeout-Ms", value, "milliseconds, such as 1500")
+        yield float(value) / 1000
+    for name in ("x-request-timeout-seconds", "x-litellm-timeout"):
+        for value in headers.getall(name, ()):
+            if not _NUMBER.fullmatch(value.strip()):
+                raise _unreadable(name, value, "seconds, such as 1.5")
+            yield float(value)
+
+
+def _absolute_s(value: str) -> float:
+    if _NUMBER.fullmatch(value):
+        return float(value) / 1000
+    if _RFC3339.fullmatch(value):
+        try:
+            return datetime.fromisoformat(value.upper()).timestamp()
+        except (ValueError, OverflowError):
+            pass
+    raise _unreadable(
+        "X-Deadline", value, "RFC 3339 with an offset (2031-05-04T12:00:00Z) or epoch milliseconds"
+    )
+
+
+def _grpc_timeout_s(value: str) -> float:
+    match = _GRPC_TIMEOUT.fullmatch(value)
+    if match is None:
+        raise _unreadable("grpc-timeout", value, "1 to 8 digits and one of H M S m u n, as in 500m")
+    return int(match[1]) * _GRPC_UNIT_S[match[2]]
+
+
+def _go_duration_s(value: str) -> float:
+    """As Go's ``time.ParseDuration`` reads it, which is what llm-d's router does."""
+    if not _GO_DURATION.fullmatch(value):
+        raise _unreadable(
+            "x-llm-d-inference-ttl", value, "a Go duration, such as 1500ms, 2s or 1m30s"
+        )
+    seconds = sum(float(count) * _GO_UNIT_S[unit] for count, unit in _GO_STEP.findall(value))
+    return -seconds if value.startswith("-") else seconds
+
+
+def _unreadable(header: str, value: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{header} cannot be read: expected {expected}, got {value[:64]!r}", field=header
+    )
