@@ -56,10 +56,10 @@ lint: setup
 	$(BIN)/lint-imports --no-cache
 
 bench: setup
-	$(BIN)/python -m perf.bench $(ARGS)
+	$(BIN)/python -m perf.service $(ARGS)
 
 bench-quick: setup
-	$(BIN)/python -m perf.bench --quick $(ARGS)
+	$(BIN)/python -m perf.service --quick $(ARGS)
 
 bench-goodput: setup
 	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
@@ -74,7 +74,7 @@ sim: setup
 	$(BIN)/python -m perf.sim $(ARGS)
 
 bench-engine: setup
-	$(BIN)/python -m perf.bench_engine --device $(DEVICE) $(ARGS)
+	$(BIN)/python -m perf.engine --device $(DEVICE) $(ARGS)
 
 clean:
 	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,10 +18,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf.bench import run_all
-from perf.benches import BENCHES
-from perf.bundle import Bundle, Figure, read
-from perf.table import show
+from perf.report.bundle import Bundle, Figure, read
+from perf.report.table import show
+from perf.service import BENCHES
+from perf.service.run import run_all
 
 
 @dataclass(frozen=True, slots=True)

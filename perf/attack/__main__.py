@@ -20,9 +20,9 @@ from orchestrator.pool.paths import state_dir
 from perf.attack import attacks, triton_attacks
 from perf.attack.books import Books, HealthProbe
 from perf.attack.target import Budget, Tally, Target
-from perf.machine import commit, describe_machine
-from perf.stack import HOST, Stack, StackSpec, running
-from perf.stats import percentile
+from perf.report.machine import commit, describe_machine
+from perf.report.stats import percentile
+from perf.stack.stack import HOST, Stack, StackSpec, running
 
 HEALTH_P99_MS = 100.0
 PEAK_GROWTH_MIB = 768.0

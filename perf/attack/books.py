@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf.attack.target import SECRET, Tally, Target
-from perf.metrics import scrape
+from perf.stack.scrape import scrape
 
 IDLE_S = 30.0
 """What was under way has ended after as long, on a busy machine too."""

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from perf.http import HttpConnection, HttpError
+from perf.load.connection import HttpConnection, HttpError
 
 _EVERY_S = 0.02
 _FAILED_MS = 1000.0

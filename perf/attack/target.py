@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf.http import CONTENT_LENGTH
+from perf.load.connection import CONTENT_LENGTH
 from worker.protocol import Code
 
 SECRET = "sk-planted-4711"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from perf.attack.target import Target
-from perf.http import CONTENT_LENGTH
+from perf.load.connection import CONTENT_LENGTH
 
 SILENCE_S = 0.3
 """Without a byte for as long, no answer comes."""

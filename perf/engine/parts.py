@@ -9,12 +9,12 @@ from typing import Final
 
 import torch
 
-from perf.bundle import Figure
 from perf.engine.aside import aside
 from perf.engine.bandwidth import Bandwidth
 from perf.engine.peer import Peer
 from perf.engine.rig import Rig, Run
-from perf.stats import median
+from perf.report.bundle import Figure
+from perf.report.stats import median
 from worker.protocol import AbortCause
 
 _PROMPT_TOKENS: Final = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perf.context import Skip
+from perf.stack.context import Skip
 
 
 class Peer:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from perf.context import SEED
+from perf.stack.context import SEED
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import EngineBundle, build_engine
 from worker.engine.engine import Engine

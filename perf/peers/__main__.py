@@ -26,16 +26,16 @@ from typing import Final
 
 from rich.console import Console
 
-from perf.bundle import BenchResult, Bundle, Figure, Machine, write
-from perf.context import SEED, Skip
-from perf.lane import open_lane
-from perf.machine import commit, describe_machine, versions
+from perf.load.lane import open_lane
 from perf.peers import goodput, relay, speed
 from perf.peers.goodput_cell import Cell, show_cells
 from perf.peers.installs import ROUTER, VLLM
 from perf.peers.servers import SLOTS, Served, both
-from perf.stack import Stack
-from perf.table import show
+from perf.report.bundle import BenchResult, Bundle, Figure, Machine, write
+from perf.report.machine import commit, describe_machine, versions
+from perf.report.table import show
+from perf.stack.context import SEED, Skip
+from perf.stack.stack import Stack
 from worker.protocol import ModelCard
 
 PARTS: Final = {

@@ -8,10 +8,10 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from perf.bundle import Figure
-from perf.openloop import Ask, Result
+from perf.load.open_loop import Ask, Result
 from perf.peers.stories import PATIENCE_S
-from perf.stats import median, percentile
+from perf.report.bundle import Figure
+from perf.report.stats import median, percentile
 
 _WHOLE: Final = ("stop", "length")
 """How an answer ends that is all there."""

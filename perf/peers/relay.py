@@ -10,12 +10,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from perf.bundle import Figure
-from perf.load import PATH, POLL_MS, apply, completion, overhead_events, rates, ratios, us_per_token
-from perf.loadgen import LoadResult, Plan
+from perf.load.closed_loop import LoadResult, Plan
+from perf.load.drive import (
+    PATH,
+    POLL_MS,
+    apply,
+    completion,
+    overhead_events,
+    rates,
+    ratios,
+    us_per_token,
+)
 from perf.peers.installs import ROUTER
 from perf.peers.servers import MODEL, router
-from perf.stack import HOST, StackSpec, running
+from perf.report.bundle import Figure
+from perf.stack.stack import HOST, StackSpec, running
 
 _FLOODS: Final = (1, 32)
 _FLOOD_TOKENS: Final = 1024

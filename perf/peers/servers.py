@@ -19,13 +19,13 @@ from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
 from orchestrator.pool.units.orchestrator import http_status
-from perf.context import Skip
-from perf.cpu import process_cpu_s
-from perf.load import apply_openloop
-from perf.metrics import scrape
-from perf.openloop import Ask, Plan, Result
+from perf.load.cpu import process_cpu_s
+from perf.load.drive import apply_open_loop
+from perf.load.open_loop import Ask, Plan, Result
 from perf.peers.installs import ROUTER, VLLM, Peer
-from perf.stack import HOST, Stack, StackSpec, running, server
+from perf.stack.context import Skip
+from perf.stack.scrape import scrape
+from perf.stack.stack import HOST, Stack, StackSpec, running, server
 
 MODEL: Final = "demo"
 SLOTS: Final = 64
@@ -61,7 +61,7 @@ class Served:
     ) -> list[Result]:
         """Send it requests, and wait until nothing is left of them."""
         plan = Plan(HOST, self.port, path, list(asks), self.told and hang_up, linger_s, hang_up)
-        results = await apply_openloop(plan)
+        results = await apply_open_loop(plan)
         end = time.monotonic() + _IDLE_S
         while await self._is_busy():
             if time.monotonic() > end:

@@ -7,11 +7,11 @@ is at its client. First tokens and starts are in it, in either's.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perf.bundle import Figure
-from perf.load import ratios
-from perf.openloop import Result
+from perf.load.drive import ratios
+from perf.load.open_loop import Result
 from perf.peers.servers import MODEL, Served
 from perf.peers.stories import PATH, at_once
+from perf.report.bundle import Figure
 
 _LINGER_S = 60.0
 

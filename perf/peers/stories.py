@@ -6,7 +6,7 @@ One seed makes the same requests for every server.
 import random
 from typing import Final
 
-from perf.openloop import Ask
+from perf.load.open_loop import Ask
 from worker.demo_model import words
 from worker.demo_model.grammar import articles
 

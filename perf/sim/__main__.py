@@ -13,7 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf.goodput_policies import POLICIES, Policy
+from perf.goodput.policies import POLICIES, Policy
+from perf.load.trace import Manner, TraceError
+from perf.load.workload import Speed
+from perf.report.stats import percentile
 from perf.sim import plot
 from perf.sim.campaign import KNOWN, LABELS, PACE, SLOTS, run_campaign
 from perf.sim.campaign_report import show, write_bundle
@@ -21,9 +24,6 @@ from perf.sim.offers import Scenario
 from perf.sim.run import Fleet, Run, simulate
 from perf.sim.table import Summary
 from perf.sim.worker import WorkerSpec
-from perf.stats import percentile
-from perf.trace import Manner, TraceError
-from perf.workload import Speed
 
 FLEET = Fleet(WorkerSpec(PACE, SLOTS, kv_tokens=SLOTS * 512))
 SPEED = Speed(1000 * PACE.prompt_token_s, 1000 * (PACE.step_s + PACE.row_s * SLOTS / 2))

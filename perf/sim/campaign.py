@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from perf.bundle import Figure
+from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
+from perf.load.workload import Speed
+from perf.report.bundle import Figure
+from perf.report.stats import percentile
 from perf.sim.offers import Offer, trace_offers
 from perf.sim.rivals.fleet import Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS
 from perf.sim.run import Fleet, simulate
 from perf.sim.worker import WorkerSpec
-from perf.stats import percentile
-from perf.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
-from perf.workload import Speed
 from worker.protocol import Outcome
 from worker.runner.synthetic import StepPace
 
-# perf.fit_pace on the demo model, 2 cores, slowed five times as in perf.goodput.
+# perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
 PACE = StepPace(6.4e-3, 0.635e-3, 0.44e-3)
 SLOTS = 8
 INSTANCES = 2

@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from perf.bundle import BenchResult, Bundle, write
-from perf.machine import commit, describe_machine, versions
+from perf.report.bundle import BenchResult, Bundle, write
+from perf.report.machine import commit, describe_machine, versions
 from perf.sim.campaign import KNOWN, OURS, Cell
 
 _WHAT = "trace,arrivals,deadlines,load,ours,best other,by,ours ÷ best,± noise,÷ known,waste"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.tasks.task import Priority
-from perf.trace import TraceLoad
-from perf.workload import Sizes, Speed
+from perf.load.trace import TraceLoad
+from perf.load.workload import Sizes, Speed
 from worker.protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
@@ -58,7 +58,7 @@ def trace_offers(
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How requests look. Deadlines as in ``perf.workload``: ``patience`` times the service time.
+    """How requests look. Deadlines as in ``load.workload``: ``patience`` times the service time.
 
     ``tenants`` maps names to their share of the offers. ``burst`` above 1 makes the rate swing
     between burst and 2 - burst times its mean, every ``burst_s``. ``open_share`` of the requests

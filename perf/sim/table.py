@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.tasks.task import Priority
+from perf.report.stats import percentile
 from perf.sim.run import Run
-from perf.stats import percentile
 from worker.protocol import Outcome
 
 

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
 from orchestrator.tasks.task import Task
+from perf.load.workload import Sizes
+from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.campaign import PACE
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import WorkerSpec
-from perf.stats import percentile
-from perf.workload import Sizes
 from worker.protocol import Delta, OnDeadline, Outcome
 
 WAY_BACK_S = 0.002

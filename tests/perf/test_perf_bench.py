@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from perf import bench
-from perf.bundle import Figure, read
-from perf.context import Bench, Context, Skip
+from perf.report.bundle import Figure, read
+from perf.service.run import run_all
+from perf.stack.context import Bench, Context, Skip
 
 
 async def _fine(_: Context) -> list[Figure]:
@@ -50,7 +50,7 @@ async def test_one_benchmark_that_fails_costs_only_itself() -> None:
         )
     ]
     console = Console(file=io.StringIO())
-    bundle = await bench.run_all(benches, quick=True, device="cpu", command="c", console=console)
+    bundle = await run_all(benches, quick=True, device="cpu", command="c", console=console)
     broken, broken_below, hung, skipped, fine = bundle.results
     assert broken.failed == broken_below.failed == "ValueError: oh"
     assert hung.failed == "not done after 0.01 s"
@@ -64,14 +64,14 @@ async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     arguments = ["--quick", "--only", "deadline", "--json", str(path)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "perf.bench", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "perf.service", *arguments, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     assert process.returncode == 0
     assert "look at deadline" in output.decode()
     bundle = await asyncio.to_thread(read, path)
     assert bundle.quick
-    assert "perf.bench --quick" in bundle.command
+    assert "perf.service --quick" in bundle.command
     assert bundle.figures()["deadline.check_us"].n == 10
 
 
@@ -79,7 +79,7 @@ async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
 async def test_an_interrupted_run_leaves_no_process(tmp_path: Path, signum: int) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "perf.bench", "--only", "emitter"),
+        *("-m", "perf.service", "--only", "emitter"),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"TIDEGATE_HOME": str(tmp_path)},

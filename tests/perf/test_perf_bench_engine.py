@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf import bench_engine
-from perf.bundle import read
+from perf.engine import __main__ as bench_engine
 from perf.engine.parts import PARTS
 from perf.engine.rig import Rig
 from perf.engine.shapes import SHAPES, make_checkpoint, write_config
+from perf.report.bundle import read
 from worker.models.config import read_config
 from worker.models.model import load_model, parameter_count
 

@@ -8,15 +8,15 @@ import pytest
 from rich.console import Console
 
 from perf import gate
-from perf.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Machine, read, write
-from perf.machine import commit, describe_machine, versions
-from perf.table import show
+from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Machine, read, write
+from perf.report.machine import commit, describe_machine, versions
+from perf.report.table import show
 
 
 def bundle(*figures: Figure, **changes: object) -> Bundle:
     fields: dict[str, object] = {
         "created": "2026-01-01T00:00:00+00:00",
-        "command": "python -m perf.bench",
+        "command": "python -m perf.service",
         "commit": "0" * 40,
         "quick": True,
         "machine": Machine("a cpu", 2, 4.0, [], "Linux", 0.5),

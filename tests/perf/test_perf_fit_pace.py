@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.fit_pace import PROMPTS, ROWS, Fit, Point, fit
+from perf.engine.fit_step_time import PROMPTS, ROWS, Fit, Point, fit
 
 
 def test_a_fit_finds_the_pace_that_made_the_points() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from perf import goodput_plot, openloop
-from perf.goodput import argument_parser, choices_of
-from perf.goodput_cell import Cell, Scene, cell_of
-from perf.goodput_load import (
+from perf.goodput import plot
+from perf.goodput.__main__ import argument_parser, choices_of
+from perf.goodput.cell import Cell, Scene, cell_of
+from perf.goodput.load import (
     LOG_NORMAL,
     STORY_TOKENS,
     at_once,
@@ -21,13 +21,14 @@ from perf.goodput_load import (
     source_of,
     story_load,
 )
-from perf.goodput_policies import COMPARED, EVERY, KNOWN, OURS
-from perf.load import PATH
-from perf.metrics import Scrape, scrape
-from perf.openloop import NEVER_MS, Ask, Result
+from perf.goodput.policies import COMPARED, EVERY, KNOWN, OURS
+from perf.load import open_loop
+from perf.load.drive import PATH
+from perf.load.open_loop import NEVER_MS, Ask, Result
+from perf.load.trace import Manner
+from perf.load.workload import Speed, Workload
 from perf.sim import plot as sim_plot
-from perf.trace import Manner
-from perf.workload import Speed, Workload
+from perf.stack.scrape import Scrape, scrape
 from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
@@ -83,7 +84,7 @@ def test_dl14_met_with_deadlines_for_parts_is_every_part_by_its_own() -> None:
     ask = Ask(0.0, NEVER_MS, {}, first_token_ms=50.0, token_gap_ms=10.0)
     whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True)
     late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True)
-    late.missed = openloop.FIRST_TOKEN
+    late.missed = open_loop.FIRST_TOKEN
     cell = cell_of(SCENE, OURS, 1.0, 1.0, [(ask, whole), (ask, late)], Scrape({}))
     assert cell.ends == {"met": 1, "first_token": 1} and cell.waste == 0.5
     assert [ask.due_ms(n, 40.0) for n in (1, 2, 5)] == [50.0, 60.0, 90.0]
@@ -211,10 +212,10 @@ async def port() -> AsyncIterator[int]:
 
 async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> None:
     asks = [
-        openloop.Ask(0.01 * i, 500.0, {"max_tokens": kind})
+        open_loop.Ask(0.01 * i, 500.0, {"max_tokens": kind})
         for i, kind in enumerate((1, 2, 3, 5, 6))
     ]
-    results = await openloop.run(openloop.Plan("127.0.0.1", port, PATH, asks, True, 0.5))
+    results = await open_loop.run(open_loop.Plan("127.0.0.1", port, PATH, asks, True, 0.5))
     refused, broken, silent, *whole = results
     assert (refused.status, refused.code, refused.tokens) == (504, "deadline_infeasible", 0)
     assert (broken.status, broken.code, broken.tokens) == (200, "deadline_exceeded", 2)
@@ -235,9 +236,9 @@ async def test_pf2_clients_hang_up_at_their_own_deadlines(port: int) -> None:
         Ask(0.0, 700.0, {"max_tokens": 5}),
         Ask(0.0, NEVER_MS, body),
     ]
-    plan = openloop.Plan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
-    whole, first, met, patient = await openloop.run(plan)
-    assert (whole.code, whole.tokens, whole.complete) == (openloop.HUNG_UP, 3, False)
+    plan = open_loop.Plan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
+    whole, first, met, patient = await open_loop.run(plan)
+    assert (whole.code, whole.tokens, whole.complete) == (open_loop.HUNG_UP, 3, False)
     assert (first.code, patient.code) == ("", "")  # they waited to the end
     assert met.complete and not met.code
 
@@ -250,12 +251,12 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
         Ask(0.1, NEVER_MS, six, token_gap_ms=0.001),
         Ask(0.2, NEVER_MS, six, first_token_ms=0.001),
     ]
-    plan = openloop.Plan("127.0.0.1", port, PATH, asks, False, 0.5)
-    kept, gap, first = await openloop.run(plan)
+    plan = open_loop.Plan("127.0.0.1", port, PATH, asks, False, 0.5)
+    kept, gap, first = await open_loop.run(plan)
     assert (kept.missed, gap.missed, first.missed) == (
         "",
-        openloop.TOKEN_GAP,
-        openloop.FIRST_TOKEN,
+        open_loop.TOKEN_GAP,
+        open_loop.FIRST_TOKEN,
     )
     assert kept.complete and gap.complete and first.complete
 
@@ -297,7 +298,7 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
     cells = [
         cell(scene, p.name, p.label, load) for scene in scenes for p in EVERY for load in (1.0, 2.0)
     ]
-    png, svg = goodput_plot.draw(cells, {"conversation": 20.0, "code": 30.0}, tmp_path / "plot")
+    png, svg = plot.draw(cells, {"conversation": 20.0, "code": 30.0}, tmp_path / "plot")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
     for policy in EVERY:

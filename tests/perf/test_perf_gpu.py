@@ -1,4 +1,4 @@
-"""``perf/gpu.py`` on toy sizes without a GPU: its logic, not its figures."""
+"""``perf/engine/gpu.py`` on toy sizes without a GPU: its logic, not its figures."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf import gpu, gpu_engine, gpu_model
-from perf.gpu_rows import Report, read_rows
+from perf.engine import gpu, gpu_model, gpu_parts
+from perf.report.rows import Report, read_rows
 from tests.worker.runner.test_cuda_runner import CallAgain, RefilledReference
 from worker.attention.choice import Choice
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "perf.gpu", *arguments],
+        [sys.executable, "-m", "perf.engine.gpu", *arguments],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -95,14 +95,14 @@ def test_the_engine_section_with_recorded_decodes(
     def recorded(*args: object, **rest: object) -> object:
         return build(*args, **rest, recorder=CallAgain())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gpu_engine, "build", recorded)
+    monkeypatch.setattr(gpu_parts, "build", recorded)
     monkeypatch.setattr(
         gpu_model,
         "choose_attention",
         lambda setting, pool, heads: Choice("triton", RefilledReference(pool, heads)),
     )
     report = Report("engine", tmp_path / "rows", ends_at=1e18)
-    gpu_engine.engine(report, torch.device("cpu"), tmp_path, tiny=True)
+    gpu_parts.engine(report, torch.device("cpu"), tmp_path, tiny=True)
     rows = {row.what: row for row in read_rows(tmp_path / "rows")}
     assert not [row for row in rows.values() if row.value == "FAILED"], rows
     assert "% of the copy bandwidth" in rows["decode 4 x 40, device"].note

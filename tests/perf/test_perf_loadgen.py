@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from perf.cpu import process_cpu_s
-from perf.loadgen import LoadError, Plan, run
+from perf.load.closed_loop import LoadError, Plan, run
+from perf.load.cpu import process_cpu_s
 
 TOKENS = 40
 

@@ -12,18 +12,18 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from perf import openloop
-from perf.bundle import read, write
-from perf.context import Skip
-from perf.load import completion, overhead_events
-from perf.openloop import HUNG_UP, Ask, Plan, Result
+from perf.load import open_loop
+from perf.load.drive import completion, overhead_events
+from perf.load.open_loop import HUNG_UP, Ask, Plan, Result
 from perf.peers import __main__ as program
 from perf.peers import goodput, mock, servers, speed
 from perf.peers.goodput_cell import Cell, Turn, is_met, is_refused, show_cells
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.peers.servers import Served
 from perf.peers.stories import PATH, PATIENCE_S, at_once, stories
-from perf.table import show
+from perf.report.bundle import read, write
+from perf.report.table import show
+from perf.stack.context import Skip
 
 SILENT = Console(quiet=True)
 
@@ -74,7 +74,7 @@ def _me() -> int:
 @pytest.fixture
 async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     # In this process: the generator's own is tested with the other benchmarks.
-    monkeypatch.setattr(servers, "apply_openloop", openloop.run)
+    monkeypatch.setattr(servers, "apply_open_loop", open_loop.run)
     fake = Fake()
     app = web.Application()
     app.router.add_post(PATH, fake.chat)
@@ -105,7 +105,7 @@ async def test_clients_hang_up_at_their_own_deadline(fake: Fake) -> None:
     asks = [Ask(0.0, 150.0, {"max_tokens": kind}) for kind in kinds]
     asks[-1] = Ask(0.0, 5.0, {"max_tokens": 9})
     plan = Plan("127.0.0.1", fake.port, PATH, asks, True, 1.0, hang_up=True)
-    refused, silent, aborted, whole, hasty = await openloop.run(plan)
+    refused, silent, aborted, whole, hasty = await open_loop.run(plan)
     assert (refused.status, refused.code) == (504, "deadline_infeasible") and is_refused(refused)
     assert (silent.code, silent.complete) == (HUNG_UP, False) and not is_refused(silent)
     assert silent.first_s >= 0.02, "a chat's first event has no text"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from perf.http import HttpConnection, HttpError
-from perf.load import PATH, apply, completion, overhead_events
-from perf.loadgen import LoadError, Plan
-from perf.stack import HOST, server
+from perf.load.closed_loop import LoadError, Plan
+from perf.load.connection import HttpConnection, HttpError
+from perf.load.drive import PATH, apply, completion, overhead_events
+from perf.stack.stack import HOST, server
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("module", ["perf.baseline", "perf.emitter"])
+@pytest.mark.parametrize("module", ["perf.stack.baseline", "perf.stack.emitter"])
 async def test_both_servers_send_one_event_per_token(module: str) -> None:
     """PF-1: what is compared does the same work, event for event."""
     body = completion("demo", 64)
@@ -56,7 +56,7 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
 
 async def test_a_kept_alive_connection_answers_again_and_again() -> None:
     async with (
-        server("perf.baseline") as process,
+        server("perf.stack.baseline") as process,
         HttpConnection(HOST, process.port) as connection,
     ):
         for _ in range(3):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.stats import bootstrap, median, percentile
+from perf.report.stats import bootstrap, median, percentile
 
 VALUES = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50)
 

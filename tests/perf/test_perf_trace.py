@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.trace import CODE, Application, Manner, Row, TraceError, TraceLoad, read_trace
-from perf.workload import Speed
+from perf.load.trace import CODE, Application, Manner, Row, TraceError, TraceLoad, read_trace
+from perf.load.workload import Speed
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 SPEED = Speed(1.0, 10.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.tasks.task import Priority
-from perf.goodput_policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
+from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.campaign import PACE
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop

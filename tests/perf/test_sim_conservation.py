@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Priority
-from perf.goodput_policies import OURS, UNPREDICTED
+from perf.goodput.policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.offers import Offer
 from perf.sim.run import Fleet, Run, simulate

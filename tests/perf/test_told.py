@@ -6,13 +6,13 @@ from dataclasses import fields, replace
 
 import pytest
 
+from perf.load.trace import Row, TraceLoad
 from perf.sim.__main__ import FLEET, SPEED
 from perf.sim.counterfactual import false_refusals
 from perf.sim.offers import Scenario, trace_offers
 from perf.sim.run import simulate
 from perf.sim.table import calibration
 from perf.sim.told import FEW_LONG, LONG, Told, measure, median_factor, median_ratio, mixed
-from perf.trace import Row, TraceLoad
 
 SEED = 7
 SEEDS = (5, 6, 7)

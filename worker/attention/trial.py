@@ -1,6 +1,6 @@
 """Random batches over a pool, and what attention over them is in float64.
 
-Backends are tried on these: by the tests, when the worker loads, and by ``perf/gpu.py``.
+Backends are tried on these: by the tests, when the worker loads, and by ``perf/engine/gpu.py``.
 """
 
 import math

@@ -106,8 +106,8 @@ class StepPace:
     """What a step takes: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
 
     The form that a real engine's steps have: weights are read once whatever the batch, each row
-    adds its attention and sampling, each prompt token its arithmetic. ``perf.fit_pace`` fits the
-    three to an engine.
+    adds its attention and sampling, each prompt token its arithmetic. ``perf.engine.fit_step_time``
+    fits the three to an engine.
     """
 
     step_s: float

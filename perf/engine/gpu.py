@@ -1,0 +1,192 @@
+"""Every check and measurement of the worker that needs a GPU, in one go.
+
+    python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--tiny]
+
+Needs torch (2.11 or later), numpy, safetensors and msgspec; no Triton server, no settings, no
+network. Each section runs in a process of its own with a time limit: one that crashes the device
+or hangs costs its own rows only. Ends with a table; ``--json`` also writes a bundle (PF-6).
+
+``--device cpu --tiny`` runs the same logic on toy sizes anywhere; its figures mean nothing.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from perf.report.rows import Report, Row, line, read_rows, table
+
+SECTIONS: Final = {
+    "ceilings": 40.0,
+    "attention": 130.0,
+    "tokens": 80.0,
+    "loader": 130.0,
+    "engine": 200.0,
+}
+"""The most seconds that each may take, when all of the budget is left."""
+BUDGET_S: Final = 460.0
+_GRACE_S: Final = 5.0
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when every section ran to its end, whatever it found; 1 otherwise."""
+    options = _parser().parse_args(arguments)
+    if options.section:
+        _run_section(options)
+        return 0
+    missing = [
+        name
+        for name in ("torch", "numpy", "safetensors", "msgspec")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        print(f"missing: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
+        if "torch" in missing or "numpy" in missing:
+            return 1
+    started = time.monotonic()
+    scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-"))
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    complete = True
+    try:
+        for name in options.only or SECTIONS:
+            left_s = started + options.budget_s - time.monotonic()
+            found, whole = _section_in_child(name, options, scratch, left_s)
+            rows += found
+            complete = complete and whole
+    finally:
+        if not options.scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+    facts = _facts(options, time.monotonic() - started)
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print(table(rows))
+    if options.json:
+        bundle = facts | {"complete": complete, "rows": [asdict(row) for row in rows]}
+        Path(options.json).write_text(json.dumps(bundle, indent=1) + "\n")
+    return 0 if complete else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="perf.engine.gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the script itself")
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for all of it")
+    parser.add_argument("--json", help="write a bundle there")
+    parser.add_argument("--scratch", help="directory for checkpoints, kept; 17 GB")
+    parser.add_argument("--section", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--limit-s", type=float, help=argparse.SUPPRESS)
+    return parser
+
+
+def _section_in_child(
+    name: str, options: argparse.Namespace, scratch: Path, left_s: float
+) -> tuple[list[Row], bool]:
+    """Its rows, and whether it ran to its end."""
+    limit_s = min(SECTIONS[name], left_s - _GRACE_S)
+    if limit_s < 5:
+        row = Row(name, "section", "left out", "", "no time left")
+        print(line(row), flush=True)
+        return [row], False
+    file = scratch / f"{name}.jsonl"
+    file.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "perf.engine.gpu",
+        "--section",
+        name,
+        "--device",
+        options.device,
+    ]
+    command += ["--rows", str(file), "--scratch", str(scratch), "--limit-s", str(limit_s)]
+    command += ["--tiny"] if options.tiny else []
+    started = time.monotonic()
+    problem = ""
+    try:
+        code = subprocess.run(command, cwd=_ROOT, timeout=limit_s + _GRACE_S).returncode
+        if code:
+            problem = f"its process ended with {code}; what it said is above"
+    except subprocess.TimeoutExpired:
+        problem = f"stopped after {limit_s + _GRACE_S:.0f} s"
+    rows = read_rows(file)
+    seconds = time.monotonic() - started
+    ending = Row(name, "section", "FAILED" if problem else f"{seconds:.0f}", "s", problem)
+    print(line(ending), flush=True)
+    return [*rows, ending], not problem
+
+
+def _run_section(options: argparse.Namespace) -> None:
+    """In the child."""
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"torch {torch.__version__} sees no usable GPU; --device cpu --tiny")
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
+    scratch = Path(options.scratch)
+    # Each section imports what it needs, so that a missing package costs one of them only.
+    if options.section in ("ceilings", "attention"):
+        from perf.engine import attention
+
+        if options.section == "ceilings":
+            attention.ceilings(report, device, tiny=options.tiny)
+        else:
+            attention.attention(report, device, tiny=options.tiny)
+        return
+    from perf.engine import gpu_parts
+
+    run = {
+        "tokens": gpu_parts.tokens,
+        "loader": gpu_parts.loader,
+        "engine": gpu_parts.engine,
+    }[options.section]
+    run(report, device, scratch, tiny=options.tiny)
+
+
+def _facts(options: argparse.Namespace, seconds: float) -> dict[str, object]:
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "triton", "numpy", "safetensors", "msgspec"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    given = [f"--device {options.device}"] + (["--tiny"] if options.tiny else [])
+    given += ["--only " + " ".join(options.only)] if options.only else []
+    return {
+        "command": shlex.join(["python", "-m", "perf.engine.gpu"]) + " " + " ".join(given),
+        "commit": _output("git", "-C", str(_ROOT), "rev-parse", "HEAD") or "unknown",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "gpu": _output(
+            "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+        ),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": versions,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _output(*command: str) -> str:
+    """What the command prints; empty when it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""What a deadline is worth under overload, policy beside policy (``make bench-goodput``).
+
+- ``load``      the requests: sizes, arrivals, deadlines
+- ``policies``  what is compared: settings of one orchestrator
+- ``cell``      one policy at one load: figures and a row of the table
+- ``plot``      the picture
+"""

@@ -1,0 +1,431 @@
+"""``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
+
+    python -m perf.goodput [--quick] [--trace FILE]… [--arrivals poisson|trace]
+        [--lengths open|known] [--deadlines proportional|constant|parts …]
+        [--engine paced|demo] [--json PATH] [--plot STEM]
+
+Two real Tritons with the paced synthetic engine, whose batch behaviour is that of the demo model
+on a CPU, slowed by a factor (``perf.engine.fit_step_time``). An open-loop generator offers 0.5
+to 3 times what the two can do, as measured first, to one orchestrator per policy. Loads are run one
+after the other and policies in turns within each, so that what else the machine does falls on all
+alike.
+
+Prompts, answers and arrivals are those of a trace (``perf.load.trace``), scaled to the engine;
+without one they are log-normal and Poisson. Answers are *open*: every request states the same
+generous cap and ends by itself, where only the engine knows. Beside it, as a ceiling, stands what
+Tidegate would do if every client knew and stated its length; with ``--lengths known`` all do.
+``--engine demo`` is the real engine and its chats, which end with the model's own end tokens.
+
+A request is *met* when its whole answer is there by its own deadline, and with deadlines for parts
+every part by its own, judged by the client, whether the service was told of it or not. Goodput is
+met requests per second, attainment their share of those offered, waste the share of tokens that
+went to requests which were not met.
+
+The rivals here are what one orchestrator can be set to: earliest deadline first with expiry, and
+first come, first served with clients that hang up at their deadline, which every user of vLLM has.
+Those from papers (JITServe, QoServe, SLOs-Serve) decide step by step what an engine runs, so they
+exist in the simulator only (``perf.sim``).
+"""
+
+import argparse
+import asyncio
+import shlex
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestrator.pool.engines.triton import find_triton
+from orchestrator.pool.paths import state_dir
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from perf.goodput.cell import Cell, Scene, cell_of, show_cells
+from perf.goodput.load import (
+    Load,
+    Source,
+    at_once,
+    drawn_load,
+    log_normal,
+    source_of,
+    story_load,
+)
+from perf.goodput.plot import draw
+from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
+from perf.load.drive import apply_open_loop
+from perf.load.lane import open_lane
+from perf.load.open_loop import NEVER_MS, Ask, Plan, Result
+from perf.load.trace import Manner
+from perf.load.workload import Speed
+from perf.report.bundle import BenchResult, Bundle, write
+from perf.report.machine import commit, describe_machine, versions
+from perf.report.stats import percentile
+from perf.stack.scrape import Scrape, scrape
+from perf.stack.stack import HOST, StackSpec, orchestrating, tritons
+from worker.protocol import ModelCard
+
+SEED = 20240229
+SLOTS = 8
+INSTANCES = 2
+# engine.fit_step_time, demo model, 2 cores: 1.28 ms + 0.127 ms a row + 0.088 ms a prompt token.
+SLOWER = 5.0
+STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
+FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
+"""Of a busy engine: every slot decodes, and a third of a prompt comes beside."""
+SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
+_IDLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much to measure. Seconds."""
+
+    loads: tuple[float, ...]
+    warm_s: float
+    window_s: float
+    flood: int
+    """Requests at once that show the capacity."""
+
+    @property
+    def seconds(self) -> float:
+        return self.warm_s + self.window_s
+
+
+FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
+QUICK = Size((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
+DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What to compare on what."""
+
+    engine: str
+    sources: tuple[Source, ...]
+    manners: tuple[Manner, ...]
+    is_poisson: bool
+    knows_lengths: bool
+    policies: tuple[Policy, ...]
+    size: Size
+
+    @property
+    def is_demo(self) -> bool:
+        return self.engine == "demo"
+
+    @property
+    def what(self) -> str:
+        lengths = "known" if self.knows_lengths else "open"
+        return f"{'Poisson' if self.is_poisson else 'trace'} arrivals, lengths {lengths}"
+
+    def load(self, source: Source, manner: Manner, card: ModelCard) -> Load:
+        if self.is_demo:
+            return story_load(source, manner, card.model, is_poisson=self.is_poisson)
+        return drawn_load(
+            source, SPEED, manner, card.model, card.vocab_size, is_poisson=self.is_poisson
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything that a run found. Capacities are in requests per second, by source."""
+
+    cells: list[Cell]
+    capacities: dict[str, float]
+    card: ModelCard
+
+
+def spec_of(engine: str) -> StackSpec:
+    if engine == "demo":
+        return StackSpec("torch", max_running=SLOTS)
+    return StackSpec(
+        "synthetic-paced",
+        step_ms=STEP_MS,
+        row_ms=ROW_MS,
+        prompt_token_ms=PROMPT_TOKEN_MS,
+        lengths="prompt",
+        max_running=SLOTS,
+    )
+
+
+async def run(choices: Choices, console: Console) -> Measured:
+    """All cells: policies in turns within a load, loads within a scene."""
+    cells: list[Cell] = []
+    capacities: dict[str, float] = {}
+    async with tritons(spec_of(choices.engine), INSTANCES) as instances:
+        addresses = [instance.grpc_address for instance in instances]
+        async with open_lane(addresses[0]) as lane:
+            card = lane.card
+        for source in choices.sources:
+            for manner in choices.manners:
+                scene = Scene(source.name, manner)
+                load = choices.load(source, manner, card)
+                policies = [p for p in EVERY if p in choices.policies or p is HANG_UP]
+                # New ones for each scene: what they learnt from another would not be theirs.
+                async with _services(policies, addresses) as services:
+                    contest = _Contest(scene, load, choices, services)
+                    if source.name not in capacities:
+                        capacities[source.name] = await contest.capacity()
+                    capacity = capacities[source.name]
+                    console.print(f"{scene}: capacity {capacity:.1f} requests/s", style="dim")
+                    await contest.warm_up()
+                    for factor in choices.size.loads:
+                        async for cell in contest.cells(factor, capacity):
+                            console.print(cell.line(), style="dim")
+                            cells.append(cell)
+    return Measured(cells, capacities, card)
+
+
+@asynccontextmanager
+async def _services(
+    policies: Sequence[Policy], addresses: Sequence[str]
+) -> AsyncIterator[dict[str, OrchestratorProcess]]:
+    """One orchestrator per policy in front of the same instances, by the policy's name."""
+    async with AsyncExitStack() as stack:
+        yield {
+            policy.name: await stack.enter_async_context(
+                orchestrating(addresses, policy.env(), f"goodput-{policy.name}")
+            )
+            for policy in policies
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """Policies that take turns at the same load."""
+
+    scene: Scene
+    load: Load
+    choices: Choices
+    services: Mapping[str, OrchestratorProcess]
+
+    async def capacity(self) -> float:
+        """Requests per second with every slot full: the middle of a flood without deadlines.
+
+        It is of the same stretch of the trace as the cells, whose requests may be heavier or
+        lighter than the mean.
+        """
+        asks = at_once(self.load, self.choices.size.flood, SEED)
+        results = await self._offer(HANG_UP, asks, linger_s=90.0)
+        ends = sorted(result.end_s for result in results if result.complete)
+        if len(ends) < len(asks):
+            raise RuntimeError(f"{len(asks) - len(ends)} of {len(asks)} requests failed")
+        return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
+
+    async def warm_up(self) -> None:
+        """Everybody learns pace and lengths from some requests, as a service that has run for a
+        while would have: what a cold start does is another question."""
+        for policy in self.choices.policies:
+            asks = at_once(
+                self.load,
+                self.choices.size.flood // 5,
+                SEED + 2,
+                knows_lengths=self._knows_lengths(policy),
+            )
+            await self._offer(policy, asks, linger_s=30.0)
+
+    async def cells(self, factor: float, capacity: float) -> AsyncIterator[Cell]:
+        size = self.choices.size
+        for policy in self.choices.policies:
+            asks = self.load.asks(
+                factor * capacity, size.seconds, SEED, knows_lengths=self._knows_lengths(policy)
+            )
+            service = self.services[policy.name]
+            before = await scrape(HOST, service.port)
+            results = await self._offer(policy, asks, max(map(_patience_s, asks)) + 0.25)
+            after = await scrape(HOST, service.port)
+            measured = [
+                (ask, result)
+                for ask, result in zip(asks, results, strict=True)
+                if ask.at_s >= size.warm_s
+            ]
+            told = Scrape.between(before, after)
+            yield cell_of(self.scene, policy, factor, size.window_s, measured, told)
+
+    def _knows_lengths(self, policy: Policy) -> bool:
+        return policy.knows_lengths or self.choices.knows_lengths
+
+    async def _offer(self, policy: Policy, asks: list[Ask], linger_s: float) -> list[Result]:
+        """Run a load against a service, and wait until its workers have nothing left of it."""
+        service = self.services[policy.name]
+        results = await apply_open_loop(
+            Plan(
+                HOST,
+                service.port,
+                self.load.path,
+                asks,
+                policy.states_deadline,
+                linger_s,
+                hang_up=policy.hangs_up,
+            )
+        )
+        end = time.monotonic() + _IDLE_S
+        while not (await scrape(HOST, service.port)).is_idle:
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"{policy.label}: work was left {_IDLE_S:.0f} s after its clients"
+                )
+            await asyncio.sleep(0.1)
+        return results
+
+
+def _patience_s(ask: Ask) -> float:
+    """When nothing of an answer can be on time any more."""
+    if ask.deadline_ms < NEVER_MS:
+        return ask.deadline_ms / 1000
+    most = ask.body["max_tokens"]
+    assert isinstance(most, int)
+    return ask.due_ms(most, 0.0) / 1000
+
+
+async def _main(choices: Choices, args: argparse.Namespace) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    machine, begun = describe_machine(), time.monotonic()
+    measured = await run(choices, console)
+    seconds = round(time.monotonic() - begun, 1)
+    show_cells(measured.cells, console)
+    card = measured.card
+    bundle = Bundle(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["python", "-m", "perf.goodput", *sys.argv[1:]]),
+        commit=commit(),
+        quick=args.quick,
+        machine=machine,
+        versions=versions() | {"triton": find_triton(None, state_dir()).version},
+        engine=f"{card.engine} {card.engine_version}",
+        engine_digest=card.engine_digest,
+        model=card.model,
+        model_digest=card.model_digest,
+        results=[
+            BenchResult(
+                f"goodput-{choices.engine}",
+                f"{INSTANCES} instances of {SLOTS} slots, {choices.what}, capacity "
+                + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
+                seconds,
+                [figure for cell in measured.cells for figure in cell.figures()],
+            )
+        ],
+    )
+    if args.json:
+        write(bundle, args.json)
+    if args.plot:
+        for path in draw(measured.cells, measured.capacities, args.plot):
+            console.print(f"wrote {path}")
+    for scene in dict.fromkeys(cell.scene for cell in measured.cells):
+        _judge(scene, [cell for cell in measured.cells if cell.scene == scene], console)
+    return 0
+
+
+def _judge(scene: Scene, cells: list[Cell], console: Console) -> None:
+    """The aims of the issue, said plainly; a busy machine may miss them, so nothing fails."""
+    ours = {cell.load: cell for cell in cells if cell.policy == OURS.name}
+    if not ours:
+        return
+    said = []
+    for load, cell in ours.items():
+        beside = [c for c in cells if c.load == load and c.policy not in (OURS.name, KNOWN.name)]
+        if beside:
+            best = max(beside, key=lambda c: c.goodput)
+            said.append(f"{load:g} × {cell.goodput:.1f} (best rival {best.goodput:.1f})")
+    ceilings = {cell.load: cell.goodput for cell in cells if cell.policy == KNOWN.name}
+    if ceilings.get(2.0) and 2.0 in ours:
+        share = ours[2.0].goodput / ceilings[2.0]
+        said.append(f"{100 * share:.0f} % of known lengths at 2 × (aim: 80 %)")
+    tokens = sum(cell.tokens for cell in ours.values())
+    wasted = sum(cell.wasted for cell in ours.values()) / max(1, tokens)
+    said.append(f"waste {100 * wasted:.2f} % (aim: 3 %)")
+    sampled = sum(cell.sampled for cell in ours.values())
+    false = sum(cell.sampled_met for cell in ours.values())
+    said.append(f"false refusals {false} of {sampled} sampled (aim: 1 %)")
+    console.print(f"{scene}, Tidegate met/s: {'; '.join(said)}")
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two loads, with windows shorter than many deadlines: that it works, not how well",
+    )
+    parser.add_argument("--engine", choices=("paced", "demo"), default="paced")
+    parser.add_argument(
+        "--trace",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="with Azure's columns; may be given again; without one, log-normal requests",
+    )
+    parser.add_argument(
+        "--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one"
+    )
+    parser.add_argument("--lengths", choices=("open", "known"), default="open")
+    parser.add_argument(
+        "--deadlines",
+        nargs="+",
+        choices=[manner.value for manner in Manner],
+        metavar="MANNER",
+        help="proportional, constant or parts; proportional to the answers unless nobody knows "
+        "how long they will be (--engine demo)",
+    )
+    parser.add_argument(
+        "--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME"
+    )
+    parser.add_argument("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of each cell's window")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
+    parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
+    return parser
+
+
+def choices_of(args: argparse.Namespace) -> Choices:
+    """Raises ``ValueError`` for options that do not fit each other."""
+    is_demo = args.engine == "demo"
+    size = QUICK if args.quick else DEMO if is_demo else FULL
+    if args.loads:
+        size = replace(size, loads=tuple(args.loads))
+    if args.seconds:
+        size = replace(size, window_s=args.seconds)
+    if args.arrivals == "trace" and not args.trace:
+        raise ValueError("--arrivals trace needs a --trace")
+    if is_demo and args.lengths == "known":
+        raise ValueError("nobody knows how long the demo model's answers will be")
+    manners = args.deadlines or ["constant" if is_demo else "proportional"]
+    if is_demo and "proportional" in manners:
+        raise ValueError("--engine demo takes --deadlines constant and parts: see --help")
+    has_ceiling = not is_demo and args.lengths == "open"
+    policies = [p for p in EVERY if p.name in args.policies] if args.policies else COMPARED
+    return Choices(
+        engine=args.engine,
+        sources=tuple(source_of(file) for file in args.trace) or (log_normal(SEED),),
+        manners=tuple(map(Manner, manners)),
+        is_poisson=args.arrivals == "poisson" or not args.trace,
+        knows_lengths=args.lengths == "known",
+        policies=tuple(p for p in policies if has_ceiling or p is not KNOWN),
+        size=size,
+    )
+
+
+def main() -> int:
+    parser = argument_parser()
+    args = parser.parse_args()
+    try:
+        choices = choices_of(args)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return asyncio.run(_main(choices, args))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The requests of ``perf.goodput``: sizes, arrivals and deadlines, of a trace or drawn."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from perf.load.open_loop import NEVER_MS, Ask
+from perf.load.trace import (
+    ANSWER_SCALE,
+    CHAT,
+    CODE,
+    PROMPT_SCALE,
+    Application,
+    Manner,
+    Request,
+    Row,
+    TraceLoad,
+    read_trace,
+)
+from perf.load.workload import Sizes, Speed
+from worker.demo_model import words
+from worker.demo_model.grammar import articles
+from worker.runner.synthetic import length_ids
+
+LOG_NORMAL = "log-normal"
+"""The name of the load that comes from no trace."""
+_PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
+_ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
+_ROWS = 4000
+_FRESH = random.Random()
+
+STORY_CLIENTS = (
+    Application("hasty", 1 / 3, 1_000.0, 400.0, 30.0),
+    Application("steady", 1 / 3, 3_000.0, 1_000.0, 60.0),
+    Application("patient", 1 / 3, 8_000.0, 3_000.0, 120.0),
+)
+STORY_TOKENS = 512
+"""The ``max_tokens`` that every story states; most are told in some 170."""
+_WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where sizes and arrivals come from, in a trace's units."""
+
+    name: str
+    rows: Sequence[Row]
+    applications: tuple[Application, ...]
+
+
+def source_of(file: Path) -> Source:
+    """A trace. Its clients write code where the file's name says so, else they chat."""
+    name = "code" if "code" in file.stem else file.stem.rpartition("-")[2]
+    return Source(name, read_trace(file), CODE if name == "code" else CHAT)
+
+
+def log_normal(seed: int) -> Source:
+    """Mixed requests: most are short, some are long."""
+    rng = random.Random(seed)
+    rows = [
+        Row(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
+        for i in range(_ROWS)
+    ]
+    return Source(LOG_NORMAL, rows, CHAT)
+
+
+class Load(Protocol):
+    """Requests of one manner of deadlines, as many as are asked for."""
+
+    @property
+    def path(self) -> str: ...
+
+    def asks(
+        self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
+    ) -> list[Ask]:
+        """In order of time. A seed gives the same times, sizes and deadlines every time."""
+
+
+def at_once(load: Load, count: int, seed: int, *, knows_lengths: bool = False) -> list[Ask]:
+    """So many at the same time and without deadlines, which shows what the service can take."""
+    asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
+    return [Ask(0.0, NEVER_MS, ask.body) for ask in asks]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLoad:
+    """For synthetic engines: an answer's length is drawn, and travels in its prompt's first ids.
+
+    A request states the same generous cap as all others, or its true length, which no client knows.
+    """
+
+    trace: TraceLoad
+    model: str
+    vocab_size: int
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions"
+
+    def asks(
+        self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
+    ) -> list[Ask]:
+        return [
+            _ask(request, self._body(request, knows_lengths))
+            for request in self.trace.requests(per_s, seconds, seed)
+        ]
+
+    def _body(self, request: Request, knows_lengths: bool) -> dict[str, object]:
+        # New ids each time, whatever the seed: no policy may find in a worker's cache what was
+        # computed for the one before it.
+        own = [_FRESH.randrange(16, self.vocab_size) for _ in range(request.prompt_tokens - 2)]
+        length = request.answer_tokens
+        return {
+            "model": self.model,
+            "prompt": [*length_ids(length), *own],
+            "max_tokens": length if knows_lengths else self.trace.cap_tokens,
+            "ignore_eos": knows_lengths,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLoad:
+    """For the demo model: stories by chat, which end where the model ends them. Only arrivals and
+    deadlines come from ``trace``; nobody knows a length, so none can be stated.
+    """
+
+    trace: TraceLoad
+    model: str
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions"
+
+    def asks(
+        self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
+    ) -> list[Ask]:
+        if knows_lengths:
+            raise ValueError("nobody knows how long a story will be")
+        rng = random.Random(seed)
+        return [
+            _ask(request, self._body(rng)) for request in self.trace.requests(per_s, seconds, seed)
+        ]
+
+    def _body(self, rng: random.Random) -> dict[str, object]:
+        who, thing = rng.choice(_WHO), rng.choice(words.THINGS)
+        wish = articles(f"Tell me a story about a {who} and a {thing}.")
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": wish}],
+            "max_tokens": STORY_TOKENS,
+            "temperature": 1.0,
+            "seed": rng.randrange(2**31),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+def drawn_load(
+    source: Source, speed: Speed, manner: Manner, model: str, vocab_size: int, *, is_poisson: bool
+) -> DrawnLoad:
+    trace = TraceLoad(
+        source.rows, speed, manner, is_poisson=is_poisson, applications=source.applications
+    )
+    return DrawnLoad(trace, model, vocab_size)
+
+
+def story_load(source: Source, manner: Manner, model: str, *, is_poisson: bool) -> StoryLoad:
+    """Raises ``ValueError`` for deadlines in proportion to lengths, which nobody knows."""
+    if manner is Manner.PROPORTIONAL:
+        raise ValueError("nobody knows how long a story will be: constant deadlines, or parts")
+    trace = TraceLoad(
+        source.rows,
+        Speed(0.0, 0.0),
+        manner,
+        is_poisson=is_poisson,
+        applications=STORY_CLIENTS,
+        answer_scale=1,
+    )
+    return StoryLoad(trace, model)
+
+
+def _ask(request: Request, body: dict[str, object]) -> Ask:
+    return Ask(
+        request.at_s,
+        _ms(request.deadline_ms),
+        body,
+        _ms(request.first_token_ms),
+        _ms(request.token_gap_ms),
+    )
+
+
+def _ms(deadline_ms: float) -> float:
+    return min(round(deadline_ms, 1), NEVER_MS)

@@ -1,0 +1,11 @@
+"""What loads a service from outside, and how requests look.
+
+- ``closed_loop``  as many streams as asked for at all times, in a process of its own
+- ``open_loop``    requests that arrive when they arrive, in a process of its own
+- ``drive``        starts either and reads what it measured
+- ``connection``   one HTTP/1.1 connection for a load generator
+- ``lane``         a bare lane to a worker, without the orchestrator
+- ``workload``     random requests from one seed
+- ``trace``        requests as a real service got them
+- ``cpu``          CPU time of another process
+"""

@@ -1,0 +1,258 @@
+"""A load generator for OpenAI event streams that costs next to nothing itself.
+
+    python -m perf.load.closed_loop PLAN.json        prints a LoadResult as JSON
+
+It shares the cores with what it measures, so it parses no JSON while it runs: raw sockets in one
+epoll loop, events counted as bytes. That every token arrived is proven twice per request, by the
+number of events and by the usage that the stream itself reports.
+
+Each client keeps one connection and sends the next request when the last one has ended (closed
+loop). After a warm-up, rates, CPU time and gaps are taken over fixed windows; the requests that
+are running when the last window closes are read to their end.
+"""
+
+import re
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from perf.load.cpu import process_cpu_s
+from perf.report.stats import percentile
+
+EVENT = b"\ndata: "
+LAST_BYTES = b"\r\n0\r\n\r\n"
+"""The end of a chunked body, so the end of a response."""
+TAIL = 1024
+"""Enough to hold the usage event, ``[DONE]`` and the end of the body."""
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_DRAIN_S = 30.0
+_MOST_UNSEEN = 0.05
+"""Of a reframed stream's events."""
+
+
+class LoadError(RuntimeError):
+    """The server answered with an error, hung up, or lost a token."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to send and how to measure.
+
+    ``overhead_events`` are the events of a stream that carry no token (``[DONE]`` among them).
+    ``poll_ms`` 0 reads every byte as it comes, which gaps need; above 0 the sockets are read in
+    rounds that far apart, which throughput wants. ``watch`` are process ids whose CPU time is read.
+    ``reframed`` says that a relay may cut an event in two, where it is not seen to begin: a few
+    may then be missing from a stream, whose own report alone says that all of its tokens came.
+    """
+
+    host: str
+    port: int
+    path: str
+    body: dict[str, object]
+    clients: int
+    overhead_events: int
+    warm_s: float = 1.0
+    window_s: float = 1.0
+    windows: int = 3
+    poll_ms: float = 0.0
+    watch: dict[str, int] = {}
+    reframed: bool = False
+
+
+class Window(msgspec.Struct, frozen=True):
+    """One measured stretch of time. Gaps are between a stream's consecutive reads with events."""
+
+    seconds: float
+    tokens: int
+    cpu_s: dict[str, float]
+    gap_p50_ms: float = 0.0
+    gap_p95_ms: float = 0.0
+    gap_p99_ms: float = 0.0
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """Windows, and the books of the whole run: all of ``tokens`` were seen as events."""
+
+    windows: list[Window]
+    requests: int
+    tokens: int
+    own_cpu_s: float
+
+
+class SseClient:
+    """One connection: sends the request, counts events, knows when the response is whole."""
+
+    def __init__(self, plan: Plan, request: bytes, max_tokens: int) -> None:
+        self._plan = plan
+        self._request = request
+        self._max_tokens = max_tokens
+        self.socket = socket.create_connection((plan.host, plan.port), timeout=10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self._tail = b""
+        self._events = 0
+        self._last_at = 0.0
+        self.busy = False
+
+    def send(self) -> None:
+        """Start the next request."""
+        self._tail, self._events, self._last_at = b"", 0, 0.0
+        self.busy = True
+        self.socket.sendall(self._request)
+
+    def receive(self, now: float, gaps: list[float] | None) -> int:
+        """Read what is there; how many events it held. Raises ``LoadError``."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return 0
+        if not data:
+            raise LoadError(f"the server hung up after {self._events} events")
+        if not self._events:
+            self._check_status(data)
+        joined = self._tail + data if len(data) < TAIL else data
+        count = data.count(EVENT) + (self._tail[-6:] + data[:6]).count(EVENT)
+        self._tail = joined[-TAIL:]
+        if count:
+            self._events += count
+            if gaps is not None and self._last_at:
+                gaps.append(now - self._last_at)
+                gaps.extend([0.0] * (count - 1))
+            self._last_at = now
+        if self._tail.endswith(LAST_BYTES):
+            count += self._finish()
+        return count
+
+    def _check_status(self, data: bytes) -> None:
+        head = self._tail + data
+        if len(head) >= 12 and head[9:12] != b"200":
+            raise LoadError(f"the server answered {head[:600].decode(errors='replace')!r}")
+
+    def _finish(self) -> int:
+        """Account for every token of the response that just ended; how many were not seen."""
+        usage = _USAGE.findall(self._tail)
+        generated = int(usage[-1]) if usage else None
+        expected = self._max_tokens + self._plan.overhead_events
+        unseen = expected - self._events
+        most = int(_MOST_UNSEEN * expected) if self._plan.reframed else 0
+        if generated != self._max_tokens or not 0 <= unseen <= most:
+            raise LoadError(
+                f"a stream of {self._max_tokens} tokens reported {generated} and had "
+                f"{self._events} events instead of {expected}: {self._tail[-300:]!r}"
+            )
+        self.busy = False
+        return unseen
+
+
+def run(plan: Plan) -> LoadResult:
+    """The whole load, in this thread. Raises ``LoadError`` when anything at all is missing."""
+    body = msgspec.json.encode(plan.body)
+    max_tokens = plan.body["max_tokens"]
+    if not isinstance(max_tokens, int):
+        raise ValueError("body.max_tokens must be a number")
+    request = (
+        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+    clients = [SseClient(plan, request, max_tokens) for _ in range(plan.clients)]
+    try:
+        return _measure(plan, clients, max_tokens)
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+def _measure(plan: Plan, clients: list[SseClient], max_tokens: int) -> LoadResult:
+    reader = _Reader(plan, clients)
+    for client in clients:
+        client.send()
+    reader.until(time.perf_counter() + plan.warm_s)
+    windows = []
+    for _ in range(plan.windows):
+        gaps: list[float] = []
+        begun, tokens = time.perf_counter(), reader.tokens
+        cpu = {name: process_cpu_s(pid) for name, pid in plan.watch.items()}
+        reader.until(begun + plan.window_s, gaps if plan.poll_ms == 0 else None)
+        windows.append(
+            Window(
+                seconds=time.perf_counter() - begun,
+                tokens=reader.tokens - tokens,
+                cpu_s={name: process_cpu_s(pid) - cpu[name] for name, pid in plan.watch.items()},
+                gap_p50_ms=percentile(gaps, 50) * 1000 if gaps else 0.0,
+                gap_p95_ms=percentile(gaps, 95) * 1000 if gaps else 0.0,
+                gap_p99_ms=percentile(gaps, 99) * 1000 if gaps else 0.0,
+            )
+        )
+    reader.drain(time.perf_counter() + _DRAIN_S)
+    return LoadResult(
+        windows=windows,
+        requests=reader.finished,
+        tokens=reader.finished * max_tokens,
+        own_cpu_s=time.process_time(),
+    )
+
+
+class _Reader:
+    """Reads all clients, in rounds or as data comes, and keeps them busy."""
+
+    def __init__(self, plan: Plan, clients: list[SseClient]) -> None:
+        self._clients = clients
+        self._poll_s = plan.poll_ms / 1000
+        self._overhead_events = plan.overhead_events
+        self._selector = selectors.EpollSelector()
+        for client in clients:
+            self._selector.register(client.socket, selectors.EVENT_READ, client)
+        self._events = 0
+        self.finished = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens seen so far; what a stream sends beside them is taken off when it ends."""
+        return self._events - self.finished * self._overhead_events
+
+    def until(self, end: float, gaps: list[float] | None = None) -> None:
+        """Read until ``end`` (``perf_counter`` seconds)."""
+        while (now := time.perf_counter()) < end:
+            self._round(end - now, gaps, again=True)
+
+    def drain(self, end: float) -> None:
+        """Read what runs to its end. Raises ``LoadError`` when it does not come in time."""
+        while any(client.busy for client in self._clients):
+            now = time.perf_counter()
+            if now > end:
+                raise LoadError("streams did not end after the last window")
+            self._round(end - now, None, again=False)
+
+    def _round(self, left_s: float, gaps: list[float] | None, *, again: bool) -> None:
+        if self._poll_s:
+            time.sleep(min(self._poll_s, left_s))
+            ready = self._clients
+        else:
+            ready = [key.data for key, _ in self._selector.select(left_s)]
+        now = time.perf_counter()
+        for client in ready:
+            if not client.busy:
+                continue
+            self._events += client.receive(now, gaps)
+            if not client.busy:
+                self.finished += 1
+                if again:
+                    client.send()
+
+
+def main() -> int:
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    try:
+        result = run(plan)
+    except (LoadError, OSError) as error:
+        print(f"load generator: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""One kept-alive HTTP connection, as bare as a client can be: its own cost must not be measured."""
+
+import asyncio
+import re
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from perf.load.closed_loop import LAST_BYTES
+
+FIRST_TEXT = re.compile(rb'"text": ?"[^"]')
+"""The first event of a completion that carries text."""
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+"""In an answer's head."""
+
+
+class HttpError(RuntimeError):
+    """The server answered with an error or hung up."""
+
+
+class HttpConnection:
+    """Requests one after another; times out only as its caller does."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._received = b""
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.drop()
+
+    def send(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
+        """Start a request; what was left of the last response is forgotten."""
+        self._received = b""
+        data = b"" if body is None else msgspec.json.encode(body)
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + data)
+
+    async def until(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
+        """Read a streamed response until it matches. Raises ``HttpError``."""
+        while (found := pattern.search(self._received)) is None:
+            await self._more()
+        return found
+
+    async def finish(self) -> bytes:
+        """Read a streamed response to its end, and return all of it."""
+        while not self._received.endswith(LAST_BYTES):
+            await self._more()
+        return self._received
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of a response that states its length."""
+        while b"\r\n\r\n" not in self._received:
+            await self._more()
+        head, _, body = self._received.partition(b"\r\n\r\n")
+        length = CONTENT_LENGTH.search(head)
+        if length is None:
+            raise HttpError(f"a response without Content-Length: {head[:300]!r}")
+        while len(body) < int(length[1]):
+            await self._more()
+            body = self._received.partition(b"\r\n\r\n")[2]
+        return int(head[9:12]), body
+
+    def drop(self) -> None:
+        """Close the socket at once, whatever is still to come on it."""
+        self._writer.transport.abort()
+
+    async def _more(self) -> None:
+        data = await self._reader.read(1 << 16)
+        if not data:
+            raise HttpError(f"the server hung up after {self._received[-300:]!r}")
+        self._received += data
+        if len(self._received) >= 12 and self._received[9:10] not in b"2":
+            raise HttpError(f"the server answered {self._received[:600]!r}")

@@ -1,0 +1,171 @@
+"""Runs the load generator as a process of its own and returns what it found."""
+
+import asyncio
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from perf.load import open_loop
+from perf.load.closed_loop import EVENT, LoadError, LoadResult, Plan
+from perf.load.connection import FIRST_TEXT, HttpConnection
+from perf.load.workload import Arrival
+from perf.stack.stack import HOST
+
+_MARGIN_S = 45.0
+"""For the generator's start and for the streams that still run at the end."""
+
+
+PATH = "/v1/completions"
+CLIENTS = 32
+MAX_TOKENS = 1024
+POLL_MS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to flood, and the processes behind it whose CPU time is read."""
+
+    port: int
+    watch: dict[str, int]
+    model: str = "demo"
+
+
+def completion(model: str, max_tokens: int) -> dict[str, object]:
+    """A streamed completion that takes all of ``max_tokens`` and reports its usage."""
+    return {
+        "model": model,
+        "prompt": "Time and tide",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def ask_of(model: str, arrival: Arrival) -> open_loop.Ask:
+    """A streamed completion of random ids, as long as it says."""
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": arrival.prompt,
+        "max_tokens": arrival.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return open_loop.Ask(arrival.at_s, arrival.deadline_ms, body)
+
+
+def rates(result: LoadResult) -> list[float]:
+    """Tokens per second, window by window."""
+    return [window.tokens / window.seconds for window in result.windows]
+
+
+def us_per_token(result: LoadResult, process: str) -> list[float]:
+    """CPU of a watched process in µs per token, window by window."""
+    return [window.cpu_s[process] * 1e6 / window.tokens for window in result.windows]
+
+
+def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
+    """Window by window, as ``in_turns`` pairs them."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+async def apply(plan: Plan) -> LoadResult:
+    """Generate the load. Raises ``LoadError`` when a token was lost or the time is up."""
+    budget_s = plan.warm_s + plan.windows * plan.window_s + _MARGIN_S
+    return msgspec.json.decode(
+        await _generate("perf.load.closed_loop", plan, budget_s), type=LoadResult
+    )
+
+
+async def apply_open_loop(plan: open_loop.Plan) -> list[open_loop.Result]:
+    """Offer the requests of an open loop. Raises ``LoadError`` when the time is up."""
+    last_s = plan.asks[-1].at_s if plan.asks else 0.0
+    budget_s = last_s + plan.linger_s + _MARGIN_S
+    return msgspec.json.decode(
+        await _generate("perf.load.open_loop", plan, budget_s), type=list[open_loop.Result]
+    )
+
+
+async def _generate(module: str, plan: Plan | open_loop.Plan, budget_s: float) -> bytes:
+    """What a generator prints that is given ``plan`` as a file."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        await asyncio.to_thread(Path(file.name).write_bytes, msgspec.json.encode(plan))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            file.name,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(budget_s):
+                output, errors = await process.communicate()
+        except TimeoutError as error:
+            raise LoadError(f"the load generator did not end within {budget_s:.0f} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+    if process.returncode != 0:
+        raise LoadError(errors.decode(errors="replace").strip())
+    return output
+
+
+async def flood(target: Target, *, warm_s: float, window_s: float, windows: int) -> LoadResult:
+    """32 streaming clients, each taking tokens as fast as they come."""
+    body = completion(target.model, MAX_TOKENS)
+    return await apply(
+        Plan(
+            host=HOST,
+            port=target.port,
+            path=PATH,
+            body=body,
+            clients=CLIENTS,
+            overhead_events=await overhead_events(target.port, body),
+            warm_s=warm_s,
+            window_s=window_s,
+            windows=windows,
+            poll_ms=POLL_MS,
+            watch=target.watch,
+        )
+    )
+
+
+async def in_turns(first: Target, second: Target, *, quick: bool) -> tuple[LoadResult, LoadResult]:
+    """Flood both in short turns, so that what else the machine does falls on both alike."""
+    rounds, window_s = (3, 0.4) if quick else (5, 1.5)
+    results: tuple[list[LoadResult], list[LoadResult]] = ([], [])
+    for _ in range(rounds):
+        for target, into in zip((first, second), results, strict=True):
+            into.append(await flood(target, warm_s=0.3, window_s=window_s, windows=2))
+    return _joined(results[0]), _joined(results[1])
+
+
+def _joined(results: list[LoadResult]) -> LoadResult:
+    return LoadResult(
+        windows=[window for result in results for window in result.windows],
+        requests=sum(result.requests for result in results),
+        tokens=sum(result.tokens for result in results),
+        own_cpu_s=sum(result.own_cpu_s for result in results),
+    )
+
+
+async def overhead_events(port: int, body: dict[str, object]) -> int:
+    """Events of such a stream that carry no token, counted on one stream by its JSON.
+
+    Raises ``LoadError`` when there is not exactly one event per token.
+    """
+    async with HttpConnection(HOST, port) as connection:
+        connection.send("POST", PATH, body)
+        response = await connection.finish()
+    with_text = len(FIRST_TEXT.findall(response))
+    if with_text != body["max_tokens"]:
+        raise LoadError(f"{body['max_tokens']} tokens came as {with_text} events with text")
+    return response.count(EVENT) - with_text

@@ -1,0 +1,8 @@
+"""What a run leaves behind.
+
+- ``bundle``   figures with machine, command, commit and digests, as JSON
+- ``stats``    medians, percentiles, spread
+- ``table``    a bundle for people
+- ``rows``     lines of the GPU checks
+- ``machine``  what a run ran on
+"""

@@ -1,0 +1,75 @@
+"""What this run ran on: machine, commit, versions."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from perf.report.bundle import Machine
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (
+    "tidegate",
+    "aiohttp",
+    "grpcio",
+    "msgspec",
+    "numpy",
+    "tokenizers",
+    "torch",
+    "tritonclient",
+    "uvloop",
+)
+
+
+def describe_machine() -> Machine:
+    """The machine as it is now."""
+    return Machine(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        gpus=_gpus(),
+        kernel=f"{platform.system()} {platform.release()}",
+        load_before=round(os.getloadavg()[0], 2),
+    )
+
+
+def commit() -> str:
+    """The commit's hash, with ``+`` when the working tree has changes; "unknown" without git."""
+    revision = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
+    if not revision:
+        return "unknown"
+    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
+    return revision + ("+" if changed else "")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package that can move a figure."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpus() -> list[str]:
+    listed = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return listed.splitlines()
+
+
+def _output(*command: str) -> str:
+    """What the command prints; empty when it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,54 @@
+"""A bundle as a table for people."""
+
+from rich.console import Console
+from rich.table import Table
+
+from perf.report.bundle import Bundle, Figure
+
+
+def show(bundle: Bundle, console: Console) -> None:
+    """Print where, what and every figure with its spread."""
+    machine = bundle.machine
+    gpus = ", ".join(machine.gpus) or "no GPU"
+    versions = ", ".join(f"{name} {version}" for name, version in bundle.versions.items())
+    console.print(
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {gpus}, "
+        f"{machine.kernel}; load average {machine.load_before} before\n"
+        f"{bundle.command}\ncommit {bundle.commit}, {bundle.created}\n{versions}\n"
+        f"engine {bundle.engine} {bundle.engine_digest[:16]}, "
+        f"model {bundle.model} {bundle.model_digest[:16]}",
+        style="dim",
+    )
+    table = Table("", "median", "spread", "n", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in bundle.results:
+        table.add_section()
+        table.add_row(f"[bold]{result.name}[/bold] {result.what}", "", "", "")
+        for reason, colour in ((result.skipped, "yellow"), (result.failed, "red")):
+            if reason:
+                word = "skipped" if reason is result.skipped else "failed"
+                table.add_row(f"  [{colour}]{word}: {_escape(reason)}[/{colour}]", "", "", "")
+        for figure in result.figures:
+            value = f"{_number(figure.median)} {figure.unit}".strip()
+            table.add_row(f"  {figure.label}", value, _spread(figure), str(figure.n))
+    console.print(table)
+
+
+def _spread(figure: Figure) -> str:
+    if figure.n == 1:
+        return "-"
+    return f"{_number(figure.low)} … {_number(figure.high)} ({figure.spread})"
+
+
+def _number(value: float) -> str:
+    """Three significant digits, thousands apart."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,35 @@
+"""The benchmarks, in the order in which they run: those that share a stack stand together."""
+
+from perf.service import (
+    admission,
+    analyzer,
+    cancel,
+    deadline,
+    emitter,
+    health,
+    paced,
+    placement,
+    queued,
+    relay,
+    schedule,
+    streams,
+    ttft,
+)
+from perf.stack.context import Bench
+
+BENCHES: tuple[Bench, ...] = (
+    deadline.BENCH,
+    placement.BENCH,
+    schedule.BENCH,
+    emitter.BENCH,
+    ttft.BENCH,
+    analyzer.BENCH,
+    relay.BENCH,
+    health.BENCH,
+    relay.SINGLE,
+    paced.BENCH,
+    cancel.BENCH,
+    streams.BENCH,
+    queued.BENCH,
+    admission.BENCH,
+)

@@ -1,0 +1,60 @@
+"""200 requests a second, each a few tokens: what it takes to admit and dispatch one (LB-1).
+
+The engine is fast enough that none waits for it, so that what is measured is the orchestrator's
+own share, by its own histograms (so percentiles are interpolated within a bucket).
+"""
+
+import asyncio
+
+from perf.load.drive import PATH, apply_open_loop, ask_of
+from perf.load.open_loop import Plan
+from perf.load.workload import Sizes, Speed, Workload
+from perf.report.bundle import Figure
+from perf.report.stats import percentile
+from perf.stack.context import SEED, Bench, Context
+from perf.stack.scrape import Scrape, scrape
+from perf.stack.stack import HOST, StackSpec
+
+PER_S = 200.0
+_LINGER_S = 5.0
+
+
+async def run(context: Context) -> list[Figure]:
+    stack = await context.stack(StackSpec("synthetic-paced", device=context.device, step_ms=5.0))
+    assert context.card is not None
+    rounds, seconds = (3, 1.5) if context.quick else (5, 6.0)
+    workload = Workload(
+        Speed(prompt_token_ms=0.0, token_ms=5.0),
+        context.card.vocab_size,
+        answers=Sizes(median=6, sigma=0.4, least=2, most=16),
+        patience=(20.0,),
+        margin_ms=5000.0,
+    )
+    admission, queueing, first, together = [], [], [], []
+    for turn in range(rounds + 1):
+        arrivals = workload.arrivals(PER_S, seconds, SEED + turn)
+        before = await scrape(HOST, stack.port)
+        asks = [ask_of(context.card.model, arrival) for arrival in arrivals]
+        results = await apply_open_loop(Plan(HOST, stack.port, PATH, asks, True, _LINGER_S))
+        if not all(result.complete for result in results):
+            raise RuntimeError(f"{sum(not r.complete for r in results)} requests failed")
+        await asyncio.sleep(0.1)
+        if not turn:  # warm-up
+            continue
+        told = Scrape.between(before, await scrape(HOST, stack.port))
+        admission.append(told.quantile("tidegate_admission_ms", 0.99))
+        queueing.append(told.quantile("tidegate_queue_ms", 0.99))
+        together.append(admission[-1] + queueing[-1])
+        first.append(1000 * percentile([result.first_s for result in results], 50))
+    of = Figure.of
+    return [
+        of("admission.p99_ms", "arrival to queue, p99", "ms", admission),
+        of("admission.queue_p99_ms", "queue to lane, p99", "ms", queueing),
+        of("admission.together_p99_ms", "admission + scheduling, sum of p99s", "ms", together),
+        of("admission.ttft_p50_ms", "first token at the client, p50", "ms", first),
+    ]
+
+
+BENCH = Bench(
+    "admission", f"{PER_S:.0f} requests/s of a few tokens", run, limit_s=90, in_quick=False
+)

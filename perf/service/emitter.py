@@ -1,0 +1,32 @@
+"""CPU of one event from token to socket: the orchestrator's emitter beside the plain way (PF-1).
+
+Both are aiohttp servers whose tokens cost nothing, 32 clients each, one token per write:
+``stack.emitter`` uses the orchestrator's own classes, ``stack.baseline`` one ``json.dumps`` and one
+``await response.write`` per token. The promise is 15 to 30 % less, so a ratio below 0.85.
+"""
+
+from perf.load.drive import CLIENTS, Target, in_turns, ratios, us_per_token
+from perf.report.bundle import Figure
+from perf.stack.context import Bench, Context
+from perf.stack.stack import server
+
+
+async def run(context: Context) -> list[Figure]:
+    async with server("perf.stack.emitter") as emitter, server("perf.stack.baseline") as baseline:
+        assert emitter.pid is not None
+        assert baseline.pid is not None
+        results = await in_turns(
+            Target(emitter.port, {"server": emitter.pid}),
+            Target(baseline.port, {"server": baseline.pid}),
+            quick=context.quick,
+        )
+    ours, plain = (us_per_token(result, "server") for result in results)
+    of = Figure.of
+    return [
+        of("emitter.cpu_us_per_token", "orchestrator's emitter, CPU", "µs/token", ours),
+        of("emitter.baseline_cpu_us_per_token", "baseline, CPU", "µs/token", plain),
+        of("emitter.ratio", "emitter ÷ baseline", "", ratios(ours, plain), tolerance=1.5),
+    ]
+
+
+BENCH = Bench("emitter", f"one event per write to {CLIENTS} clients, no Triton", run, limit_s=90)

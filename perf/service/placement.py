@@ -1,0 +1,112 @@
+"""What placing one task costs at 100 instances (OR-7): the pure function, and all around it.
+
+In this process, without sockets: candidates as the registry makes them, half of them busy, a
+prompt of 64 blocks of which every tenth instance holds some.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.clock import Timer
+from orchestrator.placement import Candidate, Need, Placer, PrefixIndex, Spec, place
+from orchestrator.prediction import Load, StepModel
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Api, Job, Task
+from perf.report.bundle import Figure
+from perf.stack.context import SEED, Bench, Context
+from worker.protocol import CacheReport, Sampling
+
+INSTANCES = 100
+_BLOCKS = 64
+_CALLS = 200
+
+
+class _Clock:
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def unix(self) -> float:
+        return time.time()
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        raise NotImplementedError("placement sets no timers")
+
+
+class _Site:
+    """A registry that does not change."""
+
+    def __init__(self, candidates: Sequence[Candidate], prefixes: PrefixIndex) -> None:
+        self.snapshot_version = 1
+        self.prefixes = prefixes
+        self._candidates = {candidate.name: candidate for candidate in candidates}
+
+    def candidates(self) -> Sequence[Candidate]:
+        return list(self._candidates.values())
+
+    def candidate(self, name: str) -> Candidate:
+        return self._candidates[name]
+
+
+async def run(context: Context) -> list[Figure]:
+    return await asyncio.to_thread(_measure, 10 if context.quick else 60)
+
+
+def _measure(samples: int) -> list[Figure]:
+    rng = random.Random(SEED)
+    candidates = []
+    for i in range(INSTANCES):
+        model = StepModel(16, 512, rng.uniform(8, 12), 0.3, 0.1)
+        jobs = rng.randrange(12)
+        pace = model.under(Load(jobs, 0, 100, 50 * jobs))
+        candidates.append(Candidate(f"10.0.0.{i}:8001", "m", b"v", True, 17, jobs, 4096, 900, pace))
+    names = [i.to_bytes(32, "big") for i in range(_BLOCKS)]
+    prefixes = PrefixIndex()
+    for i in range(0, INSTANCES, 10):
+        prefixes.apply(candidates[i].name, CacheReport(names[: 6 * i // 10], [], full=True))
+    placer = Placer(_Site(candidates, prefixes), _Clock(), lambda task: 64)
+    placer.refresh()
+    job = Job(
+        api=Api.NATIVE,
+        model="m",
+        sampling=Sampling(max_tokens=128),
+        max_tokens=128,
+        deadline=Deadline(time.perf_counter() + 60, 0),
+        correlation_id="",
+        arrived=0.0,
+    )
+    task = Task("t", job)
+    task.model, task.vocabulary = "m", b"v"
+    task.prompt_tokens, task.block_tokens, task.prefix_names = 1030, 16, names
+    need = Need(Spec("m", b"v"), 1030, 64)
+    cached = {candidates[90].name: 864}
+    of = Figure.of
+    return [
+        of(
+            "placement.pure_us",
+            f"pure placement, {INSTANCES} instances",
+            "µs",
+            _times(lambda: place(need, candidates, cached), samples),
+        ),
+        of(
+            "placement.choose_us",
+            "with feasible set, prefix look-up, affinity",
+            "µs",
+            _times(lambda: placer.choose(task), samples),
+        ),
+    ]
+
+
+def _times(call: Callable[[], object], samples: int) -> list[float]:
+    taken = []
+    for turn in range(samples + 1):
+        begun = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        if turn:  # warm-up
+            taken.append((time.perf_counter() - begun) * 1e6 / _CALLS)
+    return taken
+
+
+BENCH = Bench("placement", f"placing one task on one of {INSTANCES} instances", run, limit_s=30)

@@ -1,0 +1,112 @@
+"""Tokens relayed to 32 event-stream clients as fast as they go, beside the plain way of doing it.
+
+The engine is ``synthetic-free``, so that the path is what is measured: worker process → Triton →
+lane → orchestrator → 32 sockets, on cores that the load generator shares. One event per token, as
+OpenAI chunks; every token is accounted for. ``synthetic-free`` makes several tokens per step, and
+what piles up while a frame is on its way travels in the next one, so a write carries several
+events: how many is a figure of its own. ``relay-single`` is the same with an engine that makes one
+token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
+
+The baseline (``stack.baseline``) serves the same stream in the same run with one ``json.dumps`` and
+one write per token, from tokens that cost nothing.
+"""
+
+import re
+
+from perf.load.closed_loop import LoadResult
+from perf.load.connection import HttpConnection
+from perf.load.drive import CLIENTS, Target, flood, in_turns, rates, ratios, us_per_token
+from perf.report.bundle import Figure
+from perf.stack.context import Bench, Context
+from perf.stack.stack import HOST, StackSpec, server
+
+_SINGLE_STEP_MS = 0.1
+_FRAMES = re.compile(rb"^tidegate_lane_frames_total ([\d.e+]+)", re.MULTILINE)
+
+
+async def run(context: Context) -> list[Figure]:
+    stack = await context.stack(StackSpec("synthetic-free", device=context.device))
+    frames = await _frames(stack.port)
+    async with server("perf.stack.baseline") as plain_server:
+        assert plain_server.pid is not None
+        ours, plain = await in_turns(
+            Target(stack.port, stack.pids()),
+            Target(plain_server.port, {"baseline": plain_server.pid}),
+            quick=context.quick,
+        )
+    frames = await _frames(stack.port) - frames
+    cpu, plain_cpu = us_per_token(ours, "orchestrator"), us_per_token(plain, "baseline")
+    rate, plain_rate = rates(ours), rates(plain)
+    of = Figure.of
+    return [
+        *_figures("relay", ours, frames),
+        of("relay.baseline_tokens_per_s", "baseline", "tokens/s", plain_rate, better="higher"),
+        of("relay.baseline_cpu_us_per_token", "baseline CPU", "µs/token", plain_cpu),
+        of(
+            "relay.cpu_ratio",
+            "orchestrator CPU ÷ baseline CPU",
+            "",
+            ratios(cpu, plain_cpu),
+            tolerance=2.5,
+        ),
+        of(
+            "relay.rate_ratio",
+            "relayed ÷ baseline rate",
+            "",
+            ratios(rate, plain_rate),
+            better="higher",
+            tolerance=2.5,
+        ),
+    ]
+
+
+async def run_single(context: Context) -> list[Figure]:
+    spec = StackSpec("synthetic-paced", device=context.device, step_ms=_SINGLE_STEP_MS)
+    stack = await context.stack(spec)
+    frames = await _frames(stack.port)
+    result = await flood(Target(stack.port, stack.pids()), warm_s=1.0, window_s=1.5, windows=7)
+    return _figures("relay_single", result, await _frames(stack.port) - frames)
+
+
+def _figures(prefix: str, result: LoadResult, frames: float) -> list[Figure]:
+    of = Figure.of
+    return [
+        of(f"{prefix}.tokens_per_s", "relayed", "tokens/s", rates(result), better="higher"),
+        *(
+            of(
+                f"{prefix}.{process}_cpu_us_per_token",
+                f"{process} CPU",
+                "µs/token",
+                us_per_token(result, process),
+            )
+            for process in ("orchestrator", "triton", "worker")
+        ),
+        of(
+            f"{prefix}.events_per_write",
+            "events per frame and stream",
+            "",
+            [result.tokens / frames / CLIENTS],
+            better="neither",
+        ),
+    ]
+
+
+async def _frames(port: int) -> float:
+    """Frames that the orchestrator has received."""
+    async with HttpConnection(HOST, port) as connection:
+        connection.send("GET", "/metrics")
+        _, metrics = await connection.answer()
+    found = _FRAMES.search(metrics)
+    if found is None:
+        raise RuntimeError("/metrics does not count lane frames")
+    return float(found[1])
+
+
+BENCH = Bench("relay", f"{CLIENTS} streaming clients, engine as fast as it goes", run, limit_s=120)
+SINGLE = Bench(
+    "relay-single",
+    f"{CLIENTS} streaming clients, one token per step of {_SINGLE_STEP_MS} ms",
+    run_single,
+    limit_s=90,
+    in_quick=False,
+)

@@ -1,0 +1,9 @@
+"""What is measured, and what it is compared with, each in processes of its own.
+
+- ``stack``          Tritons and an orchestrator on free loopback ports
+- ``context``        the stack that a benchmark asks for
+- ``scrape``         counters of ``/metrics`` before and after
+- ``baseline``       a plain relay without lanes
+- ``emitter``        the orchestrator's own event streams without Triton
+- ``perf_analyzer``  NVIDIA's load generator
+"""

@@ -1,0 +1,69 @@
+"""What every benchmark gets: the stack it asks for, and how long it may take."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from perf.load.lane import open_lane
+from perf.report.bundle import Figure
+from perf.stack.stack import Stack, StackSpec, running
+from worker.protocol import ModelCard
+
+SEED = 20240229
+"""Of everything that a benchmark draws."""
+
+
+class Skip(Exception):
+    """A benchmark cannot run here; the message says why, for people."""
+
+
+class Context:
+    """Starts a stack when a benchmark asks for one, and keeps it while the next wants the same."""
+
+    def __init__(self, *, quick: bool, device: str) -> None:
+        self.quick = quick
+        self.device = device
+        self.card: ModelCard | None = None
+        """Of the first real model that was served."""
+        self.triton_version = ""
+        self._spec: StackSpec | None = None
+        self._stack: Stack | None = None
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._exit.aclose()
+
+    async def stack(self, spec: StackSpec) -> Stack:
+        """A stack of that kind; the one that ran before is ended if it is another kind."""
+        if self._stack is not None and spec == self._spec:
+            return self._stack
+        self._stack = None
+        await self._exit.aclose()
+        self._spec = spec
+        self._stack = await self._exit.enter_async_context(running(spec))
+        self.triton_version = self._stack.triton_version
+        if self.card is None or spec.engine == "torch":
+            async with open_lane(self._stack.grpc_address) as lane:
+                self.card = lane.card
+        return self._stack
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One benchmark. ``limit_s`` bounds it, the start of its stack included."""
+
+    name: str
+    what: str
+    run: Callable[[Context], Awaitable[list[Figure]]]
+    limit_s: float
+    in_quick: bool = field(default=True)

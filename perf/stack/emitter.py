@@ -1,0 +1,115 @@
+"""The orchestrator's way from a token to a socket, without Triton, lane or scheduling.
+
+    python -m perf.stack.emitter PORT
+
+Serves ``POST /v1/completions`` through the very ``ChunkStream`` and ``EventStream`` of the
+orchestrator. Tokens cost nothing and come one at a time, so that every event is a write of its own:
+the opposite of what a busy lane does, and what ``stack.baseline`` does too. One loop deals a token
+to every stream in turn, as a lane's reader would.
+"""
+
+import asyncio
+import math
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from aiohttp import web
+
+from orchestrator.api.http.event_stream import EventStream, StreamLimits
+from orchestrator.api.openai.chunks import ChunkStream
+from orchestrator.api.openai.shapes import COMPLETION
+from orchestrator.prompts.encoder import Token
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Api, Ending, Job, Task
+from worker.protocol import Delta, FinishReason, Outcome, Sampling
+
+_TOKEN_ID, _TOKEN_TEXT = 5, " tide"
+_LIMITS = StreamLimits(backlog_bytes=64 * 2**20, timeout_s=30.0)
+
+
+class Dealer:
+    """Gives every running task a token in turn, until it has all that it asked for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[Task] = set()
+        self._filled = asyncio.Event()
+
+    def add(self, task: Task) -> None:
+        self._tasks.add(task)
+        self._filled.set()
+
+    def remove(self, task: Task) -> None:
+        self._tasks.discard(task)
+
+    async def deal(self) -> None:
+        while True:
+            if not self._tasks:
+                self._filled.clear()
+                await self._filled.wait()
+            now = time.monotonic()
+            for task in list(self._tasks):
+                task.deliver(Delta(0, [_TOKEN_ID], [_TOKEN_TEXT]), now)
+                if task.completion_tokens == task.sampling.max_tokens:
+                    self._tasks.discard(task)
+                    task.end(Ending(Outcome.MET, FinishReason.LENGTH), now)
+            await asyncio.sleep(0)
+
+
+_DEALER: web.AppKey[Dealer] = web.AppKey("dealer", Dealer)
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    job = Job(
+        api=Api.COMPLETIONS,
+        model=str(body["model"]),
+        sampling=Sampling(max_tokens=int(body["max_tokens"])),
+        max_tokens=None,
+        deadline=Deadline(at=math.inf, unix_ms=0),
+        correlation_id="",
+        arrived=time.monotonic(),
+    )
+    task = Task(uuid.uuid4().hex, job)
+    stream = EventStream(request, {}, _LIMITS)
+    chunks = ChunkStream(
+        stream,
+        COMPLETION,
+        created=int(time.time()),
+        token_of=lambda _: Token(_TOKEN_TEXT, _TOKEN_TEXT.encode()),
+        with_usage=True,
+    )
+    task.listen(chunks)
+    dealer = request.app[_DEALER]
+    dealer.add(task)
+    try:
+        return await stream.run()
+    finally:
+        dealer.remove(task)
+
+
+async def _live(_: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+async def _dealing(app: web.Application) -> AsyncIterator[None]:
+    dealing = asyncio.create_task(app[_DEALER].deal())
+    yield
+    dealing.cancel()
+    with suppress(asyncio.CancelledError):
+        await dealing
+
+
+def main() -> None:
+    app = web.Application()
+    app[_DEALER] = Dealer()
+    app.cleanup_ctx.append(_dealing)
+    app.router.add_post("/v1/completions", _completions)
+    app.router.add_get("/health/live", _live)
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
+
+
+if __name__ == "__main__":
+    main()

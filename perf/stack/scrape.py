@@ -1,0 +1,75 @@
+"""An orchestrator's own counts, read where Prometheus would."""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from perf.load.connection import HttpConnection
+
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Every sample by name and labels."""
+
+    samples: Mapping[Key, float]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have ``labels``; 0 where there is none."""
+        wanted = labels.items()
+        return sum(
+            value
+            for (found, own), value in self.samples.items()
+            if found == name and wanted <= dict(own).items()
+        )
+
+    @classmethod
+    def between(cls, before: Self, after: Self) -> Self:
+        """What was counted in between; gauges mean nothing in it."""
+        return cls({k: value - before.samples.get(k, 0.0) for k, value in after.samples.items()})
+
+    def quantile(self, name: str, q: float) -> float:
+        """The ``q``-quantile (0 to 1) of a histogram, interpolated within its bucket as Prometheus
+        does. Raises ``ValueError`` when nothing was counted."""
+        edges: dict[float, float] = {}
+        for (found, labels), count in self.samples.items():
+            if found == f"{name}_bucket":
+                edge = float(dict(labels)["le"])
+                edges[edge] = edges.get(edge, 0.0) + count
+        total = edges.get(math.inf, 0.0)
+        if not total:
+            raise ValueError(f"{name} has counted nothing")
+        below_edge, below = 0.0, 0.0
+        for edge, count in sorted(edges.items()):
+            if count >= q * total:
+                if math.isinf(edge):
+                    break
+                return below_edge + (edge - below_edge) * (q * total - below) / (count - below)
+            below_edge, below = edge, count
+        return below_edge
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, and no worker has anything to do."""
+        return not self.total("tidegate_queue_depth") and not self.total("tidegate_worker_jobs")
+
+
+async def scrape(host: str, port: int) -> Scrape:
+    """Everything that ``/metrics`` says now."""
+    async with HttpConnection(host, port) as http:
+        http.send("GET", "/metrics")
+        _, body = await http.answer()
+    text = body.decode()
+    families = await asyncio.to_thread(lambda: list(text_string_to_metric_families(text)))
+    return Scrape(
+        {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+    )

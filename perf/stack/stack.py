@@ -1,0 +1,173 @@
+"""Everything that a benchmark measures, started on free loopback ports and ended with it."""
+
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
+from orchestrator.pool.process.ports import free_ports
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from orchestrator.pool.units.triton import TritonInstance
+from worker.protocol.tensors import MODEL_NAME
+from worker.settings import EngineName
+
+HOST = "127.0.0.1"
+_READY_S = 20.0
+_LOAD_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackSpec:
+    """Which engine stands behind the orchestrator; ``…_ms`` are those of ``synthetic-paced``."""
+
+    engine: EngineName = "torch"
+    device: str = "cpu"
+    step_ms: float = 20.0
+    row_ms: float = 0.0
+    prompt_token_ms: float = 0.0
+    lengths: Literal["cap", "prompt"] = "cap"
+    """Where synthetic answers end."""
+    max_running: int = 64
+    queue_size: int = 100
+    """Of the orchestrator."""
+    model: Path = DEMO_CHECKPOINT
+    model_name: str = "demo"
+    lane_token: str = ""
+    """Of Triton and the orchestrator; a benchmark's own lanes know none."""
+
+    def worker_env(self) -> dict[str, str]:
+        return {
+            "TIDEGATE_WORKER_MODEL_PATH": str(self.model),
+            "TIDEGATE_WORKER_MODEL_NAME": self.model_name,
+            "TIDEGATE_WORKER_ENGINE": self.engine,
+            "TIDEGATE_WORKER_DEVICE": self.device,
+            "TIDEGATE_WORKER_SYNTHETIC_STEP_MS": str(self.step_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_ROW_MS": str(self.row_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS": str(self.prompt_token_ms),
+            "TIDEGATE_WORKER_SYNTHETIC_LENGTHS": self.lengths,
+            "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
+        }
+
+
+class _Described(msgspec.Struct):
+    pid: int
+    stub_pids: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A Triton and an orchestrator that serve."""
+
+    triton: TritonInstance
+    orchestrator: OrchestratorProcess
+    triton_version: str
+
+    @property
+    def port(self) -> int:
+        """Of the orchestrator."""
+        return self.orchestrator.port
+
+    @property
+    def grpc_address(self) -> str:
+        return self.triton.grpc_address
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by part: orchestrator, Triton's server, the worker in its stub."""
+        assert self.orchestrator.pid is not None
+        triton = msgspec.convert(self.triton.describe(), _Described)
+        return {
+            "orchestrator": self.orchestrator.pid,
+            "triton": triton.pid,
+            "worker": triton.stub_pids[0],
+        }
+
+
+@asynccontextmanager
+async def running(spec: StackSpec) -> AsyncIterator[Stack]:
+    """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
+    async with (
+        tritons(spec, 1) as (triton,),
+        orchestrating(
+            [triton.grpc_address],
+            {
+                "TIDEGATE_QUEUE_SIZE": str(spec.queue_size),
+                "TIDEGATE_LANE_TOKEN": spec.lane_token,
+            },
+        ) as orchestrator,
+    ):
+        yield Stack(triton, orchestrator, find_triton(None, state_dir()).version)
+
+
+@asynccontextmanager
+async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInstance]]:
+    """So many Tritons alike. Raises ``ProvisionError`` when one cannot be started."""
+    install = find_triton(None, state_dir())
+    started = [
+        TritonInstance(
+            f"triton-{number}",
+            install,
+            TritonSpec(
+                MODEL_REPOSITORY,
+                (MODEL_NAME,),
+                env=spec.worker_env(),
+                load_timeout_s=_LOAD_S,
+                lane_token=spec.lane_token,
+            ),
+            TritonPorts(*free_ports(3)),
+            log=state_dir() / "perf" / f"triton-{number}.log",
+        )
+        for number in range(count)
+    ]
+    try:
+        for triton in started:
+            await triton.start()
+        yield started
+    finally:
+        for triton in started:
+            await triton.stop(0.0)
+
+
+@asynccontextmanager
+async def orchestrating(
+    addresses: Sequence[str], env: Mapping[str, str], name: str = "orchestrator"
+) -> AsyncIterator[OrchestratorProcess]:
+    """An orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``."""
+    process = OrchestratorProcess(
+        HOST,
+        free_ports(1)[0],
+        {"TIDEGATE_INSTANCES": ",".join(addresses), "TIDEGATE_TOKEN": "", **env},
+        log=state_dir() / "perf" / f"{name}.log",
+    )
+    try:
+        await process.start()
+        await process.wait_ready(_READY_S)
+        yield process
+    finally:
+        await process.stop(0.0)
+
+
+@asynccontextmanager
+async def server(module: str, *arguments: str) -> AsyncIterator[OrchestratorProcess]:
+    """A server of ours that needs no Triton (``stack.baseline``, say), as a process of its own.
+
+    ``arguments`` follow its port.
+    """
+    port = free_ports(1)[0]
+    process = OrchestratorProcess(
+        HOST,
+        port,
+        {},
+        log=state_dir() / "perf" / f"{module}.log",
+        command=(sys.executable, "-m", module, str(port), *arguments),
+    )
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop(0.0)
