@@ -251,6 +251,7 @@ def test_the_pool_is_sized_to_the_hard_limit(tiny: Path) -> None:
             device="cpu",
             max_running=4000,
             max_step_tokens=4000,
+            attention="reference",
             **limits,  # type: ignore[arg-type]
         )
         return build_engine(settings).engine.stats().kv_blocks_total
@@ -267,7 +268,12 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
 
     def texts() -> list[list[int]]:
         settings = WorkerSettings(
-            model_path=tiny, device="cpu", block_tokens=4, max_step_tokens=16, max_running=8
+            model_path=tiny,
+            device="cpu",
+            attention="reference",
+            block_tokens=4,
+            max_step_tokens=16,
+            max_running=8,
         )
         engine = build_engine(settings).engine
         assert isinstance(engine, Engine)
