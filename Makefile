@@ -47,7 +47,7 @@ demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
