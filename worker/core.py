@@ -12,9 +12,9 @@ from typing import Protocol
 
 from worker.protocol import (
     AbortCause,
-    CacheReport,
     Code,
     FinishReason,
+    KvReport,
     OnDeadline,
     Sampling,
     TokenLogprob,
@@ -165,7 +165,7 @@ class EngineService(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def cache_reports(self) -> list[CacheReport]:
+    def kv_reports(self) -> list[KvReport]:
         """What entered and left the prefix cache since the last call. For one reader."""
 
     def stop(self) -> None:

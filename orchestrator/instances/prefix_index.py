@@ -8,7 +8,7 @@ models, tokenizers or tenants never meet.
 
 from collections.abc import Mapping, Sequence
 
-from worker.protocol import CacheReport
+from worker.protocol import KvReport
 
 MOST_NAMES = 32_768
 """Names kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
@@ -32,7 +32,7 @@ class PrefixIndex:
         """How many names are known of an instance."""
         return len(self._held.get(instance, ()))
 
-    def apply(self, instance: str, report: CacheReport) -> None:
+    def apply(self, instance: str, report: KvReport) -> None:
         """Take in what an instance tells."""
         if report.full:
             self.forget(instance)

@@ -30,7 +30,7 @@ from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
-from worker.protocol import CacheReport, Frame, ModelCard, WorkerStats
+from worker.protocol import Frame, KvReport, ModelCard, WorkerStats
 
 
 class InstanceState(StrEnum):
@@ -559,7 +559,7 @@ class Registry:
                 instance.pace.observe(instance.stats)
         self._judge(instance)
 
-    def _cache_reported(self, instance: Instance, lane: Lane, report: CacheReport) -> None:
+    def _cache_reported(self, instance: Instance, lane: Lane, report: KvReport) -> None:
         """A lane's first report is full; from then on it misses none, or breaks."""
         if instance.reporter is None and report.full:
             instance.reporter = lane

@@ -16,7 +16,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, Task
 from perf.report.bundle import Figure
 from perf.stack.context import SEED, Bench, Context
-from worker.protocol import CacheReport, Sampling
+from worker.protocol import KvReport, Sampling
 
 INSTANCES = 100
 _BLOCKS = 64
@@ -64,7 +64,7 @@ def _measure(samples: int) -> list[Figure]:
     names = [i.to_bytes(32, "big") for i in range(_BLOCKS)]
     prefixes = PrefixIndex()
     for i in range(0, INSTANCES, 10):
-        prefixes.apply(candidates[i].name, CacheReport(names[: 6 * i // 10], [], full=True))
+        prefixes.apply(candidates[i].name, KvReport(names[: 6 * i // 10], [], full=True))
     placer = Placer(_Site(candidates, prefixes), _Clock(), lambda task: 64)
     placer.refresh()
     job = Job(

@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.lanes.lane import NO_JOB
 from worker.protocol import (
     PROTOCOL_VERSION,
-    CacheReport,
     Cancel,
     Code,
     Delta,
@@ -26,6 +25,7 @@ from worker.protocol import (
     End,
     FinishReason,
     Frame,
+    KvReport,
     LaneError,
     ModelCard,
     OnDeadline,
@@ -184,8 +184,8 @@ class FakeWorker:
             lane.draining = True
             await lane.send(stats=self.stats())
 
-    def cache(self) -> CacheReport | None:
-        return None if self.cached is None else CacheReport(self.cached, [], full=True)
+    def cache(self) -> KvReport | None:
+        return None if self.cached is None else KvReport(self.cached, [], full=True)
 
     def stats(self) -> WorkerStats:
         used = self.running

@@ -23,7 +23,7 @@ class FakeMemory:
         request = row.request
         for position in range(row.start, row.start + row.count):
             block = request.blocks[position // self.block_tokens]
-            assert self.pool._names[block] is None, "a named block is written"
+            assert self.pool._hashes[block] is None, "a named block is written"
             assert self.pool._references[block] == 1, "a shared block is written"
             self.cells[block][position % self.block_tokens] = self.content(row, position)
 

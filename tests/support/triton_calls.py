@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from worker.core import EngineStats, Event, EventSink, Job
-from worker.protocol import AbortCause, CacheReport, Code, Frame, LaneMessage, decode_frame, encode
+from worker.protocol import AbortCause, Code, Frame, KvReport, LaneMessage, decode_frame, encode
 from worker.protocol import tensors as names
 from worker.service.call import Call, ResponderLost, Tensors, strings
 
@@ -71,7 +71,7 @@ class FakeEngine:
         self.held: list[tuple[Job, bool]] = []
         self.sink: EventSink | None = None
         self.on_cancel: Callable[[Job, AbortCause], None] = lambda job, cause: None
-        self.reports: deque[CacheReport] = deque()
+        self.reports: deque[KvReport] = deque()
         self._changed = threading.Condition()
 
     def start(self, sink: EventSink) -> None:
@@ -118,7 +118,7 @@ class FakeEngine:
             check_us=0.1,
         )
 
-    def cache_reports(self) -> list[CacheReport]:
+    def kv_reports(self) -> list[KvReport]:
         reports = []
         while self.reports:
             reports.append(self.reports.popleft())

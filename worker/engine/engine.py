@@ -35,11 +35,11 @@ from worker.core import (
 )
 from worker.engine.bisection import Bisection, step_failed
 from worker.engine.expiry import Lookout
-from worker.engine.kv_events import CacheJournal
+from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
-from worker.protocol import AbortCause, CacheReport, FinishReason, TokenLogprob, prefix_salt
+from worker.protocol import AbortCause, FinishReason, KvReport, TokenLogprob, prefix_salt
 from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.flight import Flight
 from worker.runner.out_of_memory import StepMemory, StepOutcome
@@ -118,7 +118,7 @@ class Engine:
         """Somebody was aborted since the latest look."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
-        self._journal = CacheJournal(scheduler.pool)
+        self._kv_events = KvEventQueue(scheduler.pool)
         self._totals = Totals()
         self._tier.attach(self._notify)
         self._stats = self._snapshot()
@@ -137,7 +137,9 @@ class Engine:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
         request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
         if request.prompt_tokens < self.scheduler.capacity_tokens:
-            self.scheduler.prefixes.label(request, prefix_salt(self._hash_salt, job.cache_salt))
+            self.scheduler.prefixes.hash_prompt(
+                request, prefix_salt(self._hash_salt, job.cache_salt)
+            )
         with self._wake:
             if not self._stopped:
                 self._inbox.append(request)
@@ -173,9 +175,9 @@ class Engine:
         """The state after the latest step."""
         return self._stats
 
-    def cache_reports(self) -> list[CacheReport]:
+    def kv_reports(self) -> list[KvReport]:
         """See ``EngineService``."""
-        return self._journal.take()
+        return self._kv_events.take()
 
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
@@ -256,7 +258,7 @@ class Engine:
                 self._apply(done.plan, done.result, events, self.scheduler.advance)
         self._stalled = not is_busy and self.scheduler.has_work
         self._tier.spill()
-        self._journal.publish()
+        self._kv_events.publish()
         self._stats = self._snapshot()
         return events
 

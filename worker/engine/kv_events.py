@@ -6,19 +6,19 @@ state instead of a backlog that grows.
 
 from collections import deque
 
-from worker.protocol import CacheReport
+from worker.protocol import KvReport
 from worker.scheduler.block_pool import BlockPool
 
 MAX_BACKLOG = 256
 """Reports that may wait; beyond that a full one takes their place."""
 
 
-class CacheJournal:
+class KvEventQueue:
     """``publish`` on the engine's thread, ``take`` on the reader's."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._reports: deque[CacheReport] = deque()
+        self._reports: deque[KvReport] = deque()
 
     def publish(self) -> None:
         """Put down what has changed since the last call."""
@@ -27,10 +27,10 @@ class CacheJournal:
             return
         if len(self._reports) >= MAX_BACKLOG:
             self._reports.clear()
-            report = CacheReport(list(self._pool.names), [], full=True)
+            report = KvReport(list(self._pool.hashes), [], full=True)
         self._reports.append(report)
 
-    def take(self) -> list[CacheReport]:
+    def take(self) -> list[KvReport]:
         """What was put down since the last call, in order."""
         reports = []
         try:

@@ -1,14 +1,15 @@
-"""The prefix cache's second tier: KV blocks on disk, under the names that they have in memory.
+"""The prefix cache's second tier: KV blocks on disk, under the hashes that they have in memory.
 
 ::
 
     engine's thread    disk_tier    what to save and to restore; lends pool blocks to the two below
     two threads        saver        pool → staging → files, and a session's manifest
                        loader       files → staging → pool
-    beneath            block_store  which names are on disk: bounded, least recently used goes first
+    beneath            block_store  what is on disk: bounded, least recently used goes first
                        block_file   one block as one safetensors file
                        copies       between the pool and staging; ``cuda_copies`` for tensors
 
-A file is found by name alone, so that a restarted worker, or another one on the same disk, goes on
-where a conversation was. Whatever is wrong with a file makes it a miss, never an error.
+A file is found by its block's hash alone, so that a restarted worker, or another one on the same
+disk, goes on where a conversation was. Whatever is wrong with a file makes it a miss, never an
+error.
 """

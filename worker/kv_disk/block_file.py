@@ -23,7 +23,7 @@ class BlockFormat:
     ::
 
         8 bytes     length of the header
-        header      JSON: name and CRC-32 of the content, dtype and shape; always equally long
+        header      JSON: block hash and CRC-32 of the content, dtype and shape; always equally long
         content     shape, in C order
     """
 
@@ -31,10 +31,10 @@ class BlockFormat:
     shape: tuple[int, ...]
     block_bytes: int
 
-    def header(self, name: bytes, crc: int) -> bytes:
+    def header(self, block_hash: bytes, crc: int) -> bytes:
         """All that comes before the content. It depends on nothing but what is stated here."""
         fields = {
-            "__metadata__": {"format": _FORMAT, "name": name.hex(), "crc32": f"{crc:08x}"},
+            "__metadata__": {"format": _FORMAT, "name": block_hash.hex(), "crc32": f"{crc:08x}"},
             "kv": {
                 "dtype": self.dtype,
                 "shape": list(self.shape),
@@ -49,12 +49,12 @@ class BlockFormat:
     def file_bytes(self) -> int:
         return len(self.header(bytes(32), 0)) + self.block_bytes
 
-    def write(self, path: Path, name: bytes, content: Bytes) -> None:
+    def write(self, path: Path, block_hash: bytes, content: Bytes) -> None:
         """See ``write_whole``."""
         data = content.data.cast("B")
-        write_whole(path, [self.header(name, zlib.crc32(data)), data])
+        write_whole(path, [self.header(block_hash, zlib.crc32(data)), data])
 
-    def read(self, path: Path, name: bytes, into: Bytes) -> bool:
+    def read(self, path: Path, block_hash: bytes, into: Bytes) -> bool:
         """Fill ``into`` from ``path``; False when that is not exactly what ``write`` wrote.
 
         Raises ``OSError`` when there is no file or it cannot be read.
@@ -70,7 +70,7 @@ class BlockFormat:
                 if not count:
                     return False
                 done += count
-        return header == self.header(name, zlib.crc32(data))
+        return header == self.header(block_hash, zlib.crc32(data))
 
 
 def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:

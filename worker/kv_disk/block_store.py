@@ -68,21 +68,21 @@ class BlockStore:
         self.failures_total = 0
         self._says_failures = True
         """False from a write that failed to one that does not: a bad disk is said once."""
-        self._names = self._scan()
+        self._hashes = self._scan()
         self._sessions = self._scan_sessions()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._hashes)
 
-    def holds(self, name: bytes) -> bool:
+    def holds(self, block_hash: bytes) -> bool:
         """As far as this process knows: the file may turn out to be bad."""
-        return name in self._names
+        return block_hash in self._hashes
 
-    def read(self, name: bytes, into: Bytes) -> bool:
+    def read(self, block_hash: bytes, into: Bytes) -> bool:
         """Fill ``into`` with a block. False when it is not here, or was not worth having."""
-        path = self._path(name)
+        path = self._path(block_hash)
         try:
-            if self.format.read(path, name, into):
+            if self.format.read(path, block_hash, into):
                 return True
         except FileNotFoundError:
             pass  # another worker on this disk has evicted it
@@ -90,49 +90,49 @@ class BlockStore:
             self._failed("read", error)
         else:
             self._failed("read", ValueError("it is not what was written"))
-        self._drop(name)
+        self._drop(block_hash)
         return False
 
-    def write(self, name: bytes, content: Bytes) -> bool:
+    def write(self, block_hash: bytes, content: Bytes) -> bool:
         """Put a block on disk, if there is room or can be made. Never raises."""
         self._restore_directories()
         if not self._make_room():
             return False
-        path = self._path(name)
+        path = self._path(block_hash)
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            self.format.write(path, name, content)
+            self.format.write(path, block_hash, content)
         except OSError as error:
             self._failed("written", error)
             return False
         self._says_failures = True
         with self._lock:
-            self._names[name] = None
-            self._names.move_to_end(name)
+            self._hashes[block_hash] = None
+            self._hashes.move_to_end(block_hash)
         return True
 
-    def touch(self, names: Sequence[bytes]) -> None:
+    def touch(self, hashes: Sequence[bytes]) -> None:
         """Note that a text was used; its end is then evicted before its beginning."""
-        for name in reversed(names):
+        for block_hash in reversed(hashes):
             with self._lock:
-                if name not in self._names:
+                if block_hash not in self._hashes:
                     continue
-                self._names.move_to_end(name)
+                self._hashes.move_to_end(block_hash)
             with suppress(OSError):
-                os.utime(self._path(name))
+                os.utime(self._path(block_hash))
 
-    def remember(self, session: str, names: Sequence[bytes]) -> None:
+    def remember(self, session: str, hashes: Sequence[bytes]) -> None:
         """Write down which blocks a conversation has, for those who look at the disk.
 
         There are never more such manifests than there may be blocks.
         """
-        if not names:
+        if not hashes:
             return
         self._restore_directories()
         if self._missing_bytes(0) > 0:
             return
         key = hashlib.sha256(session.encode()).hexdigest()
-        manifest = {"format": 1, "blocks": [name.hex() for name in names]}
+        manifest = {"format": 1, "blocks": [block_hash.hex() for block_hash in hashes]}
         try:
             write_whole(self._manifest(key), [json.dumps(manifest).encode()])
         except OSError as error:
@@ -162,7 +162,7 @@ class BlockStore:
         engine_log.warning("the KV directory %s was taken away; made it again", self._root)
         with self._lock:
             if not has_blocks:
-                self._names.clear()
+                self._hashes.clear()
             if not has_sessions:
                 self._sessions.clear()
 
@@ -171,13 +171,13 @@ class BlockStore:
         size = self.format.file_bytes
         while True:
             missing = self._missing_bytes(size)
-            if missing <= 0 and len(self._names) < self._most_blocks:
+            if missing <= 0 and len(self._hashes) < self._most_blocks:
                 return True
             with self._lock:
-                if not self._names or missing > len(self._names) * size:
+                if not self._hashes or missing > len(self._hashes) * size:
                     return False
-                name = next(iter(self._names))
-            self._drop(name)
+                block_hash = next(iter(self._hashes))
+            self._drop(block_hash)
 
     def _missing_bytes(self, size: int) -> float:
         """What must go before ``size`` more bytes leave enough of the disk free."""
@@ -188,14 +188,14 @@ class BlockStore:
             return math.inf
         return int(total_bytes * _FREE_SHARE) + size - free_bytes
 
-    def _drop(self, name: bytes) -> None:
+    def _drop(self, block_hash: bytes) -> None:
         with self._lock:
-            self._names.pop(name, None)
+            self._hashes.pop(block_hash, None)
         with suppress(OSError):
-            self._path(name).unlink()
+            self._path(block_hash).unlink()
 
-    def _path(self, name: bytes) -> Path:
-        text = name.hex()
+    def _path(self, block_hash: bytes) -> Path:
+        text = block_hash.hex()
         return self._blocks_dir / text[:2] / f"{text}.safetensors"
 
     def _manifest(self, key: str) -> Path:
@@ -211,7 +211,7 @@ class BlockStore:
                     status = entry.stat()
                     if status.st_size == self.format.file_bytes:
                         found.append((status.st_mtime_ns, bytes.fromhex(entry.name[:64])))
-        return OrderedDict((name, None) for _, name in sorted(found))
+        return OrderedDict((block_hash, None) for _, block_hash in sorted(found))
 
     def _scan_sessions(self) -> "OrderedDict[str, None]":
         """Manifests of earlier workers, oldest first; those whose beginning is gone are removed."""
@@ -225,7 +225,7 @@ class BlockStore:
             except (OSError, ValueError, KeyError, TypeError, IndexError):
                 first = b""
             with suppress(OSError):
-                if first in self._names:
+                if first in self._hashes:
                     found.append((path.stat().st_mtime_ns, path.stem))
                 else:
                     path.unlink()

@@ -5,7 +5,7 @@
     near its turn ─▶ is more of its head on disk than in the pool, and is loading it quicker than
                  computing it?  ─▶ it waits in the queue while blocks set aside are filled
     ended     ─▶ the full blocks of a conversation are lent to the saver, those not on disk yet
-    each step ─▶ blocks come back; loaded ones get their names and are then found like any other;
+    each step ─▶ blocks come back; loaded ones get their hashes and are then found like any other;
                  when empty blocks run low, the next ones to be evicted are lent to the saver too
 """
 
@@ -48,7 +48,7 @@ class _Restore:
 class _Wanted:
     """What is to be saved, in order, and not lent yet: it may be evicted before."""
 
-    names: deque[bytes]
+    hashes: deque[bytes]
     session: str = ""
     text: list[bytes] = field(default_factory=list)
     is_spill: bool = False
@@ -75,7 +75,7 @@ class DiskTier:
         self._wake: Callable[[], None] = lambda: None
         self._results: deque[Load | Sequence[LentBlock]] = deque()
         self._restores: dict[Load, _Restore] = {}
-        self._by_first_name: dict[bytes, _Restore] = {}
+        self._by_first_hash: dict[bytes, _Restore] = {}
         self._wanted: deque[_Wanted] = deque()
         self._saving: dict[bytes, LentBlock] = {}
         """Everything that the saver has."""
@@ -112,12 +112,12 @@ class DiskTier:
                 self._restore(request, now)
 
     def _restore(self, request: Request, now: float) -> None:
-        names = request.names[: self._prefixes.shareable_blocks(request)]
-        held = self._pool.match(names)
-        missing = names[len(held) :]
+        hashes = request.hashes[: self._prefixes.shareable_blocks(request)]
+        held = self._pool.match(hashes)
+        missing = hashes[len(held) :]
         if not missing:
             return
-        ongoing = self._by_first_name.get(missing[0])
+        ongoing = self._by_first_hash.get(missing[0])
         if ongoing is not None:
             request.loading = True
             ongoing.waiting.append(request)
@@ -134,7 +134,7 @@ class DiskTier:
         patience_s = max(_PATIENCE_S, self._compute_s(len(wanted)))
         restore = _Restore(load, held, [request], now + patience_s)
         request.loading = True
-        self._restores[load] = self._by_first_name[wanted[0]] = restore
+        self._restores[load] = self._by_first_hash[wanted[0]] = restore
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
@@ -154,9 +154,9 @@ class DiskTier:
 
     def _restored(self, restore: _Restore) -> None:
         load = restore.load
-        del self._by_first_name[load.names[0]]
-        for block, name in zip(load.blocks[: load.loaded], load.names, strict=False):
-            self._pool.name(block, name)
+        del self._by_first_hash[load.hashes[0]]
+        for block, block_hash in zip(load.blocks[: load.loaded], load.hashes, strict=False):
+            self._pool.register(block, block_hash)
         self._scheduler.take_back(restore.held + load.blocks)
         self._let_go(restore)
 
@@ -168,28 +168,28 @@ class DiskTier:
     # ── to disk ──────────────────────────────────────────────────────────────────────────────
 
     def keep(self, request: Request) -> None:
-        if not request.job.session or not request.named:
+        if not request.job.session or not request.full_blocks:
             return
-        text = request.names[: request.named]
-        missing = [name for name in text if not self._store.holds(name)]
+        text = request.hashes[: request.full_blocks]
+        missing = [block_hash for block_hash in text if not self._store.holds(block_hash)]
         # Under this tenant's root: equal names of sessions are not the same session.
-        session = f"{request.root.hex()}/{request.job.session}"
+        session = f"{request.root_hash.hex()}/{request.job.session}"
         self._save(_Wanted(deque(missing), session, text))
 
     def spill(self) -> None:
         if self._saving or self._wanted or self._pool.empty_count > self._pool.total // 8:
             return
-        names = [
-            name
-            for _, name in self._pool.oldest_cached(_SPILL_BLOCKS)
-            if name not in self._spilled and not self._store.holds(name)
+        hashes = [
+            block_hash
+            for _, block_hash in self._pool.oldest_cached(_SPILL_BLOCKS)
+            if block_hash not in self._spilled and not self._store.holds(block_hash)
         ]
-        if names:
+        if hashes:
             # Once each, or a full disk would have them copied again in every step.
             if len(self._spilled) > self._pool.total:
                 self._spilled.clear()
-            self._spilled.update(names)
-            self._save(_Wanted(deque(names), is_spill=True))
+            self._spilled.update(hashes)
+            self._save(_Wanted(deque(hashes), is_spill=True))
 
     def _save(self, wanted: "_Wanted") -> None:
         self._wanted.append(wanted)
@@ -200,17 +200,17 @@ class DiskTier:
         while self._wanted and len(self._saving) < self._most_saving:
             wanted = self._wanted[0]
             lent = []
-            while wanted.names and len(self._saving) < self._most_saving:
-                name = wanted.names.popleft()
-                block = self._pool.find(name)
+            while wanted.hashes and len(self._saving) < self._most_saving:
+                block_hash = wanted.hashes.popleft()
+                block = self._pool.find(block_hash)
                 if block is None:
                     self._skipped_blocks += 1
-                elif name not in self._saving:
-                    self._saving[name] = LentBlock(block, name, wanted.is_spill)
-                    lent.append(self._saving[name])
+                elif block_hash not in self._saving:
+                    self._saving[block_hash] = LentBlock(block, block_hash, wanted.is_spill)
+                    lent.append(self._saving[block_hash])
             self._scheduler.lend([one.block for one in lent])
             save = Save(lent)
-            if not wanted.names:
+            if not wanted.hashes:
                 self._wanted.popleft()
                 save = Save(lent, wanted.session, wanted.text)
             self._saver.submit(save)
@@ -238,7 +238,7 @@ class DiskTier:
                 self._scheduler.unblock()
 
     def _take_back(self, lent: Sequence[LentBlock]) -> None:
-        back = [self._saving.pop(one.name) for one in lent if one.name in self._saving]
+        back = [self._saving.pop(one.block_hash) for one in lent if one.block_hash in self._saving]
         for is_spill in (False, True):
             # Being saved is no use of a block: what was to be evicted next still is.
             blocks = [one.block for one in back if one.is_spill is is_spill]

@@ -28,9 +28,9 @@ class LoadCounts:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """``names[i]`` is to be in ``blocks[i]``; ``loaded`` of them, from the first, then are."""
+    """``hashes[i]`` is to be in ``blocks[i]``; ``loaded`` of them, from the first, then are."""
 
-    names: list[bytes]
+    hashes: list[bytes]
     blocks: list[int]
     loaded: int = 0
 
@@ -71,15 +71,15 @@ class Loader:
     def _run(self, load: Load) -> None:
         started = time.perf_counter()
         try:
-            while load.loaded < len(load.names):
+            while load.loaded < len(load.hashes):
                 count = self._read_batch(load)
                 if not count:
-                    self.counts.missed += len(load.names) - load.loaded
+                    self.counts.missed += len(load.hashes) - load.loaded
                     break
                 first = load.loaded
                 self._memory.copy_in(self._staging, load.blocks[first : first + count])
                 load.loaded += count
-            self._store.touch(load.names[: load.loaded])
+            self._store.touch(load.hashes[: load.loaded])
             self.counts.blocks += load.loaded
             self.counts.seconds += time.perf_counter() - started
         finally:
@@ -87,8 +87,8 @@ class Loader:
 
     def _read_batch(self, load: Load) -> int:
         """How many of the next blocks are in the staging rows now, up to the first miss."""
-        names = load.names[load.loaded : load.loaded + len(self._staging)]
-        rows = zip(names, self._staging, strict=False)
+        hashes = load.hashes[load.loaded : load.loaded + len(self._staging)]
+        rows = zip(hashes, self._staging, strict=False)
         if self._readers is None:
             return sum(1 for _ in takewhile(bool, starmap(self._store.read, rows)))
         reads = [self._readers.submit(self._store.read, *row) for row in rows]

@@ -17,7 +17,7 @@ class LentBlock(NamedTuple):
     """A block of the pool that its engine keeps as it is for as long as a copy takes."""
 
     block: int
-    name: bytes
+    block_hash: bytes
     is_spill: bool
 
 
@@ -76,8 +76,8 @@ class Saver:
                     self._returned(batch)
                 for lent, content in zip(batch, self._staging, strict=False):
                     # Lent twice if its text went on before the file was written.
-                    if not self._store.holds(lent.name):
-                        self.counts.blocks += self._store.write(lent.name, content)
+                    if not self._store.holds(lent.block_hash):
+                        self.counts.blocks += self._store.write(lent.block_hash, content)
             if save.session:
                 kept = list(takewhile(self._store.holds, save.text))
                 self._store.touch(kept)

@@ -5,22 +5,22 @@
 - ``sampling``  what a client may ask of the engine, with its limits checked
 - ``card``      what a worker tells about its model when a lane opens
 - ``messages``  what travels on a lane, both ways
-- ``blocks``    the chained hashes that name KV blocks
+- ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
 """
 
-from worker.protocol.blocks import block_hashes, block_name, prefix_salt, root_name
+from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
 from worker.protocol.card import ModelCard, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
-    CacheReport,
     Cancel,
     Delta,
     Describe,
     Drain,
     End,
     Frame,
+    KvReport,
     LaneError,
     LaneMessage,
     Open,
@@ -50,7 +50,6 @@ __all__ = [
     "MOST_MESSAGE_CHARS",
     "PROTOCOL_VERSION",
     "AbortCause",
-    "CacheReport",
     "Cancel",
     "Code",
     "Delta",
@@ -60,6 +59,7 @@ __all__ = [
     "FinishReason",
     "Frame",
     "InvalidSampling",
+    "KvReport",
     "LaneError",
     "LaneMessage",
     "ModelCard",
@@ -75,15 +75,15 @@ __all__ = [
     "TokenLogprob",
     "WorkerStats",
     "block_hashes",
-    "block_name",
     "context_note",
     "decode_frame",
     "decode_message",
     "encode",
     "excerpt",
+    "hash_block",
     "prefix_salt",
     "read_logit_bias",
-    "root_name",
+    "root_hash",
     "stated_of",
     "unstated_of",
 ]

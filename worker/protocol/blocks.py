@@ -1,7 +1,7 @@
-"""Names of KV blocks: a chained SHA-256 over the token ids, so a name fixes the whole prefix.
+"""Hashes of KV blocks: a chained SHA-256 over the token ids, so that one fixes the whole prefix.
 
 Defined once, for the worker's prefix cache and for prefix-aware placement. Only full blocks have
-a name: a partly filled one cannot be shared.
+a hash: a partly filled one cannot be shared.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ if array(_IDS).itemsize != 4:  # pragma: no cover - no platform that Triton runs
 
 
 def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
-    """The salt of one job's names: the card's ``hash_salt`` and the job's ``cache_salt``.
+    """The salt of one job's hashes: the card's ``hash_salt`` and the job's ``cache_salt``.
 
     Jobs without a ``cache_salt`` share with each other; those with one only among its equals.
     """
@@ -23,30 +23,30 @@ def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
     return hashlib.sha256(hash_salt + b"\0" + cache_salt.encode()).digest()
 
 
-def root_name(salt: bytes) -> bytes:
-    """What the first block's name is chained to."""
+def root_hash(salt: bytes) -> bytes:
+    """What the first block's hash is chained to."""
     return hashlib.sha256(salt).digest()
 
 
-def block_name(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Name of the full block ``token_ids`` that follows the block (or root) named ``parent``."""
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of the full block ``token_ids`` behind the block, or root, whose hash is ``parent``."""
     return hashlib.sha256(parent + array(_IDS, token_ids).tobytes()).digest()
 
 
 def block_hashes(token_ids: Sequence[int], block_tokens: int, salt: bytes) -> list[bytes]:
-    """Names of the full blocks at the head of ``token_ids``, in order; 32 bytes each.
+    """Hashes of the full blocks at the head of ``token_ids``, in order; 32 bytes each.
 
     ``h[-1] = sha256(salt)``, ``h[i] = sha256(h[i-1] + little-endian uint32 ids of block i)``.
     ``salt`` (see ``prefix_salt``) separates tenants and incompatible models: equal tokens under
-    different salts never share a name. Raises ``OverflowError`` for an id outside 0 … 2**32-1.
+    different salts never share a hash. Raises ``OverflowError`` for an id outside 0 … 2**32-1.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
     ids = array(_IDS, token_ids).tobytes()
-    parent = root_name(salt)
-    names = []
+    parent = root_hash(salt)
+    hashes = []
     block_bytes = 4 * block_tokens
     for start in range(0, len(ids) - block_bytes + 1, block_bytes):
         parent = hashlib.sha256(parent + ids[start : start + block_bytes]).digest()
-        names.append(parent)
-    return names
+        hashes.append(parent)
+    return hashes

@@ -234,7 +234,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     paused: int = 0
 
 
-class CacheReport(msgspec.Struct, array_like=True, frozen=True):
+class KvReport(msgspec.Struct, array_like=True, frozen=True):
     """Blocks that entered and left the prefix cache. ``full`` replaces all that was known."""
 
     added: list[bytes]
@@ -263,7 +263,7 @@ class Frame(msgspec.Struct, array_like=True):
     ends: list[End] = []
     stats: WorkerStats | None = None
     card: ModelCard | None = None
-    cache: CacheReport | None = None
+    cache: KvReport | None = None
     draining: bool = False
     error: LaneError | None = None
     paused: list[int] = []

@@ -3,7 +3,7 @@
 - ``scheduler``     admits, starts, pauses and ends requests; plans a step
 - ``plan``          what it has decided for one step
 - ``request``       a job inside the engine
-- ``block_pool``    KV pages, references, names; ``prefix_cache`` shares them
+- ``block_pool``    KV pages, references, hashes; ``prefix_cache`` shares them
 - ``step_time``     what a step takes
 - ``prompt_order``  whose prompt is computed first; ``pauses`` who stands still
 - ``records``, ``lru``

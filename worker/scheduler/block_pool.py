@@ -3,24 +3,24 @@
 ::
 
     used     referenced by one request or by several that share a prefix
-    cached   holds a named prefix, referenced by nobody: evicted on demand, oldest first
+    cached   holds a prefix with a hash, referenced by nobody: evicted on demand, oldest first
     empty    holds nothing that anybody could ask for
 
     free = empty + cached,  used + free = total, always (WK-4)
 
-A name (``worker.protocol.blocks``) fixes a block's content and all that comes before it, so a named
-block is never written again: only full blocks have names.
+A block hash (``worker.protocol.blocks``) fixes a block's content and all that comes before it, so a
+block with a hash is never written again: only full blocks have one.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from worker.protocol import CacheReport
+from worker.protocol import KvReport
 from worker.scheduler.lru import LruList
 
 
 class BlockPool:
-    """Blocks ``0 … total-1`` with reference counts and names. Every operation is O(1) per block."""
+    """Blocks ``0 … total-1`` with reference counts and hashes. Operations are O(1) per block."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -30,10 +30,10 @@ class BlockPool:
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._references = [0] * total
-        self._names: list[bytes | None] = [None] * total
+        self._hashes: list[bytes | None] = [None] * total
         self._blocks: dict[bytes, int] = {}
         self._cached = LruList(total)
-        # As dicts, since they keep their order and forget a name in O(1).
+        # As dicts, since they keep their order and forget a hash in O(1).
         self._added: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
 
@@ -57,8 +57,8 @@ class BlockPool:
         return len(self._empty)
 
     @property
-    def names(self) -> Iterable[bytes]:
-        """Every name that ``match`` would find."""
+    def hashes(self) -> Iterable[bytes]:
+        """Every hash that ``match`` would find."""
         return self._blocks.keys()
 
     # ── blocks in and out ────────────────────────────────────────────────────────────────────
@@ -76,9 +76,9 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Refer once more to named blocks."""
+        """Refer once more to blocks that have a hash."""
         for block in blocks:
-            assert self._names[block] is not None, f"block {block} has no name to share it by"
+            assert self._hashes[block] is not None, f"block {block} has no hash to share it by"
             if not self._references[block]:
                 self._cached.remove(block)
             self._references[block] += 1
@@ -95,7 +95,7 @@ class BlockPool:
             assert references, f"block {block} was freed twice"
             self._references[block] = references - 1
             if references == 1:
-                if self._names[block] is None:
+                if self._hashes[block] is None:
                     self._empty.append(block)
                 else:
                     push(block)
@@ -106,69 +106,69 @@ class BlockPool:
         evictable = sum(1 for block in shared if not references[block])
         return count + evictable <= self.free_count
 
-    # ── names ────────────────────────────────────────────────────────────────────────────────
+    # ── hashes ───────────────────────────────────────────────────────────────────────────────
 
-    def match(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest head of ``names`` that is here. Takes no reference."""
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest head of ``hashes`` that is here. Takes no reference."""
         known, blocks = self._blocks, []
-        for name in names:
-            block = known.get(name)
+        for block_hash in hashes:
+            block = known.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def find(self, name: bytes) -> int | None:
-        """The block of that name."""
-        return self._blocks.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with that hash."""
+        return self._blocks.get(block_hash)
 
-    def name(self, block: int, name: bytes) -> bool:
+    def register(self, block: int, block_hash: bytes) -> bool:
         """Say what a used block holds, now that it is computed; from now on it can be shared.
 
-        False when another block has that name already: this one then stays without.
+        False when another block has that hash already: this one then stays without.
         """
-        assert self._references[block], f"block {block} was named while free"
-        assert self._names[block] is None, f"block {block} was named twice"
-        if name in self._blocks:
+        assert self._references[block], f"block {block} was registered while free"
+        assert self._hashes[block] is None, f"block {block} was registered twice"
+        if block_hash in self._blocks:
             return False
-        self._names[block] = name
-        self._blocks[name] = block
-        if name in self._evicted:
-            del self._evicted[name]
+        self._hashes[block] = block_hash
+        self._blocks[block_hash] = block
+        if block_hash in self._evicted:
+            del self._evicted[block_hash]
         else:
-            self._added[name] = None
+            self._added[block_hash] = None
         return True
 
     def oldest_cached(self, count: int) -> list[tuple[int, bytes]]:
-        """Up to ``count`` blocks that are to be evicted next, with their names."""
-        named = ((block, self._names[block]) for block in islice(self._cached, count))
-        return [(block, name) for block, name in named if name is not None]
+        """Up to ``count`` blocks that are to be evicted next, with their hashes."""
+        cached = ((block, self._hashes[block]) for block in islice(self._cached, count))
+        return [(block, block_hash) for block, block_hash in cached if block_hash is not None]
 
     def forget(self) -> None:
         """Evict everything that is cached: when its content can no longer be trusted."""
         while len(self._cached):
             self._evict_oldest()
 
-    def take_changes(self) -> CacheReport | None:
-        """Names that came and went since the last call; one that did both is not mentioned."""
+    def take_changes(self) -> KvReport | None:
+        """Hashes that came and went since the last call; one that did both is not mentioned."""
         if not self._added and not self._evicted:
             return None
-        report = CacheReport(list(self._added), list(self._evicted))
+        report = KvReport(list(self._added), list(self._evicted))
         self._added, self._evicted = {}, {}
         return report
 
     def _evict_oldest(self) -> None:
         block = self._cached.pop_oldest()
-        name = self._names[block]
-        assert name is not None
-        self._names[block] = None
-        del self._blocks[name]
+        block_hash = self._hashes[block]
+        assert block_hash is not None
+        self._hashes[block] = None
+        del self._blocks[block_hash]
         self._empty.append(block)
         self.evictions_total += 1
-        if name in self._added:
-            del self._added[name]
+        if block_hash in self._added:
+            del self._added[block_hash]
         else:
-            self._evicted[name] = None
+            self._evicted[block_hash] = None
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the books do not balance."""
@@ -180,7 +180,11 @@ class BlockPool:
         assert not used & (empty | cached), "a free block is in use"
         assert len(used) + len(empty) + len(cached) == self.total, "a block was lost"
         assert min(self._references) >= 0, "a reference was given up twice"
-        named = {name: block for block, name in enumerate(self._names) if name is not None}
-        assert named == self._blocks, "names and blocks do not agree"
-        assert not empty & set(named.values()), "an empty block has a name"
-        assert cached <= set(named.values()), "a cached block has no name"
+        found = {
+            block_hash: block
+            for block, block_hash in enumerate(self._hashes)
+            if block_hash is not None
+        }
+        assert found == self._blocks, "hashes and blocks do not agree"
+        assert not empty & set(found.values()), "an empty block has a hash"
+        assert cached <= set(found.values()), "a cached block has no hash"

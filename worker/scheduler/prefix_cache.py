@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import islice
 from math import ceil
 
-from worker.protocol import block_hashes, block_name, root_name
+from worker.protocol import block_hashes, hash_block, root_hash
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
@@ -25,23 +25,23 @@ class Prefixes:
         """Prompt tokens that did not have to be computed."""
         return self.hit_blocks_total * self._block_tokens
 
-    def label(self, request: Request, salt: bytes) -> None:
-        """Name the prompt's blocks. For the submitter's thread: long prompts take milliseconds."""
+    def hash_prompt(self, request: Request, salt: bytes) -> None:
+        """Hash the prompt's blocks. For the submitter's thread: long prompts take milliseconds."""
         if not self.enabled:
             return
-        request.root = root_name(salt)
+        request.root_hash = root_hash(salt)
         # Ids that do not fit are no token ids: the scheduler refuses the request for them.
         with suppress(OverflowError):
-            request.names = block_hashes(request.tokens, self._block_tokens, salt)
+            request.hashes = block_hashes(request.tokens, self._block_tokens, salt)
 
     def shareable_blocks(self, request: Request) -> int:
         """Full blocks of the prompt, but for one that would leave no token to compute."""
-        return min(len(request.names), (request.prompt_tokens - 1) // self._block_tokens)
+        return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 
     def reserve(self, request: Request, blocks: int) -> bool:
         """Give ``request`` that many blocks, its cached prefix among them; False if they lack."""
         shareable = self.shareable_blocks(request)
-        shared = self._pool.match(islice(request.names, shareable))
+        shared = self._pool.match(islice(request.hashes, shareable))
         if not self._pool.fits(shared, blocks - len(shared)):
             return False
         self._pool.share(shared)
@@ -52,8 +52,8 @@ class Prefixes:
 
     def adopt(self, request: Request) -> None:
         """Swap reserved blocks for equal ones that were computed since. Before it has begun."""
-        first, end = request.named, self.shareable_blocks(request)
-        found = self._pool.match(islice(request.names, first, end))
+        first, end = request.full_blocks, self.shareable_blocks(request)
+        found = self._pool.match(islice(request.hashes, first, end))
         if found:
             self._pool.share(found)
             self._pool.free(request.blocks[first : first + len(found)])
@@ -66,29 +66,31 @@ class Prefixes:
 
         Less than half is not worth the wait of a step or more.
         """
-        first, end = request.named, self.shareable_blocks(request)
+        first, end = request.full_blocks, self.shareable_blocks(request)
         enough = (request.prompt_tokens - request.computed) / (2 * self._block_tokens)
         if end - first < enough:
             return False
         last = first + max(1, ceil(enough)) - 1
-        # Names are chained: where one agrees, all before it do.
-        name = request.names[last]
-        return any(last < len(other.names) and other.names[last] == name for other in others)
+        # Hashes are chained: where one agrees, all before it do.
+        block_hash = request.hashes[last]
+        return any(
+            last < len(other.hashes) and other.hashes[last] == block_hash for other in others
+        )
 
-    def name_full_blocks(self, request: Request, computed: int) -> None:
+    def register_full_blocks(self, request: Request, computed: int) -> None:
         """Make the blocks that are full with ``computed`` tokens known to others."""
         if not self.enabled:
             return
-        tokens, size, names = request.tokens, self._block_tokens, request.names
-        for index in range(request.named, computed // size):
-            if index == len(names):
-                parent = names[-1] if names else request.root
-                names.append(block_name(parent, tokens[index * size : (index + 1) * size]))
-            self._pool.name(request.blocks[index], names[index])
-            request.named = index + 1
+        tokens, size, hashes = request.tokens, self._block_tokens, request.hashes
+        for index in range(request.full_blocks, computed // size):
+            if index == len(hashes):
+                parent = hashes[-1] if hashes else request.root_hash
+                hashes.append(hash_block(parent, tokens[index * size : (index + 1) * size]))
+            self._pool.register(request.blocks[index], hashes[index])
+            request.full_blocks = index + 1
 
     def _skip(self, request: Request, blocks: int) -> None:
         self.hit_blocks_total += blocks
-        request.named += blocks
+        request.full_blocks += blocks
         request.computed += blocks * self._block_tokens
         request.cached_tokens += blocks * self._block_tokens

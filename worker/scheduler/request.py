@@ -34,18 +34,18 @@ class Request:
     ends_cleanly: bool
     """The client takes what there is when time runs out (DL-6 ``partial``)."""
 
-    names: list[bytes] = field(default_factory=list)
-    """Names of its full blocks: the prompt's from the start, then each as it fills."""
-    root: bytes = b""
-    """What the first name is chained to."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Hashes of its full blocks: the prompt's from the start, then each as it fills."""
+    root_hash: bytes = b""
+    """What the first hash is chained to."""
 
     computed: int = 0
     slot: int = -1
     """Row of the runner's tables while running, else -1."""
     blocks: list[int] = field(default_factory=list)
     """Those at the head may be shared and are then never written; fixed once it has ``begun``."""
-    named: int = 0
-    """How many of ``blocks`` are full, and so have a name or share their content."""
+    full_blocks: int = 0
+    """How many of ``blocks`` are full, and so have a hash or share their content."""
     cached_tokens: int = 0
     """Prompt tokens that were found computed."""
     begun: bool = False

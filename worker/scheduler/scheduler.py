@@ -148,7 +148,7 @@ class Scheduler:
             prefilling = self._most_urgent_first(prefilling, now)
         ahead: list[Request] = []
         if prefilling or self.waiting:
-            ahead += [request for request in self.running if self._has_unnamed_blocks(request)]
+            ahead += [request for request in self.running if self._has_unregistered_blocks(request)]
         for request in prefilling:
             if not budget:
                 break
@@ -171,8 +171,8 @@ class Scheduler:
             request.computed += len(new_ids) - 1
             if request.least_tokens:
                 request.least_tokens = max(0, request.least_tokens - len(new_ids))
-        if request.computed >= (request.named + 1) * self.config.block_tokens:
-            self.prefixes.name_full_blocks(request, request.computed)
+        if request.computed >= (request.full_blocks + 1) * self.config.block_tokens:
+            self.prefixes.register_full_blocks(request, request.computed)
 
     def launch(self, row: Row) -> None:
         """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
@@ -189,8 +189,8 @@ class Scheduler:
         if new_ids:
             (request.tokens[end],) = new_ids
             request.least_tokens = max(0, request.least_tokens - 1)
-        if end >= (request.named + 1) * self.config.block_tokens:
-            self.prefixes.name_full_blocks(request, end)
+        if end >= (request.full_blocks + 1) * self.config.block_tokens:
+            self.prefixes.register_full_blocks(request, end)
 
     def discard(self, row: Row) -> None:
         """Forget what a launched row was to give, and all after it; nothing is planned any more."""
@@ -243,7 +243,7 @@ class Scheduler:
         return sorted(requests, key=self._slack_order)
 
     def lend(self, blocks: Sequence[int]) -> None:
-        """Keep named blocks as they are until ``take_back``."""
+        """Keep blocks that have a hash as they are until ``take_back``."""
         self.pool.share(blocks)
         self._lent.update(blocks)
 
@@ -268,8 +268,8 @@ class Scheduler:
         """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
         self.pool.check_integrity()
         holders = self.running + self.paused
-        own = [block for request in holders for block in request.blocks[request.named :]]
-        full = {block for request in holders for block in request.blocks[: request.named]}
+        own = [block for request in holders for block in request.blocks[request.full_blocks :]]
+        full = {block for request in holders for block in request.blocks[: request.full_blocks]}
         assert len(own) == len(set(own)), "two requests write the same block"
         assert not full & set(own), "a shared block is written"
         assert not self._lent.keys() & set(own), "a block that is lent is written"
@@ -281,7 +281,7 @@ class Scheduler:
             assert len(request.blocks) == self._blocks_for(request.limit_tokens)
             assert request.leaving or request.computed < len(request.tokens)
             assert len(request.tokens) <= request.limit_tokens
-            assert request.named * self.config.block_tokens <= request.computed
+            assert request.full_blocks * self.config.block_tokens <= request.computed
         for request in self.paused:
             assert request.paused and request.slot == -1, "a paused request has a slot"
             assert PENDING not in request.tokens[request.prompt_tokens :]
@@ -350,9 +350,9 @@ class Scheduler:
 
         return sorted(prefilling, key=urgency, reverse=True)
 
-    def _has_unnamed_blocks(self, request: Request) -> bool:
+    def _has_unregistered_blocks(self, request: Request) -> bool:
         """A step that was launched fills them, and has not been read yet."""
-        return request.computed >= (request.named + 1) * self.config.block_tokens
+        return request.computed >= (request.full_blocks + 1) * self.config.block_tokens
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
         """Prompt tokens of the next step: with decodes in it, no more than delay them little.

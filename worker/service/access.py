@@ -47,5 +47,5 @@ def say_what_is_open(lane: Secret, say: Callable[[str], None] = service_log.warn
     if not lane.is_asked:
         say(
             "no lane token is set (TIDEGATE_WORKER_LANE_TOKEN): whoever reaches Triton's gRPC port "
-            "may open lanes, read the names of cached blocks and drain this worker"
+            "may open lanes, read the hashes of cached blocks and drain this worker"
         )

@@ -29,7 +29,7 @@ from worker.core import (
 from worker.log import service_log
 from worker.protocol import AbortCause, ModelCard, WorkerStats
 from worker.service.call import ResponderLost
-from worker.service.kv_events import CacheNews, CacheView
+from worker.service.kv_events import KvEvents, KvMirror
 from worker.service.lane import Lane
 from worker.service.replies import Outlet, Route
 
@@ -66,7 +66,7 @@ class Emitter:
             LANE_CHECK_S: deque(),
             PLAIN_CHECK_S: deque(),
         }
-        self._cache = CacheView()
+        self._kv_mirror = KvMirror()
         self._every_cycle: list[Action] = []
         self.draining = False
 
@@ -101,16 +101,16 @@ class Emitter:
     def open_lane(self, lane: Lane) -> None:
         self._lanes.append(lane)
         self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, lane))
-        self._describe_cache(lane)
+        self._report_everything(lane)
 
     def describe(self, lane: Lane, card: ModelCard) -> None:
         """Send the card and the whole state again."""
         lane.describe(card)
-        self._describe_cache(lane)
+        self._report_everything(lane)
 
-    def _describe_cache(self, lane: Lane) -> None:
-        self._read_cache_reports()
-        lane.cache = CacheNews(self._cache.names)
+    def _report_everything(self, lane: Lane) -> None:
+        self._read_kv_reports()
+        lane.kv_events = KvEvents(self._kv_mirror.hashes)
         lane.report(self._stats(), draining=self.draining)
         lane.last_sent = self._clock()
         self.flush(lane)
@@ -143,7 +143,7 @@ class Emitter:
                 self._guarded(action)
             for outlet in self._apply(batches):
                 self.flush(outlet)
-            self._guarded(self._read_cache_reports)
+            self._guarded(self._read_kv_reports)
             self._guarded(self._look_for_lost_clients)
             self._guarded(self._heartbeat)
             for action in self._every_cycle:
@@ -248,11 +248,11 @@ class Emitter:
         self._lose(outlet)
         self._guarded(outlet.close)
 
-    def _read_cache_reports(self) -> None:
-        for report in self._engine.cache_reports():
-            self._cache.apply(report)
+    def _read_kv_reports(self) -> None:
+        for report in self._engine.kv_reports():
+            self._kv_mirror.apply(report)
             for lane in self._lanes:
-                lane.cache.add(report)
+                lane.kv_events.add(report)
 
     def _heartbeat(self) -> None:
         now = self._clock()

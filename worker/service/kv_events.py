@@ -2,63 +2,63 @@
 
 from collections.abc import Iterable
 
-from worker.protocol import CacheReport
+from worker.protocol import KvReport
 
-MAX_NAMES = 8192
-"""Names in one frame, 34 bytes each; what is over waits for the next one."""
+MAX_HASHES = 8192
+"""Hashes in one frame, 34 bytes each; what is over waits for the next one."""
 
 
-class CacheView:
-    """The names that the prefix cache holds, as far as its reports have been read."""
+class KvMirror:
+    """The block hashes that the prefix cache holds, as far as its reports have been read."""
 
     def __init__(self) -> None:
-        self.names: dict[bytes, None] = {}
+        self.hashes: dict[bytes, None] = {}
 
-    def apply(self, report: CacheReport) -> None:
+    def apply(self, report: KvReport) -> None:
         if report.full:
-            self.names = dict.fromkeys(report.added)
+            self.hashes = dict.fromkeys(report.added)
             return
-        for name in report.evicted:
-            self.names.pop(name, None)
-        self.names.update(dict.fromkeys(report.added))
+        for block_hash in report.evicted:
+            self.hashes.pop(block_hash, None)
+        self.hashes.update(dict.fromkeys(report.added))
 
 
-class CacheNews:
-    """What one lane has yet to be told. A name that came and went in between is not mentioned."""
+class KvEvents:
+    """What one lane has yet to be told. A hash that came and went in between is not mentioned."""
 
-    def __init__(self, names: Iterable[bytes] = ()) -> None:
-        """``names`` replace all that the other end knows."""
+    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
+        """``hashes`` replace all that the other end knows."""
         self._full = True
-        self._added = dict.fromkeys(names)
+        self._added = dict.fromkeys(hashes)
         self._evicted: dict[bytes, None] = {}
 
-    def add(self, report: CacheReport) -> None:
+    def add(self, report: KvReport) -> None:
         if report.full:
             self._full, self._added, self._evicted = True, dict.fromkeys(report.added), {}
             return
-        for name in report.evicted:
-            if name in self._added:
-                del self._added[name]
+        for block_hash in report.evicted:
+            if block_hash in self._added:
+                del self._added[block_hash]
             else:
-                self._evicted[name] = None
-        for name in report.added:
-            if name in self._evicted:
-                del self._evicted[name]
+                self._evicted[block_hash] = None
+        for block_hash in report.added:
+            if block_hash in self._evicted:
+                del self._evicted[block_hash]
             else:
-                self._added[name] = None
+                self._added[block_hash] = None
 
-    def take(self, most: int = MAX_NAMES) -> CacheReport | None:
-        """The next report, of at most that many names; None when there is nothing to tell."""
+    def take(self, most: int = MAX_HASHES) -> KvReport | None:
+        """The next report, of at most that many hashes; None when there is nothing to tell."""
         if not self._full and not self._added and not self._evicted:
             return None
         evicted = _take(self._evicted, most)
-        report = CacheReport(_take(self._added, most - len(evicted)), evicted, full=self._full)
+        report = KvReport(_take(self._added, most - len(evicted)), evicted, full=self._full)
         self._full = False
         return report
 
 
-def _take(names: dict[bytes, None], most: int) -> list[bytes]:
-    taken = list(names)[:most]
-    for name in taken:
-        del names[name]
+def _take(hashes: dict[bytes, None], most: int) -> list[bytes]:
+    taken = list(hashes)[:most]
+    for block_hash in taken:
+        del hashes[block_hash]
     return taken

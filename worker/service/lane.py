@@ -14,7 +14,7 @@ from worker.protocol import (
 )
 from worker.protocol.tensors import FRAME
 from worker.service.call import Responder, strings
-from worker.service.kv_events import CacheNews
+from worker.service.kv_events import KvEvents
 from worker.service.replies import as_shown
 from worker.text.text_stream import TextStream
 
@@ -27,7 +27,7 @@ class Lane:
         self.responder = responder
         self.routes: dict[int, LaneRoute] = {}
         self.last_sent = 0.0
-        self.cache = CacheNews()
+        self.kv_events = KvEvents()
         """What of the prefix cache is yet to be reported."""
         self._ended = False
         self._seq = 0
@@ -52,7 +52,7 @@ class Lane:
         self._frame.stats = stats
         self._frame.draining = draining
         if self._frame.cache is None:
-            self._frame.cache = self.cache.take()
+            self._frame.cache = self.kv_events.take()
         self._pending = True
 
     def started(self, handle: int, wait_ms: float) -> None:

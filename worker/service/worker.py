@@ -230,7 +230,7 @@ class WorkerService:
         except InvalidSampling as error:
             return Code.INVALID_REQUEST, str(error)
         ids = message.token_ids
-        # Here and not in the engine alone: its block names cannot be made of any other number.
+        # Here and not in the engine alone: its block hashes cannot be made of any other number.
         if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
             return Code.INVALID_REQUEST, f"token ids are from 0 to {self._card.vocab_size - 1}"
         parts = (message.budget_ms, message.first_token_budget_ms, message.token_gap_ms)

@@ -23,7 +23,7 @@ from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, PlacementMode, PlacementWish, Task
 from tests.support.clock import ManualClock
-from worker.protocol import CacheReport, Sampling
+from worker.protocol import KvReport, Sampling
 
 FAST = StepModel(8, 512, 5.0, 0.5, 0.1)
 SLOW = StepModel(8, 512, 50.0, 5.0, 1.0)
@@ -169,7 +169,7 @@ def test_or9_the_longest_prefix_is_that_of_a_slow_search(data: st.DataObject) ->
     names = st.lists(st.sampled_from(blocks), unique=True, max_size=8)
     for _ in range(data.draw(st.integers(1, 8))):
         instance = data.draw(st.sampled_from("abc"))
-        report = CacheReport(data.draw(names), data.draw(names), full=data.draw(st.booleans()))
+        report = KvReport(data.draw(names), data.draw(names), full=data.draw(st.booleans()))
         if data.draw(st.integers(0, 9)) == 0:
             index.forget(instance)
             held[instance] = {}
@@ -261,7 +261,7 @@ def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None
     other = chooser.choose(task())
     assert other is not None and other.name == "b"
 
-    site.prefixes.apply("a", CacheReport([b"1", b"2", b"3", b"4"], [], full=True))
+    site.prefixes.apply("a", KvReport([b"1", b"2", b"3", b"4"], [], full=True))
     prompt = task()
     prompt.prefix_names = [b"1", b"2", b"3", b"4"]
     near = chooser.choose(prompt)

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from worker.protocol import CacheReport, block_hashes, prefix_salt
+from worker.protocol import KvReport, block_hashes, prefix_salt
 
 IDS = list(range(10, 110))
 TASK = {"prompt_token_ids": IDS, "max_tokens": 2}
@@ -30,7 +30,7 @@ async def test_or9_what_workers_cache_is_known_until_it_is_gone(
     assert service.metric("tidegate_instance_prefix_blocks", instance=second.address) == 4
 
     for lane in second.lanes:  # which of them is listened to is not ours to know
-        await lane.send(cache=CacheReport([], names[:1]))
+        await lane.send(cache=KvReport([], names[:1]))
     await service.until(lambda: registry.prefixes.count(second.address) == 3)
     assert registry.prefixes.longest(names) == {}
 

@@ -322,7 +322,7 @@ def test_a_full_block_is_known_to_others_once_it_is_read() -> None:
     bench = Bench()
     first = bench.submit([9] * 9, max_tokens=10)
     bench.step()
-    assert not list(bench.scheduler.pool.names)
+    assert not list(bench.scheduler.pool.hashes)
     events = bench.finish()
     text = [9] * 9 + ids_of(first, events)
     again = bench.submit(text, max_tokens=2)

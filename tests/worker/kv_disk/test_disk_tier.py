@@ -50,7 +50,7 @@ class Rig:
             submitted_at=self.now,
             own_seed=0,
         )
-        self.scheduler.prefixes.label(new, prefix_salt(b"m", new.job.cache_salt))
+        self.scheduler.prefixes.hash_prompt(new, prefix_salt(b"m", new.job.cache_salt))
         if self.scheduler.enqueue(new, self.now) is not None:
             return None
         self.tier.restore(self.scheduler.waiting, self.now)
@@ -292,10 +292,10 @@ def test_only_those_near_their_turn_are_loaded_for(rig: Rig) -> None:
 def test_a_broken_file_is_computed_instead(rig: Rig) -> None:
     """WK-5: a miss, never an error; what comes before it is used."""
     first = rig.talk(list(range(10, 30)), session="s")
-    rig.store._path(first.names[3]).write_bytes(b"")
+    rig.store._path(first.hashes[3]).write_bytes(b"")
     rig.restart()
-    assert not rig.store.holds(first.names[3]), "a file of another size is not even counted"
-    rig.store._path(first.names[2]).write_bytes(b"x" * rig.store.format.file_bytes)
+    assert not rig.store.holds(first.hashes[3]), "a file of another size is not even counted"
+    rig.store._path(first.hashes[2]).write_bytes(b"x" * rig.store.format.file_bytes)
     again = rig.talk([*first.tokens, 50, 51])
     assert again.cached_tokens == 8
     assert rig.tier.stats().failures == 1
@@ -395,7 +395,7 @@ def test_what_was_just_said_is_not_evicted_first(rig: Rig) -> None:
     rig.talk([90] * 20)
     said = rig.talk(list(range(10, 30)), session="s")
     rig.scheduler.pool.allocate(12)
-    assert len(rig.scheduler.pool.match(said.names)) == 5
+    assert len(rig.scheduler.pool.match(said.hashes)) == 5
 
 
 def test_closing_saves_what_is_left(rig: Rig) -> None:

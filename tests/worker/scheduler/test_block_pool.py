@@ -9,7 +9,7 @@ TOTAL = 12
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 
 
-def names_of(text: list[int]) -> list[bytes]:
+def hashes_of(text: list[int]) -> list[bytes]:
     """As real names do, each stands for all that comes before it too."""
     return [bytes(text[: i + 1]) for i in range(len(text))]
 
@@ -28,17 +28,17 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(text=TEXTS)
     def start(self, text: list[int]) -> None:
         """Take a text's blocks: what is cached is shared, the rest is new and then named."""
-        names = names_of(text)
-        shared = self.pool.match(names)
-        assert [self.content[block] for block in shared] == names[: len(shared)]
-        if not self.pool.fits(shared, len(names) - len(shared)):
+        hashes = hashes_of(text)
+        shared = self.pool.match(hashes)
+        assert [self.content[block] for block in shared] == hashes[: len(shared)]
+        if not self.pool.fits(shared, len(hashes) - len(shared)):
             return
         self.pool.share(shared)
-        new = self.pool.allocate(len(names) - len(shared))
-        for block, name in zip(new, names[len(shared) :], strict=True):
+        new = self.pool.allocate(len(hashes) - len(shared))
+        for block, block_hash in zip(new, hashes[len(shared) :], strict=True):
             self.content.pop(block, None)
-            if self.pool.name(block, name):
-                self.content[block] = name
+            if self.pool.register(block, block_hash):
+                self.content[block] = block_hash
         self.held.append(shared + new)
 
     @rule(data=st.data())
@@ -65,7 +65,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert not set(change.added) & self.remote
             assert set(change.evicted) <= self.remote
             self.remote = (self.remote | set(change.added)) - set(change.evicted)
-        assert self.remote == set(self.pool.names)
+        assert self.remote == set(self.pool.hashes)
         assert self.pool.take_changes() is None
 
     @invariant()
@@ -77,9 +77,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert pool.used_count + pool.free_count == pool.total == TOTAL
         for block in range(TOTAL):
             assert pool._references[block] == sum(block in blocks for blocks in self.held)
-        for name in pool.names:
-            (block,) = [b for b, other in enumerate(pool._names) if other == name]
-            assert self.content[block] == name
+        for block_hash in pool.hashes:
+            (block,) = [b for b, other in enumerate(pool._hashes) if other == block_hash]
+            assert self.content[block] == block_hash
 
     def teardown(self) -> None:
         for blocks in self.held:
@@ -94,8 +94,8 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 def cached(pool: BlockPool, text: list[int]) -> list[int]:
     blocks = pool.allocate(len(text))
-    for block, name in zip(blocks, names_of(text), strict=True):
-        pool.name(block, name)
+    for block, block_hash in zip(blocks, hashes_of(text), strict=True):
+        pool.register(block, block_hash)
     pool.free(blocks)
     return blocks
 
@@ -106,13 +106,13 @@ def test_the_least_recently_used_goes_first_and_a_text_from_its_end() -> None:
     cached(pool, [1, 1, 1])
     cached(pool, [2, 2])
     pool.allocate(2)
-    assert len(pool.match(names_of([1, 1, 1]))) == 2
-    assert len(pool.match(names_of([2, 2]))) == 2
-    pool.share(used := pool.match(names_of([1, 1])))
+    assert len(pool.match(hashes_of([1, 1, 1]))) == 2
+    assert len(pool.match(hashes_of([2, 2]))) == 2
+    pool.share(used := pool.match(hashes_of([1, 1])))
     pool.free(used)
     pool.allocate(2)
-    assert len(pool.match(names_of([1, 1]))) == 2
-    assert pool.match(names_of([2, 2])) == []
+    assert len(pool.match(hashes_of([1, 1]))) == 2
+    assert pool.match(hashes_of([2, 2])) == []
     assert pool.evictions_total == 3
 
 
@@ -121,14 +121,14 @@ def test_cached_blocks_count_as_free() -> None:
     pool = BlockPool(4)
     cached(pool, [1, 2, 3])
     assert (pool.used_count, pool.free_count, pool.cached_count) == (0, 4, 3)
-    assert [name for _, name in pool.oldest_cached(2)] == [b"\1\2\3", b"\1\2"]
+    assert [block_hash for _, block_hash in pool.oldest_cached(2)] == [b"\1\2\3", b"\1\2"]
 
 
 def test_what_is_shared_is_not_counted_twice() -> None:
     """A prompt may take the whole pool even where its own cached head is part of what is free."""
     pool = BlockPool(4)
     cached(pool, [1, 2])
-    shared = pool.match(names_of([1, 2]))
+    shared = pool.match(hashes_of([1, 2]))
     assert pool.fits(shared, 2)
     assert not pool.fits(shared, 3)
 
@@ -136,8 +136,8 @@ def test_what_is_shared_is_not_counted_twice() -> None:
 def test_equal_blocks_are_kept_once() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2)
-    assert pool.name(first, b"x")
-    assert not pool.name(second, b"x")
+    assert pool.register(first, b"x")
+    assert not pool.register(second, b"x")
     pool.free([first, second])
     assert pool.cached_count == 1
 

@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt, max_tokens, self.now + left_s, salt, first_token_by=by, token_gap_s=gap_s
         )
         new.submitted_at = self.now
-        self.scheduler.prefixes.label(new, prefix_salt(b"model", salt))
+        self.scheduler.prefixes.hash_prompt(new, prefix_salt(b"model", salt))
         held = len(self.alive)
         refusal = self.scheduler.enqueue(new, self.now)
         if refusal is None:
@@ -263,7 +263,7 @@ def run_steps(scheduler: Scheduler, steps: int = 1) -> list[list[tuple[Request, 
 
 def labelled(scheduler: Scheduler, *requests: Request) -> None:
     for one in requests:
-        scheduler.prefixes.label(one, b"")
+        scheduler.prefixes.hash_prompt(one, b"")
         assert scheduler.enqueue(one, 0.0) is None
 
 
@@ -468,7 +468,7 @@ def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
     scheduler = Scheduler(config(), BlockPool(64))
     for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
         one = request([5] * 10, max_tokens=1, salt=salt)
-        scheduler.prefixes.label(one, prefix_salt(b"model", salt))
+        scheduler.prefixes.hash_prompt(one, prefix_salt(b"model", salt))
         assert scheduler.enqueue(one, 0.0) is None
         run_steps(scheduler)
         assert one.cached_tokens == expected

@@ -34,7 +34,7 @@ WRONG = ("", "a-lane-token-of-the-tess", TOKEN + "x", TOKEN[:-1], "ä\U0001f512"
 def test_a_stranger_gets_no_lane_and_learns_nothing(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, token: str
 ) -> None:
-    """Neither the card with its hash salt nor the names of cached blocks."""
+    """Neither the card with its hash salt nor the hashes of cached blocks."""
     with serving(tokenizer, token=TOKEN, lane_token=TOKEN) as harness:
         for _ in range(3):
             request = harness.send(Open(PROTOCOL_VERSION, "stranger", token))

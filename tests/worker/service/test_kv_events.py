@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.worker.service.conftest import Harness
-from worker.engine.kv_events import MAX_BACKLOG, CacheJournal
-from worker.protocol import CacheReport, Describe
+from worker.engine.kv_events import MAX_BACKLOG, KvEventQueue
+from worker.protocol import Describe, KvReport
 from worker.scheduler.block_pool import BlockPool
-from worker.service.kv_events import CacheNews, CacheView
+from worker.service.kv_events import KvEvents, KvMirror
 
-NAMES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
+HASHES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
 
 
-def heard(known: set[bytes], report: CacheReport | None) -> set[bytes]:
+def heard(known: set[bytes], report: KvReport | None) -> set[bytes]:
     """What somebody knows after a report, who knew ``known`` before."""
     if report is None:
         return known
@@ -31,45 +31,45 @@ class NewsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.truth: set[bytes] = set()
-        self.view = CacheView()
-        self.news = CacheNews()
+        self.mirror = KvMirror()
+        self.events = KvEvents()
         self.known: set[bytes] = {b"something old"}
 
-    @rule(added=NAMES, evicted=NAMES)
+    @rule(added=HASHES, evicted=HASHES)
     def change(self, added: set[bytes], evicted: set[bytes]) -> None:
         added -= self.truth
         evicted &= self.truth
         self.truth = (self.truth | added) - evicted
-        self.report(CacheReport(sorted(added), sorted(evicted)))
+        self.report(KvReport(sorted(added), sorted(evicted)))
 
-    @rule(names=NAMES)
-    def start_over(self, names: set[bytes]) -> None:
-        self.truth = names
-        self.report(CacheReport(sorted(names), [], full=True))
+    @rule(hashes=HASHES)
+    def start_over(self, hashes: set[bytes]) -> None:
+        self.truth = hashes
+        self.report(KvReport(sorted(hashes), [], full=True))
 
-    def report(self, report: CacheReport) -> None:
-        self.view.apply(report)
-        self.news.add(report)
+    def report(self, report: KvReport) -> None:
+        self.mirror.apply(report)
+        self.events.add(report)
 
     @rule(most=st.integers(1, 4))
     def read(self, most: int) -> None:
-        report = self.news.take(most)
+        report = self.events.take(most)
         assert report is None or len(report.added) + len(report.evicted) <= most
         self.known = heard(self.known, report)
 
     @rule()
     def describe(self) -> None:
-        self.news = CacheNews(self.view.names)
+        self.events = KvEvents(self.mirror.hashes)
 
     @rule()
     def read_all(self) -> None:
-        while (report := self.news.take(3)) is not None:
+        while (report := self.events.take(3)) is not None:
             self.known = heard(self.known, report)
         assert self.known == self.truth
 
     @invariant()
     def the_view_is_the_truth(self) -> None:
-        assert set(self.view.names) == self.truth
+        assert set(self.mirror.hashes) == self.truth
 
 
 TestNews = NewsMachine.TestCase
@@ -78,35 +78,35 @@ TestNews.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:
     pool = BlockPool(4)
-    journal = CacheJournal(pool)
+    queue = KvEventQueue(pool)
     for i in range(3 * MAX_BACKLOG):
         blocks = pool.allocate(4)
-        pool.name(blocks[0], i.to_bytes(4, "big"))
+        pool.register(blocks[0], i.to_bytes(4, "big"))
         pool.free(blocks)
-        journal.publish()
+        queue.publish()
         pool.forget() if i % 2 else None
-    reports = journal.take()
+    reports = queue.take()
     assert len(reports) <= MAX_BACKLOG
     assert reports[0].full
-    view = CacheView()
+    mirror = KvMirror()
     for report in reports:
-        view.apply(report)
-    journal.publish()
-    for report in journal.take():
-        view.apply(report)
-    assert set(view.names) == set(pool.names)
-    assert journal.take() == []
+        mirror.apply(report)
+    queue.publish()
+    for report in queue.take():
+        mirror.apply(report)
+    assert set(mirror.hashes) == set(pool.hashes)
+    assert queue.take() == []
 
 
 def test_changes_ride_in_frames_of_every_lane(harness: Harness) -> None:
-    harness.engine.reports.append(CacheReport([b"a", b"b"], []))
+    harness.engine.reports.append(KvReport([b"a", b"b"], []))
     harness.lane.wait(lambda: known(harness) == {b"a", b"b"}, "the additions")
-    harness.engine.reports.append(CacheReport([b"c"], [b"a"]))
+    harness.engine.reports.append(KvReport([b"c"], [b"a"]))
     harness.lane.wait(lambda: known(harness) == {b"b", b"c"}, "the eviction")
 
 
 def test_describe_resynchronises(harness: Harness) -> None:
-    harness.engine.reports.append(CacheReport([b"a"], []))
+    harness.engine.reports.append(KvReport([b"a"], []))
     harness.lane.wait(lambda: known(harness) == {b"a"}, "the addition")
     harness.send(Describe("lane")).wait_final()
     harness.lane.wait(lambda: sum(r.full for r in reports(harness)) == 2, "the full report")
@@ -114,12 +114,12 @@ def test_describe_resynchronises(harness: Harness) -> None:
     assert again.added == [b"a"]
 
 
-def reports(harness: Harness) -> list[CacheReport]:
+def reports(harness: Harness) -> list[KvReport]:
     return [frame.cache for frame in harness.lane.frames() if frame.cache is not None]
 
 
 def known(harness: Harness) -> set[bytes]:
-    names: set[bytes] = set()
+    hashes: set[bytes] = set()
     for report in reports(harness):
-        names = heard(names, report)
-    return names
+        hashes = heard(hashes, report)
+    return hashes

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.protocol import block_hashes, block_name, prefix_salt, root_name
+from worker.protocol import block_hashes, hash_block, prefix_salt, root_hash
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -19,12 +19,12 @@ def test_a_name_is_what_the_protocol_says() -> None:
 
 @given(ids=IDS, more=IDS, block_tokens=st.integers(1, 9))
 def test_names_grow_block_by_block(ids: list[int], more: list[int], block_tokens: int) -> None:
-    names = block_hashes(ids + more, block_tokens, b"s")
-    assert names[: len(ids) // block_tokens] == block_hashes(ids, block_tokens, b"s")
-    parent = root_name(b"s")
-    for i, name in enumerate(names):
-        parent = block_name(parent, (ids + more)[i * block_tokens : (i + 1) * block_tokens])
-        assert parent == name
+    hashes = block_hashes(ids + more, block_tokens, b"s")
+    assert hashes[: len(ids) // block_tokens] == block_hashes(ids, block_tokens, b"s")
+    parent = root_hash(b"s")
+    for i, block_hash in enumerate(hashes):
+        parent = hash_block(parent, (ids + more)[i * block_tokens : (i + 1) * block_tokens])
+        assert parent == block_hash
 
 
 def test_salts_keep_names_apart() -> None:
