@@ -21,7 +21,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.model import Model, load_model
 from worker.runner.cuda_graphs import CudaRecorder, Recorder
 from worker.runner.cuda_runner import build_cuda_runner
-from worker.runner.forward import Whole
+from worker.runner.forward import BatchForward
 from worker.runner.torch_runner import TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.scheduler.block_pool import BlockPool
@@ -237,7 +237,7 @@ def build(
         max_tokens=max_blocks * block_tokens,
     )
     runner = build_cuda_runner(
-        Whole(model, choice.backend),
+        BatchForward(model, choice.backend),
         sampler,
         device=device,
         block_tokens=block_tokens,

@@ -20,7 +20,7 @@ from worker.models.config import ModelConfig
 from worker.models.model import Model
 from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.runner.cuda_runner import CudaRunner
-from worker.runner.forward import Tiled
+from worker.runner.forward import TiledForward
 
 _NEVER = 1e12
 _EXACT = Shape(4, 256, 512, 8, 2, 32, 1000, 512, "float32")
@@ -98,7 +98,7 @@ def _deterministic(report: Report, model: Model, config: ModelConfig, name: str)
         dtype=getattr(torch, config.dtype),
         device=device,
     )
-    tiled = Tiled(model, TritonAttention(pool, config.num_heads, invariant=True))
+    tiled = TiledForward(model, TritonAttention(pool, config.num_heads, invariant=True))
     tiled.check(vocab_size=config.vocab_size, block_tokens=16, max_tokens=256, device=device)
     report.add(f"deterministic mode, {name}", "holds", "", "to the bit, in any company")
 

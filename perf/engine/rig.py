@@ -71,7 +71,7 @@ class Rig:
     def model(self) -> Model:
         runner = self.engine._runner
         assert isinstance(runner, TorchRunner)
-        model: Model = runner._compute.model  # type: ignore[union-attr]
+        model: Model = runner._forward.model  # type: ignore[union-attr]
         return model
 
     def __enter__(self) -> "Rig":

@@ -27,7 +27,7 @@ from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import SimLane, WorkerSpec
 from perf.stack.context import SEED, Bench, Context
 from worker.protocol import End
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
 QUEUED = 1000
 TENANTS = 10
@@ -37,7 +37,7 @@ _KINDS = {
     "turn": "one leaves, the next starts",
     "cycle": "20 ms with a cancel, two ends and new plans",
 }
-_FLEET = Fleet(WorkerSpec(StepPace(6e-3, 0.6e-3, 0.4e-3), slots=8, kv_tokens=10**6), count=4)
+_FLEET = Fleet(WorkerSpec(StepCost(6e-3, 0.6e-3, 0.4e-3), slots=8, kv_tokens=10**6), count=4)
 
 
 @dataclass(slots=True)

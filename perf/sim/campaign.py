@@ -22,10 +22,10 @@ from perf.sim.rivals.policies import RIVALS
 from perf.sim.run import Fleet, simulate
 from perf.sim.worker import WorkerSpec
 from worker.protocol import Outcome
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
 # perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
-PACE = StepPace(6.4e-3, 0.635e-3, 0.44e-3)
+PACE = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
 SLOTS = 8
 INSTANCES = 2
 # Token counts and fixed deadlines are scaled, so is the least that a worker starts with.

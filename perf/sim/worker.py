@@ -26,7 +26,7 @@ from worker.protocol import (
     Started,
     WorkerStats,
 )
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 from worker.scheduler.prompt_order import prompt_urgency
 
 HEARTBEAT_S = 0.25
@@ -44,7 +44,7 @@ class WorkerSpec:
     sees to. News take ``way_back_s`` on average to the orchestrator, in order.
     """
 
-    pace: StepPace
+    pace: StepCost
     slots: int
     kv_tokens: int
     step_tokens: int = 512

@@ -16,7 +16,7 @@ from perf.sim.table import Summary
 from perf.sim.worker import SimWorker
 from tests.perf.sim_load import SCENARIO, SEED, plain_capacity
 from worker.protocol import OnDeadline, Outcome
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
 PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
 """Deadlines that a request can make in a full house: the others are lost whoever asks."""
@@ -176,7 +176,7 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     """From the 20th second on, one of two workers has a tenth of its pace, then its own again."""
 
     def slow(workers: list[SimWorker]) -> None:
-        workers[0].pace = StepPace(10 * PACE.step_s, 10 * PACE.row_s, 10 * PACE.prompt_token_s)
+        workers[0].pace = StepCost(10 * PACE.step_s, 10 * PACE.row_s, 10 * PACE.prompt_token_s)
 
     def well(workers: list[SimWorker]) -> None:
         workers[0].pace = PACE

@@ -17,11 +17,11 @@ from perf.sim.table import Summary
 from perf.sim.worker import WorkerSpec
 from tests.perf.sim_load import SCENARIO, SEED
 from worker.protocol import OnDeadline, Outcome
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
 # ── the situations ───────────────────────────────────────────────────────────────────────
 
-QUICK = StepPace(4e-3, 0.01e-3, 0.02e-3)
+QUICK = StepCost(4e-3, 0.01e-3, 0.02e-3)
 WIDE = Fleet(WorkerSpec(QUICK, 64, kv_tokens=64 * 2048, min_start_s=0.0), count=1)
 
 

@@ -11,9 +11,9 @@ from perf.sim.offers import Offer
 from perf.sim.rivals.fleet import Job, Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe
 from perf.sim.worker import WorkerSpec
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
-PACE = StepPace(10e-3, 0.0, 0.1e-3)
+PACE = StepCost(10e-3, 0.0, 0.1e-3)
 MACHINE = Machine(2, 0.1e-3, 10e-3)
 """Two slots, ten milliseconds a token."""
 

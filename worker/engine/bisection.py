@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import Ending, Request
+from worker.scheduler.request import EndReason, Request
 
 
 class Bisection:
@@ -76,8 +76,8 @@ class Bisection:
         self._told = what
 
 
-def step_failed(error: Exception) -> Ending:
-    return Ending(
+def step_failed(error: Exception) -> EndReason:
+    return EndReason(
         FinishReason.ERROR,
         Code.ENGINE_ERROR,
         f"the engine failed in a step ({type(error).__name__}); its log has the details",

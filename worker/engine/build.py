@@ -25,7 +25,7 @@ from worker.protocol import ModelCard, SamplingDefaults
 from worker.runner.base import BuiltRunner, Runner
 from worker.runner.memory import MemoryLimits
 from worker.runner.out_of_memory import StepMemory
-from worker.runner.synthetic import FreeRunner, PacedRunner, StepPace
+from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.scheduler import MAX_PAUSES, Scheduler, SchedulerConfig
 from worker.settings import WorkerSettings
@@ -239,13 +239,13 @@ def _build_synthetic(
     if settings.engine == "synthetic-free":
         runner = FreeRunner(words, end_id=end_id)
     else:
-        pace = StepPace(
+        cost = StepCost(
             settings.synthetic_step_ms / 1e3,
             settings.synthetic_row_ms / 1e3,
             settings.synthetic_prompt_token_ms / 1e3,
         )
         runner = PacedRunner(
-            words, pace, end_id=end_id, slow_file=settings.synthetic_slow_file, clock=clock
+            words, cost, end_id=end_id, slow_file=settings.synthetic_slow_file, clock=clock
         )
     blocks_per_job = -(-config.context_tokens // settings.block_tokens)
     blocks = settings.kv_blocks or settings.max_running * blocks_per_job

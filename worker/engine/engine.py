@@ -34,14 +34,13 @@ from worker.core import (
     JobTokens,
 )
 from worker.engine.bisection import Bisection, step_failed
-from worker.engine.expiry import Lookout
+from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
 from worker.protocol import AbortCause, FinishReason, KvReport, TokenLogprob, prefix_salt
-from worker.runner.base import OverlappingRunner, Runner
-from worker.runner.flight import Flight
+from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory, StepOutcome
 from worker.scheduler.pauses import Pauses
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -50,9 +49,9 @@ from worker.scheduler.request import (
     ABORTED,
     DRAINED,
     LENGTH,
-    STARVED,
     STOPPED,
-    Ending,
+    TOO_LATE_TO_START,
+    EndReason,
     Request,
     make_request,
 )
@@ -96,17 +95,17 @@ class Engine:
         self._draw_seed = draw_seed
         self._tier: Tier = tier or NoTier()
         self._hash_salt = hash_salt
-        self._pace = scheduler.pace
+        self._step_time = scheduler.step_time
         self._launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
-        self._flight: Flight | None = None
+        self._in_flight: StepInFlight | None = None
         """The step that was launched and not read yet."""
-        self._endings: dict[Request, Ending] = {}
+        self._deferred: dict[Request, EndReason] = {}
         """How those end that a launched step still has a row of."""
-        self._landed_at = 0.0
+        self._collected_at = 0.0
         self._bisection = Bisection()
         self._catching_up = False
         """A launch failed: the next step is done without overlap."""
-        self._lookout = Lookout(clock, self._pace, int(self._launcher is not None))
+        self._expiry = ExpiryCheck(clock, self._step_time, int(self._launcher is not None))
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -137,7 +136,7 @@ class Engine:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
         request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
         if request.prompt_tokens < self.scheduler.capacity_tokens:
-            self.scheduler.prefixes.hash_prompt(
+            self.scheduler.prefix_cache.hash_prompt(
                 request, prefix_salt(self._hash_salt, job.cache_salt)
             )
         with self._wake:
@@ -227,7 +226,7 @@ class Engine:
         if any(request.loading for request in waiting):
             return STALLED_S
         deadline = min((one.deadline for one in [*waiting, *paused]), default=math.inf)
-        left_s = deadline - self._clock() - self._pace.slow_step_s(0)
+        left_s = deadline - self._clock() - self._step_time.slow_step_s(0)
         return max(STALLED_S, min(PAUSED_S, left_s))
 
     def _notify(self) -> None:
@@ -242,13 +241,13 @@ class Engine:
         self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
-        events += self._pauses.settle(self._flight.requests if self._flight else ())
+        events += self._pauses.settle(self._in_flight.requests if self._in_flight else ())
         self._tell(events)
         self._tier.restore(self.scheduler.waiting, now)
         plan = self._schedule(now, events)
         if plan is not None and self._bisection.is_on:
             plan = self._bisection.cut(plan)
-        is_busy = plan is not None or self._flight is not None
+        is_busy = plan is not None or self._in_flight is not None
         if self._launcher is not None and not (self._catching_up or self._bisection.is_on):
             self._overlap(self._launcher, plan, events)
         elif plan is not None:
@@ -268,12 +267,12 @@ class Engine:
         begun = self.scheduler.running
         if self.scheduler.paused:
             begun = begun + self.scheduler.paused
-        for request in self._lookout.due(begun, now, prompt_tokens):
-            self._finish(request, self._lookout.verdict(request, now), events)
-        for request in self._lookout.infeasible(self.scheduler.waiting, now):
-            self._finish(request, self._lookout.verdict(request, now), events)
-        for request in self.scheduler.starved(now):
-            self._finish(request, STARVED, events)
+        for request in self._expiry.expired(begun, now, prompt_tokens):
+            self._finish(request, self._expiry.end_reason(request, now), events)
+        for request in self._expiry.unfinishable(self.scheduler.waiting, now):
+            self._finish(request, self._expiry.end_reason(request, now), events)
+        for request in self.scheduler.too_late_to_start(now):
+            self._finish(request, TOO_LATE_TO_START, events)
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:
@@ -302,8 +301,8 @@ class Engine:
             self._fail(plan.rows, error, events)
             return None
         self._bisection.passed()
-        for request, ending in done.failed:
-            self._finish(request, self._endings.pop(request, ending), events)
+        for request, end_reason in done.failed:
+            self._finish(request, self._deferred.pop(request, end_reason), events)
         if not done.plan.rows:
             return None
         self._measure(done.plan, done.result, self._clock() - started)
@@ -311,13 +310,13 @@ class Engine:
 
     def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
         """Launch the plan, then read the step before it."""
-        before, self._flight = self._flight, None
+        before, self._in_flight = self._in_flight, None
         if plan is not None and self._memory.is_over_limit():
             self._catching_up, plan = True, None
         if plan is not None:
             plan = self._memory.cut(plan)
             try:
-                self._flight = Flight(plan, runner.launch(plan), self._clock())
+                self._in_flight = StepInFlight(plan, runner.launch(plan), self._clock())
             except Exception:
                 engine_log.exception("a launch of %d rows failed; done over", len(plan.rows))
                 self._catching_up = True
@@ -325,40 +324,42 @@ class Engine:
                 for row in plan.rows:
                     self.scheduler.launch(row)
         if before is not None:
-            self._land(before, events)
+            self._collect(before, events)
 
-    def _land(self, flight: Flight, events: list[Event]) -> None:
+    def _collect(self, step: StepInFlight, events: list[Event]) -> None:
         """Read a launched step and apply its result."""
         try:
-            result = flight.collect()
+            result = step.collect()
         except Exception as error:
             # The step launched after it had its tokens as inputs.
-            after, self._flight = self._flight, None
-            rows = flight.plan.rows + (after.plan.rows if after is not None else [])
+            after, self._in_flight = self._in_flight, None
+            rows = step.plan.rows + (after.plan.rows if after is not None else [])
             for row in reversed(rows):
-                self.scheduler.take_back_launch(row)
+                self.scheduler.undo_launch(row)
             self._fail(rows, error, events)
             return
         now = self._clock()
-        duration_s = now - max(flight.launched_at, self._landed_at)
-        self._landed_at = now
-        self._measure(flight.plan, result, duration_s)
-        self._apply(flight.plan, result, events, self.scheduler.confirm)
+        duration_s = now - max(step.launched_at, self._collected_at)
+        self._collected_at = now
+        self._measure(step.plan, result, duration_s)
+        self._apply(step.plan, result, events, self.scheduler.confirm)
 
     def _fail(self, rows: Sequence[Row], error: Exception, events: list[Event]) -> None:
         """End the request that failed a step by itself; else have the rows tried in halves."""
         guilty = self._bisection.failed(rows, error)
         for request in dict.fromkeys(row.request for row in rows):
-            ending = self._endings.pop(request, None)
-            if request is guilty or ending is not None:
-                self._finish(request, ending or step_failed(error), events)
+            end_reason = self._deferred.pop(request, None)
+            if request is guilty or end_reason is not None:
+                self._finish(request, end_reason or step_failed(error), events)
 
     def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
         prompt_tokens = plan.tokens - plan.decodes
         most = max(map(len, result.ids))
         if most:
-            self._pace.decoded(duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens)
-        self._pace.prefilled(duration_s, prompt_tokens)
+            self._step_time.decoded(
+                duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens
+            )
+        self._step_time.prefilled(duration_s, prompt_tokens)
         self._totals.steps += 1
         self._totals.busy_s += duration_s
         self._totals.prompt_tokens += prompt_tokens
@@ -379,9 +380,9 @@ class Engine:
         for row, ids, row_logprobs in zip(plan.rows, result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
-            decided = self._endings.pop(request, None)
+            decided = self._deferred.pop(request, None)
             if decided is not None or job.abort is not None or now >= job.deadline:
-                why = decided or self._lookout.verdict(request, now)
+                why = decided or self._expiry.end_reason(request, now)
                 if why.reason is not FinishReason.STOP:
                     request.late_tokens += len(ids)
                     self._totals.late_tokens += len(ids)
@@ -392,21 +393,21 @@ class Engine:
             if not ids:
                 book(row, ids)
                 continue
-            ending = None
+            end_reason = None
             if not self._eos.isdisjoint(ids) and not job.sampling.ignore_eos:
                 ids, row_logprobs = self._cut_after_eos(ids, row_logprobs)
-                ending = STOPPED
+                end_reason = STOPPED
             book(row, ids)
             if request.first_token_at is None:
                 request.first_token_at = now
             self._totals.tokens += len(ids)
             events.append(JobTokens(job, ids, row_logprobs))
             text_tokens = row.start + row.count + len(ids)
-            if ending is None and text_tokens >= request.limit_tokens:
-                ending = LENGTH
-            if ending is not None:
-                self._pace.answered(text_tokens - request.prompt_tokens)
-                self._finish(request, ending, events)
+            if end_reason is None and text_tokens >= request.limit_tokens:
+                end_reason = LENGTH
+            if end_reason is not None:
+                self._step_time.answered(text_tokens - request.prompt_tokens)
+                self._finish(request, end_reason, events)
 
     def _cut_after_eos(
         self, ids: list[int], logprobs: list[TokenLogprob] | None
@@ -429,19 +430,19 @@ class Engine:
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 
-    def _finish(self, request: Request, ending: Ending, events: list[Event]) -> None:
+    def _finish(self, request: Request, end_reason: EndReason, events: list[Event]) -> None:
         """End a request: at once, or when the step that still has a row of it has been read."""
-        if self._flight is not None and request in self._flight.requests:
-            self._endings.setdefault(request, ending)
+        if self._in_flight is not None and request in self._in_flight.requests:
+            self._deferred.setdefault(request, end_reason)
             request.leaving = True
             return
         if request.blocks:
             self._tier.keep(request)
         self.scheduler.release(request)
-        events.append(self._record(request, ending))
+        events.append(self._record(request, end_reason))
 
-    def _record(self, request: Request, ending: Ending) -> JobFinished:
-        return finished(request, ending, self._clock())
+    def _record(self, request: Request, end_reason: EndReason) -> JobFinished:
+        return finished(request, end_reason, self._clock())
 
     def _shut_down(self) -> None:
         """End every job that is left and release the runner. Idempotent."""
@@ -450,15 +451,15 @@ class Engine:
             inbox = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
-        if self._flight is not None:
-            flight, self._flight = self._flight, None
+        if self._in_flight is not None:
+            step, self._in_flight = self._in_flight, None
             with suppress(Exception):  # whatever it was, all jobs end here
-                flight.collect()
-            for row in flight.plan.rows:
+                step.collect()
+            for row in step.plan.rows:
                 self.scheduler.discard(row)
         scheduler = self.scheduler
         for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
-            self._finish(request, self._endings.pop(request, DRAINED), events)
+            self._finish(request, self._deferred.pop(request, DRAINED), events)
         self._publish(events)
         self._tier.close()
         self._runner.close()
@@ -466,4 +467,4 @@ class Engine:
 
     def _snapshot(self) -> EngineStats:
         busy = 0.0 if self._launcher is None else self._launcher.stream_utilization
-        return snapshot(self.scheduler, self._lookout, self._totals, self._tier.stats(), busy)
+        return snapshot(self.scheduler, self._expiry, self._totals, self._tier.stats(), busy)

@@ -8,52 +8,54 @@ from worker.scheduler.request import (
     CANNOT_FINISH,
     CUT_SHORT,
     DEADLINE_PASSED,
-    Ending,
+    EndReason,
     Request,
 )
-from worker.scheduler.step_time import BOUND_STEPS, Pace
+from worker.scheduler.step_time import BOUND_STEPS, StepTime
 
 _SAMPLE_EVERY = 32
 _SMOOTHING = 1 / 8
 
 
-class Lookout:
+class ExpiryCheck:
     """Finds requests that must stop. The look is a flag and a float compare, no call."""
 
-    def __init__(self, clock: Clock, pace: Pace, steps_in_flight: int = 0) -> None:
+    def __init__(self, clock: Clock, step_time: StepTime, steps_in_flight: int = 0) -> None:
         """``steps_in_flight`` have been launched, and not read, whenever it looks."""
         self._steps_in_flight = steps_in_flight
         self._clock = clock
-        self._pace = pace
+        self._step_time = step_time
         self._looks = 0
         self.check_us = 0.0
         """Sampled cost of the look per request, moving average (DL-13)."""
 
-    def due(self, running: Sequence[Request], now: float, prompt_tokens: int = 0) -> list[Request]:
+    def expired(
+        self, running: Sequence[Request], now: float, prompt_tokens: int = 0
+    ) -> list[Request]:
         """Running requests that must stop before the next step.
 
         That may carry up to ``prompt_tokens`` of prompts.
         """
         self._looks += 1
         if not running or self._looks % _SAMPLE_EVERY != 1:
-            return self._due(running, now, prompt_tokens)
+            return self._expired(running, now, prompt_tokens)
         started = self._clock()
-        due = self._due(running, now, prompt_tokens)
+        expired = self._expired(running, now, prompt_tokens)
         cost_us = (self._clock() - started) * 1e6 / len(running)
         self.check_us += (cost_us - self.check_us) * (_SMOOTHING if self.check_us else 1.0)
-        return due
+        return expired
 
-    def _due(self, running: Sequence[Request], now: float, prompt_tokens: int) -> list[Request]:
+    def _expired(self, running: Sequence[Request], now: float, prompt_tokens: int) -> list[Request]:
         last_call = None
-        token_s = self._pace.least_token_s
+        token_s = self._step_time.least_token_s
         # A step in flight has to be read before anything can end; its tokens count already.
         spared = BOUND_STEPS + self._steps_in_flight
-        due = []
+        expired = []
         for request in running:
             job = request.job
             if request.ends_cleanly:
                 if last_call is None:
-                    slow_s = self._pace.slow_step_s(prompt_tokens)
+                    slow_s = self._step_time.slow_step_s(prompt_tokens)
                     last_call = now + slow_s * (1 + self._steps_in_flight)
                 ready_by = last_call
             elif request.least_tokens > spared:
@@ -62,23 +64,23 @@ class Lookout:
                 ready_by = now
             is_due = ready_by >= job.deadline or job.abort is not None
             if is_due and not _is_spared(request, now):
-                due.append(request)
-        return due
+                expired.append(request)
+        return expired
 
-    def infeasible(self, waiting: Sequence[Request], now: float) -> list[Request]:
+    def unfinishable(self, waiting: Sequence[Request], now: float) -> list[Request]:
         """Waiting requests that were aborted, or whose certain work no longer fits (DL-3)."""
-        token_s = self._pace.least_token_s
-        infeasible = []
+        token_s = self._step_time.least_token_s
+        unfinishable = []
         for request in waiting:
             job = request.job
             certain = request.least_tokens - BOUND_STEPS
             misses = certain > 0 and now + certain * token_s >= job.deadline
             if (misses or job.abort is not None) and not _is_spared(request, now):
-                infeasible.append(request)
-        return infeasible
+                unfinishable.append(request)
+        return unfinishable
 
     @staticmethod
-    def verdict(request: Request, now: float) -> Ending:
+    def end_reason(request: Request, now: float) -> EndReason:
         """Why a request that is due must stop. An abort outranks the deadline."""
         cause = request.job.abort
         if cause is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from worker.core import EngineStats
-from worker.engine.expiry import Lookout
+from worker.engine.expiry import ExpiryCheck
 from worker.kv_disk.base import TierStats
 from worker.scheduler.scheduler import Scheduler
 
@@ -23,21 +23,21 @@ class Totals:
 
 def snapshot(
     scheduler: Scheduler,
-    lookout: Lookout,
+    lookout: ExpiryCheck,
     totals: Totals,
     disk: TierStats,
     stream_utilization: float,
 ) -> EngineStats:
     """The state after a step."""
-    pool, pace, prefixes = scheduler.pool, scheduler.pace, scheduler.prefixes
+    pool, step_time, prefix_cache = scheduler.pool, scheduler.step_time, scheduler.prefix_cache
     return EngineStats(
         kv_blocks_total=pool.total,
         kv_blocks_used=pool.used_count,
         kv_blocks_free=pool.free_count,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        step_ms=pace.step_s * 1e3,
-        prefill_tokens_per_s=pace.prefill_tokens_per_s,
+        step_ms=step_time.step_s * 1e3,
+        prefill_tokens_per_s=step_time.prefill_tokens_per_s,
         tokens_total=totals.tokens,
         late_tokens_total=totals.late_tokens,
         jobs_total=totals.jobs,
@@ -45,11 +45,11 @@ def snapshot(
         steps_total=totals.steps,
         busy_ms_total=totals.busy_s * 1e3,
         prefill_tokens_total=totals.prompt_tokens,
-        cached_tokens_total=prefixes.cached_tokens_total,
+        cached_tokens_total=prefix_cache.cached_tokens_total,
         kv_blocks_cached=pool.cached_count,
         evicted_blocks_total=pool.evictions_total,
-        hit_blocks_total=prefixes.hit_blocks_total,
-        missed_blocks_total=prefixes.missed_blocks_total,
+        hit_blocks_total=prefix_cache.hit_blocks_total,
+        missed_blocks_total=prefix_cache.missed_blocks_total,
         disk_saved_blocks_total=disk.saved_blocks,
         disk_loaded_blocks_total=disk.loaded_blocks,
         disk_save_ms_total=disk.save_ms,

@@ -2,7 +2,7 @@
 
 ::
 
-    engine's thread    disk_tier    what to save and to restore; lends pool blocks to the two below
+    engine's thread    disk_tier    what to save and to restore; pins pool blocks for the two below
     two threads        saver        pool → staging → files, and a session's manifest
                        loader       files → staging → pool
     beneath            block_store  what is on disk: bounded, least recently used goes first

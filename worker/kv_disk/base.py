@@ -40,7 +40,7 @@ class Tier(Protocol):
         """A running request ends, and still has its blocks."""
 
     def collect(self, now: float) -> None:
-        """Take back what was lent, and let requests go on whose load is over."""
+        """Unpin what was copied, and let requests go on whose load is over."""
 
     def spill(self) -> None:
         """Save ahead of eviction, if there is nothing else to save."""

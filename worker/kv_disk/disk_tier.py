@@ -3,10 +3,10 @@
 ::
 
     near its turn ─▶ is more of its head on disk than in the pool, and is loading it quicker than
-                 computing it?  ─▶ it waits in the queue while blocks set aside are filled
-    ended     ─▶ the full blocks of a conversation are lent to the saver, those not on disk yet
+                 computing it?  ─▶ it waits in the queue while reserved blocks are filled
+    ended     ─▶ the full blocks of a conversation are pinned for the saver, those not on disk yet
     each step ─▶ blocks come back; loaded ones get their hashes and are then found like any other;
-                 when empty blocks run low, the next ones to be evicted are lent to the saver too
+                 when empty blocks run low, the next ones to be evicted are pinned and saved too
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from worker.kv_disk.base import TierStats
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.copies import KVMemory
 from worker.kv_disk.loader import Load, Loader
-from worker.kv_disk.saver import LentBlock, Save, Saver
+from worker.kv_disk.saver import PinnedBlock, Save, Saver
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ _FEWEST_BLOCKS = 2
 _LOOKAHEAD = 4
 """So many of those that wait have their heads loaded ahead of their turn."""
 _SPILL_BLOCKS = 8
-"""Lent to the saver at a time, ahead of their eviction."""
+"""Pinned for the saver at a time, ahead of their eviction."""
 _PATIENCE_S = 1.0
 """How long a request waits for a load at least, however quickly it could be computed."""
 _CLOSE_GRACE_S = 2.0
@@ -46,7 +46,7 @@ class _Restore:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What is to be saved, in order, and not lent yet: it may be evicted before."""
+    """What is to be saved, in order, and not pinned yet: it may be evicted before."""
 
     hashes: deque[bytes]
     session: str = ""
@@ -68,16 +68,16 @@ class DiskTier:
         """``memory`` is that of the scheduler's pool; both backgrounds are closed with the tier."""
         self._scheduler = scheduler
         self._pool = scheduler.pool
-        self._prefixes = scheduler.prefixes
+        self._prefix_cache = scheduler.prefix_cache
         self._store = store
         self._loader = Loader(store, memory, loading, self._put)
         self._saver = Saver(store, memory, saving, self._put)
         self._wake: Callable[[], None] = lambda: None
-        self._results: deque[Load | Sequence[LentBlock]] = deque()
+        self._results: deque[Load | Sequence[PinnedBlock]] = deque()
         self._restores: dict[Load, _Restore] = {}
         self._by_first_hash: dict[bytes, _Restore] = {}
         self._wanted: deque[_Wanted] = deque()
-        self._saving: dict[bytes, LentBlock] = {}
+        self._saving: dict[bytes, PinnedBlock] = {}
         """Everything that the saver has."""
         self._most_saving = max(1, self._pool.total // 4)
         self._spilled: set[bytes] = set()
@@ -112,7 +112,7 @@ class DiskTier:
                 self._restore(request, now)
 
     def _restore(self, request: Request, now: float) -> None:
-        hashes = request.hashes[: self._prefixes.shareable_blocks(request)]
+        hashes = request.hashes[: self._prefix_cache.shareable_blocks(request)]
         held = self._pool.match(hashes)
         missing = hashes[len(held) :]
         if not missing:
@@ -129,8 +129,8 @@ class DiskTier:
         wanted = wanted[: max(0, self._pool.free_count - len(held)) // 2]
         if len(wanted) < _FEWEST_BLOCKS or not self._pays(request, len(wanted), now):
             return
-        self._scheduler.lend(held)
-        load = Load(wanted, self._scheduler.set_aside(len(wanted)))
+        self._scheduler.pin(held)
+        load = Load(wanted, self._scheduler.reserve_blocks(len(wanted)))
         patience_s = max(_PATIENCE_S, self._compute_s(len(wanted)))
         restore = _Restore(load, held, [request], now + patience_s)
         request.loading = True
@@ -138,7 +138,7 @@ class DiskTier:
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
-        """A load was given up and has not come back: no more blocks are set aside meanwhile."""
+        """A load was given up and has not come back: no more blocks are reserved meanwhile."""
         return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:
@@ -150,14 +150,14 @@ class DiskTier:
 
     def _compute_s(self, blocks: int) -> float:
         tokens = blocks * self._scheduler.config.block_tokens
-        return self._scheduler.pace.service_s(tokens, 0)
+        return self._scheduler.step_time.service_s(tokens, 0)
 
     def _restored(self, restore: _Restore) -> None:
         load = restore.load
         del self._by_first_hash[load.hashes[0]]
         for block, block_hash in zip(load.blocks[: load.loaded], load.hashes, strict=False):
             self._pool.register(block, block_hash)
-        self._scheduler.take_back(restore.held + load.blocks)
+        self._scheduler.unpin(restore.held + load.blocks)
         self._let_go(restore)
 
     def _let_go(self, restore: _Restore) -> None:
@@ -193,31 +193,31 @@ class DiskTier:
 
     def _save(self, wanted: "_Wanted") -> None:
         self._wanted.append(wanted)
-        self._lend()
+        self._pin_wanted()
 
-    def _lend(self) -> None:
-        """Lend the saver what is to be saved, as far as so many blocks may be out of use."""
+    def _pin_wanted(self) -> None:
+        """Pin what is to be saved and hand it to the saver, within what may be out of use."""
         while self._wanted and len(self._saving) < self._most_saving:
             wanted = self._wanted[0]
-            lent = []
+            pinned = []
             while wanted.hashes and len(self._saving) < self._most_saving:
                 block_hash = wanted.hashes.popleft()
                 block = self._pool.find(block_hash)
                 if block is None:
                     self._skipped_blocks += 1
                 elif block_hash not in self._saving:
-                    self._saving[block_hash] = LentBlock(block, block_hash, wanted.is_spill)
-                    lent.append(self._saving[block_hash])
-            self._scheduler.lend([one.block for one in lent])
-            save = Save(lent)
+                    self._saving[block_hash] = PinnedBlock(block, block_hash, wanted.is_spill)
+                    pinned.append(self._saving[block_hash])
+            self._scheduler.pin([one.block for one in pinned])
+            save = Save(pinned)
             if not wanted.hashes:
                 self._wanted.popleft()
-                save = Save(lent, wanted.session, wanted.text)
+                save = Save(pinned, wanted.session, wanted.text)
             self._saver.submit(save)
 
     # ── back again ───────────────────────────────────────────────────────────────────────────
 
-    def _put(self, result: Load | Sequence[LentBlock]) -> None:
+    def _put(self, result: Load | Sequence[PinnedBlock]) -> None:
         """On the threads of loader and saver."""
         self._results.append(result)
         self._wake()
@@ -230,26 +230,28 @@ class DiskTier:
                 if restore is not None:
                     self._restored(restore)
             else:
-                self._take_back(result)
-                self._lend()
+                self._unpin(result)
+                self._pin_wanted()
         for restore in self._restores.values():
             if restore.waiting and now >= restore.give_up_at:
                 self._let_go(restore)
                 self._scheduler.unblock()
 
-    def _take_back(self, lent: Sequence[LentBlock]) -> None:
-        back = [self._saving.pop(one.block_hash) for one in lent if one.block_hash in self._saving]
+    def _unpin(self, pinned: Sequence[PinnedBlock]) -> None:
+        back = [
+            self._saving.pop(one.block_hash) for one in pinned if one.block_hash in self._saving
+        ]
         for is_spill in (False, True):
             # Being saved is no use of a block: what was to be evicted next still is.
             blocks = [one.block for one in back if one.is_spill is is_spill]
-            self._scheduler.take_back(blocks, as_oldest=is_spill)
+            self._scheduler.unpin(blocks, as_oldest=is_spill)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._most_saving = self._pool.total  # nobody else needs them any more
-        self._lend()
+        self._pin_wanted()
         self._loader.close(0.0)
         self._saver.close(_CLOSE_GRACE_S)
         self.collect(now=float("inf"))
@@ -257,4 +259,4 @@ class DiskTier:
             restore.load.loaded = 0
             self._restored(restore)
         self._restores.clear()
-        self._take_back(list(self._saving.values()))
+        self._unpin(list(self._saving.values()))

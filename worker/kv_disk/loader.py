@@ -1,4 +1,4 @@
-"""From disk into blocks of the pool that were set aside for it."""
+"""From disk into blocks of the pool that are reserved for it."""
 
 import time
 from collections.abc import Callable

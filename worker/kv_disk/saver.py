@@ -13,7 +13,7 @@ from worker.kv_disk.copies import KVMemory
 _BATCH_BYTES = 16 * 2**20
 
 
-class LentBlock(NamedTuple):
+class PinnedBlock(NamedTuple):
     """A block of the pool that its engine keeps as it is for as long as a copy takes."""
 
     block: int
@@ -33,7 +33,7 @@ class SaveCounts:
 class Save:
     """Blocks to be saved; and the conversation that consists of ``text``, if it is one."""
 
-    lent: list[LentBlock]
+    pinned: list[PinnedBlock]
     session: str = ""
     text: list[bytes] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Saver:
         store: BlockStore,
         memory: KVMemory,
         background: Background,
-        returned: Callable[[Sequence[LentBlock]], None],
+        returned: Callable[[Sequence[PinnedBlock]], None],
     ) -> None:
         self.counts = SaveCounts()
         self._store = store
@@ -66,18 +66,18 @@ class Saver:
     def _run(self, save: Save) -> None:
         started = time.perf_counter()
         size = len(self._staging)
-        left = save.lent
+        left = save.pinned
         try:
             while left:
                 batch, left = left[:size], left[size:]
                 try:
-                    self._memory.copy_out([lent.block for lent in batch], self._staging)
+                    self._memory.copy_out([pinned.block for pinned in batch], self._staging)
                 finally:
                     self._returned(batch)
-                for lent, content in zip(batch, self._staging, strict=False):
-                    # Lent twice if its text went on before the file was written.
-                    if not self._store.holds(lent.block_hash):
-                        self.counts.blocks += self._store.write(lent.block_hash, content)
+                for pinned, content in zip(batch, self._staging, strict=False):
+                    # Pinned twice if its text went on before the file was written.
+                    if not self._store.holds(pinned.block_hash):
+                        self.counts.blocks += self._store.write(pinned.block_hash, content)
             if save.session:
                 kept = list(takewhile(self._store.holds, save.text))
                 self._store.touch(kept)

@@ -4,7 +4,7 @@ int8.
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
 four rows (``least_rows``). What ``deterministic`` needs of them, that a row's sums do not depend on
-its place in a tile of one size, is tried at load (``Tiled.check``), since CPUs differ in it.
+its place in a tile of one size, is tried at load (``TiledForward.check``), since CPUs differ in it.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from worker.kv_disk.copies import KVMemory
 from worker.runner.memory import MemoryGuard
 from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.request import Request
 
 
 class Runner(Protocol):
@@ -52,6 +53,23 @@ class OverlappingRunner(Runner, Protocol):
 
         Those launched before can be collected all the same.
         """
+
+
+class StepInFlight:
+    """What the engine remembers of a launched step. ``launched_at`` is on the engine's clock."""
+
+    def __init__(self, plan: Plan, step: LaunchedStep, launched_at: float) -> None:
+        self.plan = plan
+        self.launched_at = launched_at
+        self.requests: frozenset[Request] = frozenset(row.request for row in plan.rows)
+        self._step = step
+
+    def collect(self) -> StepResult:
+        """Wait for the step; see ``LaunchedStep``. Raises also for a result that does not fit."""
+        result = self._step.collect()
+        if len(result.ids) != len(self.plan.rows):
+            raise RuntimeError(f"{len(result.ids)} results for {len(self.plan.rows)} rows")
+        return result
 
 
 class BuiltRunner(NamedTuple):

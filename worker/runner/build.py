@@ -18,7 +18,7 @@ from worker.models.model import Model, load_model
 from worker.runner.base import BuiltRunner
 from worker.runner.cuda_runner import build_cuda_runner
 from worker.runner.device import open_device
-from worker.runner.forward import Compute, Tiled, Whole
+from worker.runner.forward import BatchForward, Forward, TiledForward
 from worker.runner.memory import (
     GIB,
     CudaMemory,
@@ -104,7 +104,7 @@ def build_torch_runner(
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * settings.block_tokens
     with phases.timed("attention_choice"):
-        compute, attention = _compute(settings, config, model, pool, max_tokens)
+        forward, attention = _forward(settings, config, model, pool, max_tokens)
     sampler = Sampler(
         eos_token_ids,
         device,
@@ -115,7 +115,7 @@ def build_torch_runner(
     if on_cuda:
         with phases.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
-                compute,
+                forward,
                 sampler,
                 device=device,
                 block_tokens=settings.block_tokens,
@@ -125,7 +125,7 @@ def build_torch_runner(
             )
     else:
         runner = TorchRunner(
-            compute,
+            forward,
             sampler,
             device=device,
             block_tokens=settings.block_tokens,
@@ -153,9 +153,9 @@ def _compile_loops() -> None:
         give_up(f"{type(error).__name__}: {error}")
 
 
-def _compute(
+def _forward(
     settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
-) -> tuple[Compute, str]:
+) -> tuple[Forward, str]:
     """And the name of its attention."""
     attention = choose_attention(
         settings.attention,
@@ -165,8 +165,8 @@ def _compute(
         deterministic=settings.deterministic,
     )
     if not settings.deterministic:
-        return Whole(model, attention.backend), attention.name
-    tiled = Tiled(model, attention.backend)
+        return BatchForward(model, attention.backend), attention.name
+    tiled = TiledForward(model, attention.backend)
     tiled.check(
         vocab_size=config.vocab_size,
         block_tokens=settings.block_tokens,

@@ -24,7 +24,7 @@ from worker.runner.cuda_graphs import (
     SlotState,
     batch_sizes,
 )
-from worker.runner.forward import Compute, Whole
+from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import TorchRunner, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
 from worker.sampling.sampler import Sampled, Sampler
@@ -53,7 +53,7 @@ class CudaRunner(TorchRunner):
 
     def __init__(
         self,
-        compute: Compute,
+        forward: Forward,
         sampler: Sampler,
         state: SlotState,
         graphs: DecodeGraphs | None,
@@ -65,7 +65,7 @@ class CudaRunner(TorchRunner):
     ) -> None:
         """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are."""
         super().__init__(
-            compute,
+            forward,
             sampler,
             device=device,
             block_tokens=block_tokens,
@@ -111,8 +111,8 @@ class CudaRunner(TorchRunner):
 
     @torch.inference_mode()
     def _launch(self, plan: Plan) -> "LaunchedOnDevice":
-        compute, state = self._compute, self._state
-        if compute is None or state is None:
+        forward, state = self._forward, self._state
+        if forward is None or state is None:
             raise RuntimeError("the runner is closed")
         self.meter.begin()
         slots = self._table.slots_of(plan.rows, self._begin)
@@ -122,7 +122,7 @@ class CudaRunner(TorchRunner):
             sampled = self._decode(self._graphs, state, plan, slots)
         else:
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            sampled = self._mixed(compute, state, plan, slots, sampling)
+            sampled = self._mixed(forward, state, plan, slots, sampling)
         there = sampled.on_its_way() if sampled is not None else None
         self.meter.end()
         done = _done_event(self._device)
@@ -142,7 +142,7 @@ class CudaRunner(TorchRunner):
 
     def _mixed(
         self,
-        compute: Compute,
+        forward: Forward,
         state: SlotState,
         plan: Plan,
         slots: NDArray[np.int64],
@@ -153,11 +153,11 @@ class CudaRunner(TorchRunner):
         if plan.decodes:
             head = token_ids[: plan.decodes]
             head.copy_(state.known(head, self._to_device(slots[: plan.decodes])))
-        hidden = compute.hidden(batch, token_ids, positions)
+        hidden = forward.hidden(batch, token_ids, positions)
         if not sampling:
             return None
         last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-        logits = compute.logits(hidden[last_tokens])
+        logits = forward.logits(hidden[last_tokens])
         sampled = self._sampler.sample(
             logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
         )
@@ -171,7 +171,7 @@ class CudaRunner(TorchRunner):
 
 
 def build_cuda_runner(
-    compute: Compute,
+    forward: Forward,
     sampler: Sampler,
     *,
     device: torch.device,
@@ -186,14 +186,14 @@ def build_cuda_runner(
     ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
     when the device has too little left for the recordings.
     """
-    warm_up(compute, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
+    warm_up(forward, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
     state = SlotState(max_running, max_blocks, dummy_block, device)
     graphs = None
-    if isinstance(compute, Whole) and isinstance(compute.attention, FixedDecodes):
+    if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
         try:
             graphs = DecodeGraphs(
-                compute.model,
-                compute.attention,
+                forward.model,
+                forward.attention,
                 state,
                 recorder or CudaRecorder(),
                 sizes=batch_sizes(max_running),
@@ -207,7 +207,7 @@ def build_cuda_runner(
     else:
         model_log.info("decodes are launched kernel by kernel: this attention is not recorded")
     return CudaRunner(
-        compute,
+        forward,
         sampler,
         state,
         graphs,
@@ -220,7 +220,7 @@ def build_cuda_runner(
 
 @torch.inference_mode()
 def warm_up(
-    compute: Compute,
+    forward: Forward,
     dummy_block: int,
     *,
     block_tokens: int,
@@ -244,7 +244,7 @@ def warm_up(
             slots=dummy_block * block_tokens + positions % block_tokens,
         )
         ids = to_device(np.zeros(new, np.int64), device)
-        compute.logits(compute.hidden(batch, ids, to_device(positions, device)))
+        forward.logits(forward.hidden(batch, ids, to_device(positions, device)))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,9 +1,9 @@
 """How a step's packed tokens go through the model: all at once, or in tiles of one size.
 
 Kernels choose their order of summation by the shape of what they get, so the same token comes out
-a little different in a larger batch, and sometimes that is enough for another word. ``Tiled`` gives
-them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens, each a row of its own,
-whether it decodes or is part of a prompt::
+a little different in a larger batch, and sometimes that is enough for another word.
+``TiledForward`` gives them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens,
+each a row of its own, whether it decodes or is part of a prompt::
 
     packed tokens   a b c d d d d d d d d …        three decodes and a prompt
     tiles           [a b c d d d d d] [d d d …     the last one filled up with its last token
@@ -32,7 +32,7 @@ class NotDeterministic(RuntimeError):
     """This machine's kernels give a token another result in other company."""
 
 
-class Compute(Protocol):
+class Forward(Protocol):
     """The model with its attention, over one step's tokens."""
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Compute(Protocol):
         """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
 
 
-class Whole:
+class BatchForward:
     """All tokens of a step in one pass."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:
@@ -56,7 +56,7 @@ class Whole:
         return self.model.logits(hidden)
 
 
-class Tiled:
+class TiledForward:
     """Passes of one shape; ``attention`` must be one that keeps to it (``FixedAttention``)."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:

@@ -18,7 +18,7 @@ from worker.protocol import Code, FinishReason, TokenLogprob
 from worker.runner.base import Runner
 from worker.runner.memory import MemoryGuard, MemoryLimitExceeded, is_out_of_memory
 from worker.scheduler.plan import Plan, Row, StepResult
-from worker.scheduler.request import Ending, Request
+from worker.scheduler.request import EndReason, Request
 
 _CHECK_EVERY_STEPS: Final = 32
 _GROW_AFTER_STEPS: Final = 64
@@ -34,7 +34,7 @@ class StepOutcome:
 
     plan: Plan
     result: StepResult
-    failed: list[tuple[Request, Ending]]
+    failed: list[tuple[Request, EndReason]]
 
 
 class StepMemory:
@@ -74,7 +74,7 @@ class StepMemory:
 
     def execute(self, runner: Runner, plan: Plan) -> StepOutcome:
         """Compute what fits. Raises whatever ``runner`` does that is not about memory."""
-        failed: list[tuple[Request, Ending]] = []
+        failed: list[tuple[Request, EndReason]] = []
         if self._excess is not None or self.is_over_limit():
             plan = self._without_longest(plan, failed)
         plan = self.cut(plan)
@@ -113,7 +113,7 @@ class StepMemory:
         self._most_tokens = fits
         return _joined(done, failed)
 
-    def _without_longest(self, plan: Plan, failed: list[tuple[Request, Ending]]) -> Plan:
+    def _without_longest(self, plan: Plan, failed: list[tuple[Request, EndReason]]) -> Plan:
         """What a hard limit costs: one request, and caches that were dropped before."""
         excess, self._excess = self._excess, None
         engine_log.error("%s; the longest of %d requests fails", excess, len(plan.rows))
@@ -180,7 +180,7 @@ def _decodes(row: Row) -> bool:
 
 def _joined(
     done: list[tuple[Row, list[int], list[TokenLogprob] | None]],
-    failed: list[tuple[Request, Ending]],
+    failed: list[tuple[Request, EndReason]],
 ) -> StepOutcome:
     plan = _plan_of([row for row, _, _ in done])
     by_row = {id(row): (ids, logprobs) for row, ids, logprobs in done}
@@ -192,8 +192,8 @@ def _joined(
     return StepOutcome(plan, result, failed)
 
 
-def _no_memory(problem: str) -> Ending:
-    return Ending(
+def _no_memory(problem: str) -> EndReason:
+    return EndReason(
         FinishReason.ERROR,
         Code.ENGINE_ERROR,
         f"the worker ran out of memory ({problem}); try again later, with a shorter prompt, or"

@@ -102,7 +102,7 @@ class FreeRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPace:
+class StepCost:
     """What a step takes: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
 
     The form that a real engine's steps have: weights are read once whatever the batch, each row
@@ -131,7 +131,7 @@ class PacedRunner:
     def __init__(
         self,
         cycle: Sequence[int],
-        pace: StepPace,
+        cost: StepCost,
         *,
         end_id: int | None = None,
         slow_file: Path | None = None,
@@ -139,7 +139,7 @@ class PacedRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._free = FreeRunner(cycle, tokens_per_step=1, end_id=end_id)
-        self._pace = pace
+        self._cost = cost
         self._slow_file = slow_file
         self._factor = 1.0
         self._look_at = -math.inf
@@ -153,7 +153,7 @@ class PacedRunner:
         if self._slow_file is not None and now >= self._look_at:
             self._look_at = now + _SLOW_FILE_EVERY_S
             self._factor = _read_factor(self._slow_file)
-        step_s = self._factor * self._pace.of(plan)
+        step_s = self._factor * self._cost.of(plan)
         in_step = now < self._last_due + step_s
         due = (self._last_due if in_step else now) + step_s
         self._last_due = due

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
 from worker.protocol import TokenLogprob
-from worker.runner.forward import Compute
+from worker.runner.forward import Forward
 from worker.sampling.sampler import Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
@@ -24,7 +24,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        compute: Compute,
+        forward: Forward,
         sampler: Sampler,
         *,
         device: torch.device,
@@ -33,7 +33,7 @@ class TorchRunner:
         max_blocks: int,
     ) -> None:
         """``max_blocks`` is the most that one request can hold."""
-        self._compute: Compute | None = compute
+        self._forward: Forward | None = forward
         self._sampler = sampler
         self._device = device
         self._block_tokens = block_tokens
@@ -42,17 +42,17 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
         """See ``Runner``."""
-        if self._compute is None:
+        if self._forward is None:
             raise RuntimeError("the runner is closed")
         try:
             slots = self._table.slots_of(plan.rows, self._begin)
             batch, token_ids, positions = self._pack(plan, slots)
-            hidden = self._compute.hidden(batch, token_ids, positions)
+            hidden = self._forward.hidden(batch, token_ids, positions)
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
                 return StepResult([[] for _ in plan.rows])
             last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-            logits = self._compute.logits(hidden[last_tokens])
+            logits = self._forward.logits(hidden[last_tokens])
             ids, logprobs = self._sampler.sample(
                 logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
             ).read()
@@ -64,7 +64,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Drop model and pool."""
-        self._compute = None
+        self._forward = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

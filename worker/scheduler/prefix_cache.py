@@ -10,7 +10,7 @@ from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
 
-class Prefixes:
+class PrefixCache:
     """The prefix cache as requests see it. Used by the scheduler, on the engine's thread."""
 
     def __init__(self, pool: BlockPool, block_tokens: int, *, enabled: bool) -> None:

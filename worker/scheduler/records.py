@@ -2,19 +2,19 @@
 
 from worker.core import Job, JobFinished
 from worker.protocol import FinishReason
-from worker.scheduler.request import Ending, Request
+from worker.scheduler.request import EndReason, Request
 
 
-def finished(request: Request, ending: Ending, freed_at: float) -> JobFinished:
+def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
     """Written at ``freed_at``, when slot and blocks are free."""
     job = request.job
     started = freed_at if request.started_at is None else request.started_at
     first = freed_at if request.first_token_at is None else request.first_token_at
     return JobFinished(
         job=job,
-        reason=ending.reason,
-        code=ending.code,
-        message=ending.message,
+        reason=end_reason.reason,
+        code=end_reason.code,
+        message=end_reason.message,
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.generated,
         late_tokens=request.late_tokens,
@@ -22,16 +22,16 @@ def finished(request: Request, ending: Ending, freed_at: float) -> JobFinished:
         prefill_ms=(first - started) * 1e3,
         decode_ms=(freed_at - first) * 1e3,
         left_ms=(job.deadline - freed_at) * 1e3,
-        abort_ms=_abort_ms(job, ending, freed_at),
+        abort_ms=_abort_ms(job, end_reason, freed_at),
         cached_tokens=request.cached_tokens,
         spared=request.spared,
     )
 
 
-def _abort_ms(job: Job, ending: Ending, freed_at: float) -> float | None:
+def _abort_ms(job: Job, end_reason: EndReason, freed_at: float) -> float | None:
     """From the abort, or from the deadline once that has passed, to slot and blocks free (WP-5)."""
-    if ending.reason is FinishReason.CANCELLED:
+    if end_reason.reason is FinishReason.CANCELLED:
         return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
-    if ending.reason is FinishReason.DEADLINE:
+    if end_reason.reason is FinishReason.DEADLINE:
         return max(0.0, freed_at - job.deadline) * 1e3
     return None

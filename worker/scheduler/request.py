@@ -68,7 +68,7 @@ class Request:
     """How often a launched step of it was taken back: the runner's tables may know too much."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
-    overtaken: int = 0
+    backfilled_past: int = 0
     """How often a smaller request went first while this one lacked blocks."""
     started_at: float | None = None
     first_token_at: float | None = None
@@ -106,7 +106,7 @@ def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
     )
 
 
-class Ending(NamedTuple):
+class EndReason(NamedTuple):
     """How a job ends; ``code`` is None when it ends well."""
 
     reason: FinishReason
@@ -114,30 +114,30 @@ class Ending(NamedTuple):
     message: str = ""
 
 
-STOPPED = Ending(FinishReason.STOP)
-LENGTH = Ending(FinishReason.LENGTH)
-CUT_SHORT = Ending(FinishReason.DEADLINE)
-DEADLINE_PASSED = Ending(
+STOPPED = EndReason(FinishReason.STOP)
+LENGTH = EndReason(FinishReason.LENGTH)
+CUT_SHORT = EndReason(FinishReason.DEADLINE)
+DEADLINE_PASSED = EndReason(
     FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the text was done"
 )
-CANNOT_FINISH = Ending(
+CANNOT_FINISH = EndReason(
     FinishReason.DEADLINE,
     Code.DEADLINE_EXCEEDED,
     "the tokens that must still come no longer fit before the deadline",
 )
-STARVED = Ending(
+TOO_LATE_TO_START = EndReason(
     FinishReason.DEADLINE,
     Code.DEADLINE_EXCEEDED,
     "too little time was left when the generation could have started",
 )
-DRAINED = Ending(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
+DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
 
-ABORTED: dict[AbortCause, Ending] = {
-    AbortCause.CANCEL: Ending(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
-    AbortCause.DISCONNECT: Ending(
+ABORTED: dict[AbortCause, EndReason] = {
+    AbortCause.CANCEL: EndReason(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
+    AbortCause.DISCONNECT: EndReason(
         FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client is gone"
     ),
-    AbortCause.LANE_LOST: Ending(
+    AbortCause.LANE_LOST: EndReason(
         FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job is gone"
     ),
     AbortCause.DRAIN: DRAINED,

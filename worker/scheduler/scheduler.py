@@ -20,10 +20,10 @@ from typing import Final
 from worker.protocol import Code, FinishReason, context_note
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.prefix_cache import Prefixes
+from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.prompt_order import prompt_urgency
-from worker.scheduler.request import PENDING, STARVED, Ending, Request
-from worker.scheduler.step_time import Pace
+from worker.scheduler.request import PENDING, TOO_LATE_TO_START, EndReason, Request
+from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
 """A request without a deadline is ordered as if it had one this far off: it must not starve."""
@@ -56,7 +56,7 @@ class SchedulerConfig:
             )
 
     @property
-    def most_overtakes(self) -> int:
+    def max_backfills(self) -> int:
         """How often smaller requests may go before one that lacks blocks."""
         return 2 * self.max_running
 
@@ -72,16 +72,18 @@ class Schedule:
 class Scheduler:
     """Owns the pool, the running set and the queue. Used by one thread."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, pace: Pace | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, step_time: StepTime | None = None
+    ) -> None:
         self.config = config
         self.pool = pool
-        self.pace = pace or Pace()
-        self.prefixes = Prefixes(pool, config.block_tokens, enabled=config.prefix_cache)
+        self.step_time = step_time or StepTime()
+        self.prefix_cache = PrefixCache(pool, config.block_tokens, enabled=config.prefix_cache)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
         self._free_slots = list(range(config.max_running - 1, -1, -1))
-        self._lent: Counter[int] = Counter()
+        self._pinned: Counter[int] = Counter()
         """Blocks that are being copied, and how often."""
         self._blocked = False
         """Nobody can be admitted until something ends or arrives."""
@@ -95,7 +97,7 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting or self.paused)
 
-    def enqueue(self, request: Request, now: float) -> Ending | None:
+    def enqueue(self, request: Request, now: float) -> EndReason | None:
         """Put a request in the queue, or say why not."""
         refusal = self._refusal(request, now)
         if refusal is None:
@@ -108,7 +110,7 @@ class Scheduler:
             self._blocked = False
         return refusal
 
-    def starved(self, now: float) -> list[Request]:
+    def too_late_to_start(self, now: float) -> list[Request]:
         """Waiting requests that have too little time left to start (DL-3), still in the queue."""
         floor = now + self.config.min_start_budget_s
         return [request for request in self.waiting if request.job.deadline <= floor]
@@ -172,7 +174,7 @@ class Scheduler:
             if request.least_tokens:
                 request.least_tokens = max(0, request.least_tokens - len(new_ids))
         if request.computed >= (request.full_blocks + 1) * self.config.block_tokens:
-            self.prefixes.register_full_blocks(request, request.computed)
+            self.prefix_cache.register_full_blocks(request, request.computed)
 
     def launch(self, row: Row) -> None:
         """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
@@ -190,7 +192,7 @@ class Scheduler:
             (request.tokens[end],) = new_ids
             request.least_tokens = max(0, request.least_tokens - 1)
         if end >= (request.full_blocks + 1) * self.config.block_tokens:
-            self.prefixes.register_full_blocks(request, end)
+            self.prefix_cache.register_full_blocks(request, end)
 
     def discard(self, row: Row) -> None:
         """Forget what a launched row was to give, and all after it; nothing is planned any more."""
@@ -198,7 +200,7 @@ class Scheduler:
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
-    def take_back_launch(self, row: Row) -> None:
+    def undo_launch(self, row: Row) -> None:
         """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
         request = row.request
         request.computed = row.start
@@ -242,21 +244,21 @@ class Scheduler:
     def least_slack_first(self, requests: Sequence[Request]) -> list[Request]:
         return sorted(requests, key=self._slack_order)
 
-    def lend(self, blocks: Sequence[int]) -> None:
-        """Keep blocks that have a hash as they are until ``take_back``."""
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Keep blocks that have a hash as they are until ``unpin``."""
         self.pool.share(blocks)
-        self._lent.update(blocks)
+        self._pinned.update(blocks)
 
-    def set_aside(self, count: int) -> list[int]:
-        """Blocks for somebody else to fill, until ``take_back``. So many must be free."""
+    def reserve_blocks(self, count: int) -> list[int]:
+        """Blocks for somebody else to fill, until ``unpin``. So many must be free."""
         blocks = self.pool.allocate(count)
-        self._lent.update(blocks)
+        self._pinned.update(blocks)
         return blocks
 
-    def take_back(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
-        """What was lent or set aside may be used and evicted again (see ``BlockPool.free``)."""
-        self._lent.subtract(blocks)
-        self._lent = +self._lent
+    def unpin(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
+        """What was pinned or reserved may be used and evicted again (see ``BlockPool.free``)."""
+        self._pinned.subtract(blocks)
+        self._pinned = +self._pinned
         self.pool.free(blocks, as_oldest=as_oldest)
         self.unblock()
 
@@ -272,8 +274,8 @@ class Scheduler:
         full = {block for request in holders for block in request.blocks[: request.full_blocks]}
         assert len(own) == len(set(own)), "two requests write the same block"
         assert not full & set(own), "a shared block is written"
-        assert not self._lent.keys() & set(own), "a block that is lent is written"
-        held = len(full | self._lent.keys()) + len(own)
+        assert not self._pinned.keys() & set(own), "a pinned block is written"
+        held = len(full | self._pinned.keys()) + len(own)
         assert held == self.pool.used_count, "blocks are used that nobody holds"
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
@@ -290,7 +292,7 @@ class Scheduler:
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
         assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
 
-    def _refusal(self, request: Request, now: float) -> Ending | None:
+    def _refusal(self, request: Request, now: float) -> EndReason | None:
         if not request.tokens:
             return _refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
         if request.prompt_tokens >= self.capacity_tokens:
@@ -307,7 +309,7 @@ class Scheduler:
                 " model's vocabulary; encode it with the model's own tokenizer",
             )
         if request.job.deadline - now <= self.config.min_start_budget_s:
-            return STARVED
+            return TOO_LATE_TO_START
         held = len(self.running) + len(self.waiting) + len(self.paused)
         if held >= self.config.max_running + self.config.max_waiting:
             return _refused(
@@ -324,21 +326,21 @@ class Scheduler:
         While the first token is to come, its own deadline counts too, less the rest of the prompt.
         """
         room = request.limit_tokens - len(request.tokens)
-        expected = max(request.least_tokens, min(self.pace.typical_tokens, room))
+        expected = max(request.least_tokens, min(self.step_time.typical_tokens, room))
         left = len(request.tokens) - request.computed
         deadline = request.job.deadline
         if deadline == math.inf:
             deadline = request.submitted_at + _PATIENCE_S
-        latest = deadline - self.pace.service_s(left, expected)
+        latest = deadline - self.step_time.service_s(left, expected)
         if request.job.first_token_by < deadline and not request.generated:
-            latest = min(latest, request.job.first_token_by - self.pace.service_s(left, 0))
+            latest = min(latest, request.job.first_token_by - self.step_time.service_s(left, 0))
         return latest
 
     def _slack_order(self, request: Request) -> tuple[float, float]:
         return self._latest_start(request), request.submitted_at
 
     def _most_urgent_first(self, prefilling: list[Request], now: float) -> list[Request]:
-        token_s = self.pace.prompt_token_s
+        token_s = self.step_time.prompt_token_s
         if now == -math.inf or not token_s:
             return self.least_slack_first(prefilling)
         work_s = {r: token_s * (len(r.tokens) - r.computed) for r in prefilling}
@@ -364,10 +366,10 @@ class Scheduler:
         budget = self.config.max_step_tokens - decodes
         if not decodes:
             return budget
-        plain_s = self.pace.plain_step_s
+        plain_s = self.step_time.plain_step_s
         stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
         # One block at least, so that prompts get on whatever the pace.
-        allowed = self.pace.prompt_tokens_within(stall_s, budget)
+        allowed = self.step_time.prompt_tokens_within(stall_s, budget)
         return min(budget, max(allowed, self.config.block_tokens))
 
     def _add_chunk(
@@ -375,8 +377,8 @@ class Scheduler:
     ) -> int:
         """Give ``request`` a row, unless what it needs is computed by one of those ``ahead``."""
         if not request.begun:
-            self.prefixes.adopt(request)
-            if self.prefixes.is_computed_by(ahead, request):
+            self.prefix_cache.adopt(request)
+            if self.prefix_cache.is_computed_by(ahead, request):
                 return 0
             request.begun = True
         ahead.append(request)
@@ -397,10 +399,10 @@ class Scheduler:
             head, *others = ready
             if self._reserve(head):
                 return head
-            if head.overtaken < self.config.most_overtakes:
+            if head.backfilled_past < self.config.max_backfills:
                 for request in self._not_delaying(head, others):
                     if self._reserve(request):
-                        head.overtaken += 1
+                        head.backfilled_past += 1
                         return request
         self._blocked = True
         return None
@@ -435,7 +437,7 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> bool:
         """Move a waiting request to the running ones if all its blocks can be had now."""
-        if not self.prefixes.reserve(request, self._blocks_for(request.limit_tokens)):
+        if not self.prefix_cache.reserve(request, self._blocks_for(request.limit_tokens)):
             return False
         self.waiting.remove(request)
         request.slot = self._free_slots.pop()
@@ -455,5 +457,5 @@ def _queue_order(request: Request) -> tuple[float, float]:
     return request.latest_start, request.submitted_at
 
 
-def _refused(code: Code, message: str) -> Ending:
-    return Ending(FinishReason.ERROR, code, message)
+def _refused(code: Code, message: str) -> EndReason:
+    return EndReason(FinishReason.ERROR, code, message)

@@ -16,7 +16,7 @@ _MOST_EXCESS: Final = 4.0
 """In mean steps: what is beyond is an accident, and no reason to end anything early."""
 
 
-class Pace:
+class StepTime:
     """Running estimates of the step time, seconds unless the name says otherwise.
 
     Two bounds matter more than the mean: a job is given up only if the best pace there ever was

@@ -14,7 +14,7 @@ from worker.core import Event, Job, JobPaused, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.protocol import Sampling, TokenLogprob
-from worker.runner.forward import NotDeterministic, Tiled
+from worker.runner.forward import NotDeterministic, TiledForward
 from worker.sampling import sampler as sampling
 from worker.settings import WorkerSettings
 
@@ -178,16 +178,16 @@ def test_a_machine_that_cannot_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel whose sums depend on a token's place in the batch."""
-    real = Tiled.hidden
+    real = TiledForward.hidden
 
     def sloppy(
-        self: Tiled, batch: PackedBatch, ids: torch.Tensor, positions: torch.Tensor
+        self: TiledForward, batch: PackedBatch, ids: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         hidden = real(self, batch, ids, positions)
         hidden[::3] *= 1 + 2**-20
         return hidden
 
-    monkeypatch.setattr(Tiled, "hidden", sloppy)
+    monkeypatch.setattr(TiledForward, "hidden", sloppy)
     with pytest.raises(NotDeterministic, match="DETERMINISTIC=false"):
         build(make_checkpoint(tmp_path), kv_blocks=32)
 

@@ -330,8 +330,8 @@ def test_the_cost_of_the_look_is_sampled() -> None:
     bench.submit()
     bench.step(2)
     ticks = iter(range(1000))
-    bench.engine._lookout._clock = lambda: next(ticks) * 3e-6
-    bench.engine._lookout._looks = 32
+    bench.engine._expiry._clock = lambda: next(ticks) * 3e-6
+    bench.engine._expiry._looks = 32
     bench.step()
     assert bench.engine.stats().check_us == pytest.approx(1.5)
 
@@ -392,10 +392,10 @@ def test_a_waiting_job_that_cannot_finish_any_more_is_ended() -> None:
     bench = known_pace(0.1, max_running=1)
     bench.submit(max_tokens=50, left_s=1.0)
     bench.step()
-    infeasible = bench.submit(max_tokens=50, min_tokens=50, left_s=3.0)
+    unfinishable = bench.submit(max_tokens=50, min_tokens=50, left_s=3.0)
     patient = bench.submit(max_tokens=50, left_s=3.0)
     events = bench.step(2)
-    end = end_of(infeasible, events)
+    end = end_of(unfinishable, events)
     assert (end.reason, end.code) == (FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
     assert end.left_ms > 2500
     assert not any(e.job is patient for e in events)

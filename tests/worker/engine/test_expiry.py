@@ -9,7 +9,7 @@ from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.engine import Engine
 from worker.protocol import Code, FinishReason, OnDeadline, Sampling
-from worker.runner.synthetic import FreeRunner, StepPace
+from worker.runner.synthetic import FreeRunner, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Scheduler
@@ -18,14 +18,14 @@ from worker.scheduler.scheduler import Scheduler
 class NoisyRunner:
     """Steps of a synthetic pace times ``factor``, on a clock that only it moves."""
 
-    def __init__(self, clock: FakeClock, pace: StepPace, factor: Callable[[], float]) -> None:
+    def __init__(self, clock: FakeClock, cost: StepCost, factor: Callable[[], float]) -> None:
         self._clock = clock
-        self._pace = pace
+        self._cost = cost
         self._factor = factor
         self._free = FreeRunner([10, 11, 12], tokens_per_step=1)
 
     def execute(self, plan: Plan) -> StepResult:
-        self._clock.now += self._pace.of(plan) * self._factor()
+        self._clock.now += self._cost.of(plan) * self._factor()
         return self._free.execute(plan)
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class NoisyRunner:
 class Service:
     """An engine as it runs: what it tells is stamped with the time at which it is told."""
 
-    def __init__(self, pace: StepPace, factor: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, cost: StepCost, factor: Callable[[], float] = lambda: 1.0) -> None:
         self.clock = FakeClock()
         limits = config(
             context_tokens=2048,
@@ -45,7 +45,7 @@ class Service:
             max_step_tokens=256,
         )
         scheduler = Scheduler(limits, BlockPool(32 * 128))
-        runner = NoisyRunner(self.clock, pace, factor)
+        runner = NoisyRunner(self.clock, cost, factor)
         self.engine = Engine(scheduler, runner, [EOS], clock=self.clock)
         self.events: list[Event] = []
         self.told_at: dict[Job, float] = {}
@@ -86,7 +86,7 @@ class Service:
 def test_a_slow_first_step_ends_nobody() -> None:
     """DL-3: 1,000 tokens at 4.4 ms fit into 30 s, though the first one took 0.28 s."""
     factors = iter([64.0])
-    service = Service(StepPace(0.0044), lambda: next(factors, 1.0))
+    service = Service(StepCost(0.0044), lambda: next(factors, 1.0))
     job = service.submit(1000, 30.0)
     service.finish()
     assert service.reason(job) is FinishReason.LENGTH
@@ -95,7 +95,7 @@ def test_a_slow_first_step_ends_nobody() -> None:
 def test_equal_streams_are_not_ended_together() -> None:
     """DL-3: eight of 1,200 tokens with 20 s, on a service that knows only such batches."""
     factors = iter([3.0, 2.0, 2.0])
-    service = Service(StepPace(0.004, 0.0015), lambda: next(factors, 1.0))
+    service = Service(StepCost(0.004, 0.0015), lambda: next(factors, 1.0))
     jobs = [service.submit(1200, 20.0) for _ in range(8)]
     service.finish()
     assert [service.reason(job) for job in jobs] == [FinishReason.LENGTH] * 8
@@ -105,7 +105,7 @@ def test_equal_streams_are_not_ended_together() -> None:
 def test_a_dip_of_pace_ends_nobody(is_warm: bool) -> None:
     """DL-3: for a second all takes ten times as long; 32 of 32 still make it."""
     dip: list[float] = []
-    service = Service(StepPace(0.004, 0.0005), lambda: 10.0 if dip else 1.0)
+    service = Service(StepCost(0.004, 0.0005), lambda: 10.0 if dip else 1.0)
     if is_warm:
         service.submit(300, 60.0)
         service.finish()
@@ -123,7 +123,7 @@ def test_a_dip_of_pace_ends_nobody(is_warm: bool) -> None:
 
 def test_what_cannot_be_is_stopped_at_once() -> None:
     """DL-3: 1,000 tokens at 4 ms do not fit into 2 s, whoever leaves."""
-    service = Service(StepPace(0.004, 0.0005))
+    service = Service(StepCost(0.004, 0.0005))
     service.submit(300, 60.0)
     service.finish()
     jobs = [service.submit(1000, 2.0) for _ in range(8)]
@@ -141,7 +141,7 @@ def test_partial_is_told_before_its_deadline() -> None:
     def factor() -> float:
         return draw.lognormvariate(0, 0.25) * (3.0 if draw.random() < 0.02 else 1.0)
 
-    service = Service(StepPace(0.02, 0.001, 0.0002), factor)
+    service = Service(StepCost(0.02, 0.001, 0.0002), factor)
     service.submit(100, 60.0)
     service.finish()
     partial: list[Job] = []

@@ -182,7 +182,7 @@ def test_a_failing_step_leaves_a_sound_engine(tiny: Path, monkeypatch: pytest.Mo
 def test_a_closed_engine_holds_no_pool(tiny: Path) -> None:
     engine = build(tiny)
     engine.stop()
-    assert engine._runner._compute is None  # type: ignore[attr-defined]
+    assert engine._runner._forward is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.cuda

@@ -50,7 +50,7 @@ class Rig:
             submitted_at=self.now,
             own_seed=0,
         )
-        self.scheduler.prefixes.hash_prompt(new, prefix_salt(b"m", new.job.cache_salt))
+        self.scheduler.prefix_cache.hash_prompt(new, prefix_salt(b"m", new.job.cache_salt))
         if self.scheduler.enqueue(new, self.now) is not None:
             return None
         self.tier.restore(self.scheduler.waiting, self.now)
@@ -172,7 +172,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(passed_s=st.floats(0, 10))
     def expire(self, passed_s: float) -> None:
         self.rig.now += passed_s
-        for one in self.rig.scheduler.starved(self.rig.now):
+        for one in self.rig.scheduler.too_late_to_start(self.rig.now):
             self.rig.end(one)
             self.forget(one)
 
@@ -257,7 +257,7 @@ def test_what_is_being_written_is_not_written_twice(rig: Rig) -> None:
         assert one is not None
         while one not in rig.step():
             pass
-        rig.tier._take_back(list(rig.tier._saving.values()))
+        rig.tier._unpin(list(rig.tier._saving.values()))
     assert len(rig.saving.tasks) == 2
     rig.saving.run()
     rig.tier.collect(0.0)
@@ -318,7 +318,7 @@ def test_a_load_that_does_not_pay_is_left_alone(rig: Rig) -> None:
     first = rig.talk(list(range(10, 30)), session="s")
     rig.restart()
     rig.tier._loader.counts.blocks, rig.tier._loader.counts.seconds = 1, 1.0
-    rig.scheduler.pace.prefilled(0.001, 1000)
+    rig.scheduler.step_time.prefilled(0.001, 1000)
     again = rig.submit([*first.tokens, 50, 51])
     assert again is not None and not again.loading
 
@@ -358,7 +358,7 @@ def test_a_block_that_is_being_saved_stays_as_it_is(rig: Rig) -> None:
     assert one is not None
     while one not in rig.step():
         pass
-    assert rig.scheduler.pool.used_count == 4, "lent to the saver"
+    assert rig.scheduler.pool.used_count == 4, "pinned for the saver"
     rig.scheduler.check_integrity()
     big = rig.submit([70] * 60, max_tokens=4)
     assert big is not None
@@ -440,11 +440,11 @@ def test_a_disk_that_hangs_costs_one_load_s_blocks(rig: Rig) -> None:
     rig.now += 100.0
     rig.step()
     assert not first.loading
-    set_aside = len(rig.loading.tasks)
+    reserve_blocks = len(rig.loading.tasks)
     for text in texts[1:]:
         rig.submit(text)
         rig.step()
-    assert len(rig.loading.tasks) == set_aside == 1
+    assert len(rig.loading.tasks) == reserve_blocks == 1
     rig.loading.run()
     rig.tier.collect(rig.now)
     rig.scheduler.check_integrity()

@@ -50,7 +50,7 @@ def test_products_are_right(form: Format, dtype: torch.dtype, rows: int, apart: 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", [(96, 72), (128, 1000), (500, 64)], ids=str)
 def test_packed_rows_are_right_in_any_company(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Whether they are the same to the bit is the CPU's matter: ``Tiled.check`` finds out."""
+    """Whether they are the same to the bit is the CPU's matter: ``TiledForward.check`` tells."""
     form = PackedFormat()
     x, weight = random(64, shape[1]).to(dtype), random(*shape, seed=1).to(dtype)
     exact = x.double() @ weight.double().T

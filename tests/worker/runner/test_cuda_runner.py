@@ -21,7 +21,7 @@ from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.cuda_graphs import Recording, Step, batch_sizes
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
-from worker.runner.forward import Whole
+from worker.runner.forward import BatchForward
 from worker.runner.torch_runner import TorchRunner
 from worker.runner.utilization import StreamMeter
 from worker.sampling.sampler import Sampled, Sampler
@@ -103,7 +103,7 @@ def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = T
     }
     runner: Runner = (
         build_cuda_runner(
-            Whole(model, attention),
+            BatchForward(model, attention),
             sampler,
             device=CPU,
             dummy_block=BLOCKS,
@@ -111,7 +111,7 @@ def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = T
             **sizes,
         )
         if cuda_like
-        else TorchRunner(Whole(model, attention), sampler, device=CPU, **sizes)
+        else TorchRunner(BatchForward(model, attention), sampler, device=CPU, **sizes)
     )
     scheduler = Scheduler(
         SchedulerConfig(
@@ -217,7 +217,7 @@ def test_it_overlaps(tiny: Path) -> None:
     assert isinstance(engine._runner, OverlappingRunner)
     engine.submit(jobs()[0])
     engine.step()
-    assert engine._flight is not None
+    assert engine._in_flight is not None
     engine.stop()
 
 
@@ -226,8 +226,8 @@ def test_decodes_are_replayed_and_padding_touches_nothing_real(tiny: Path) -> No
     engine = build(tiny, cuda_like=True)
     runner = engine._runner
     assert isinstance(runner, CudaRunner) and runner._graphs is not None
-    assert isinstance(runner._compute, Whole)
-    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    assert isinstance(runner._forward, BatchForward)
+    pool = runner._forward.attention._pool  # type: ignore[attr-defined]
     todo = [Job(prompt(5, seed=n), Sampling(max_tokens=6, temperature=0.0), FAR) for n in range(3)]
     for job in todo:
         engine.submit(job)
@@ -361,18 +361,18 @@ def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:
     """LB-6: it runs before any request, but the disk may have filled the pool by then."""
     engine = build(tiny, cuda_like=True)
     runner = engine._runner
-    assert isinstance(runner, CudaRunner) and isinstance(runner._compute, Whole)
-    pool = runner._compute.attention._pool  # type: ignore[attr-defined]
+    assert isinstance(runner, CudaRunner) and isinstance(runner._forward, BatchForward)
+    pool = runner._forward.attention._pool  # type: ignore[attr-defined]
     pool.data.fill_(7.0)
     lengths: list[int] = []
-    prepare = runner._compute.attention.prepare
+    prepare = runner._forward.attention.prepare
 
     def noted(batch: PackedBatch) -> AttentionStep:
         lengths.append(int(batch.context_tokens[0]))
         return prepare(batch)
 
-    runner._compute.attention.prepare = noted  # type: ignore[method-assign]
-    warm_up(runner._compute, BLOCKS, block_tokens=BLOCK_TOKENS, max_blocks=32, device=CPU)
+    runner._forward.attention.prepare = noted  # type: ignore[method-assign]
+    warm_up(runner._forward, BLOCKS, block_tokens=BLOCK_TOKENS, max_blocks=32, device=CPU)
     assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, BLOCK_TOKENS]
     assert (pool.data[:, :BLOCKS] == 7.0).all()
     assert not (pool.data[:, BLOCKS] == 7.0).all()
@@ -389,7 +389,7 @@ def test_a_closed_runner_holds_nothing(tiny: Path) -> None:
     engine.stop()
     runner = engine._runner
     assert isinstance(runner, CudaRunner)
-    assert runner._compute is None and runner._graphs is None and runner._state is None
+    assert runner._forward is None and runner._graphs is None and runner._state is None
 
 
 class FakeEvent:

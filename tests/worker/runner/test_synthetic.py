@@ -8,7 +8,7 @@ from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, FinishReason
-from worker.runner.synthetic import FreeRunner, PacedRunner, StepPace, length_ids
+from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_ids
 
 CYCLE = [10, 11, 12]
 
@@ -52,7 +52,7 @@ def test_paced_keeps_an_absolute_schedule() -> None:
 
     bench = Bench()
     bench.clock = clock
-    with_runner(bench, PacedRunner(CYCLE, StepPace(0.02), clock=clock, sleep=sleep))
+    with_runner(bench, PacedRunner(CYCLE, StepCost(0.02), clock=clock, sleep=sleep))
     job = bench.submit(max_tokens=5)
     ends = []
     events = []
@@ -75,10 +75,10 @@ def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
         clock.now += duration_s
 
     slow = tmp_path / "slow"
-    pace = StepPace(0.02, row_s=0.001, prompt_token_s=0.0001)
+    step_time = StepCost(0.02, row_s=0.001, prompt_token_s=0.0001)
     bench = Bench(prefix_cache=False)
     bench.clock = clock
-    with_runner(bench, PacedRunner(CYCLE, pace, slow_file=slow, clock=clock, sleep=sleep))
+    with_runner(bench, PacedRunner(CYCLE, step_time, slow_file=slow, clock=clock, sleep=sleep))
 
     def step_ms() -> float:
         before = clock.now
@@ -107,7 +107,7 @@ def test_a_paced_step_is_no_reason_to_miss_a_cancel() -> None:
         if bench.clock.now > 0.05:
             bench.engine.cancel(jobs[0], AbortCause.CANCEL)
 
-    with_runner(bench, PacedRunner(CYCLE, StepPace(0.02), clock=bench.clock, sleep=sleep))
+    with_runner(bench, PacedRunner(CYCLE, StepCost(0.02), clock=bench.clock, sleep=sleep))
     jobs.append(bench.submit(max_tokens=50))
     jobs.append(bench.submit(max_tokens=50, left_s=0.11))
     events = bench.finish()

@@ -12,7 +12,7 @@ from worker.core import Job
 from worker.protocol import Code, Sampling, prefix_salt
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Row
-from worker.scheduler.request import STARVED, Request, make_request
+from worker.scheduler.request import TOO_LATE_TO_START, Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 
@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt, max_tokens, self.now + left_s, salt, first_token_by=by, token_gap_s=gap_s
         )
         new.submitted_at = self.now
-        self.scheduler.prefixes.hash_prompt(new, prefix_salt(b"model", salt))
+        self.scheduler.prefix_cache.hash_prompt(new, prefix_salt(b"model", salt))
         held = len(self.alive)
         refusal = self.scheduler.enqueue(new, self.now)
         if refusal is None:
@@ -96,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         queue = list(self.scheduler.waiting)
         schedule = self.scheduler.schedule()
         if queue and queue[0] not in schedule.started:
-            assert queue[0].overtaken <= self.config.most_overtakes
+            assert queue[0].backfilled_past <= self.config.max_backfills
         plan = schedule.plan
         if plan is None:
             assert not self.scheduler.running
@@ -160,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(passed_s=st.floats(0, 10))
     def expire(self, passed_s: float) -> None:
         self.now += passed_s
-        late = self.scheduler.starved(self.now)
+        late = self.scheduler.too_late_to_start(self.now)
         for one in late:
             self.end(one)
         floor = self.now + self.config.min_start_budget_s
@@ -263,7 +263,7 @@ def run_steps(scheduler: Scheduler, steps: int = 1) -> list[list[tuple[Request, 
 
 def labelled(scheduler: Scheduler, *requests: Request) -> None:
     for one in requests:
-        scheduler.prefixes.hash_prompt(one, b"")
+        scheduler.prefix_cache.hash_prompt(one, b"")
         assert scheduler.enqueue(one, 0.0) is None
 
 
@@ -307,7 +307,7 @@ def test_a_large_request_does_not_starve() -> None:
         overtook += len(started)
         for one in started:
             scheduler.release(one)
-    assert overtook == large.overtaken == scheduler.config.most_overtakes
+    assert overtook == large.backfilled_past == scheduler.config.max_backfills
     scheduler.release(holder)
     assert scheduler.schedule().started[0] is large
 
@@ -315,7 +315,7 @@ def test_a_large_request_does_not_starve() -> None:
 def test_least_slack_counts_the_work_that_is_left() -> None:
     """DL-8 inside the worker: a later deadline with more to do comes first."""
     scheduler = Scheduler(config(max_running=1), BlockPool(64))
-    scheduler.pace.prefilled(1.0, 10)
+    scheduler.step_time.prefilled(1.0, 10)
     short, long = request(10, 1, deadline=20.0), request(60, 1, deadline=22.0)
     for one in (short, long):
         assert scheduler.enqueue(one, 0.0) is None
@@ -325,11 +325,11 @@ def test_least_slack_counts_the_work_that_is_left() -> None:
 def test_prompts_do_not_stall_decodes() -> None:
     """A long prompt takes what is left of ``max_stall_s`` per step, and all of a step alone."""
     scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
-    pace = scheduler.pace
-    pace.prefilled(0.01, 0)
+    step_time = scheduler.step_time
+    step_time.prefilled(0.01, 0)
     for _ in range(200):
-        pace.prefilled(0.01 + 0.005 * 20, 20)
-    assert pace.prompt_token_s == pytest.approx(0.005)
+        step_time.prefilled(0.01 + 0.005 * 20, 20)
+    assert step_time.prompt_token_s == pytest.approx(0.005)
     alone = request(50, 4)
     assert scheduler.enqueue(alone, 0.0) is None
     assert run_steps(scheduler, 2) == [[(alone, 0, 40)], [(alone, 40, 10)]]
@@ -341,10 +341,10 @@ def test_prompts_do_not_stall_decodes() -> None:
 def test_prompts_may_double_a_step_that_is_slow_anyway() -> None:
     """On an engine whose decodes alone exceed ``max_stall_s``."""
     scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
-    pace = scheduler.pace
-    pace.prefilled(0.101, 0)
+    step_time = scheduler.step_time
+    step_time.prefilled(0.101, 0)
     for _ in range(200):
-        pace.prefilled(0.101 + 0.005 * 20, 20)
+        step_time.prefilled(0.101 + 0.005 * 20, 20)
     decoding, prompt = request(1, 9), request(60, 4, deadline=1e9)
     assert scheduler.enqueue(decoding, 0.0) is None
     run_steps(scheduler)
@@ -355,7 +355,7 @@ def test_prompts_may_double_a_step_that_is_slow_anyway() -> None:
 def test_prompts_get_on_however_slow_they_are() -> None:
     scheduler = Scheduler(config(max_stall_s=0.001), BlockPool(64))
     for _ in range(9):
-        scheduler.pace.prefilled(1.0, 1)
+        scheduler.step_time.prefilled(1.0, 1)
     decoding, prompt = request(1, 9), request(20, 4, deadline=1e9)
     assert scheduler.enqueue(decoding, 0.0) is None
     run_steps(scheduler)
@@ -369,10 +369,10 @@ def test_prompts_get_on_however_slow_they_are() -> None:
 def test_dl14_prompts_leave_decodes_their_gap(gap_s: float, chunk: int) -> None:
     """What the gap leaves beyond a plain step of 10 ms, at 5 ms a token, one block at least."""
     scheduler = Scheduler(config(max_step_tokens=40, max_stall_s=0.051), BlockPool(64))
-    pace = scheduler.pace
-    pace.prefilled(0.01, 0)
+    step_time = scheduler.step_time
+    step_time.prefilled(0.01, 0)
     for _ in range(200):
-        pace.prefilled(0.01 + 0.005 * 20, 20)
+        step_time.prefilled(0.01 + 0.005 * 20, 20)
     relaxed, strict = request(1, 9, token_gap_s=2.0), request(1, 9, token_gap_s=gap_s)
     for one in (relaxed, strict):
         assert scheduler.enqueue(one, 0.0) is None
@@ -397,7 +397,7 @@ def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
 
 def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
     scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
-    scheduler.pace.prefilled(1.0, 10)
+    scheduler.step_time.prefilled(1.0, 10)
     short, long = request(10, 1, first_token_by=20.0), request(60, 1, first_token_by=22.0)
     for one in (short, long):
         assert scheduler.enqueue(one, 0.0) is None
@@ -419,8 +419,11 @@ def test_a_prefix_is_computed_once() -> None:
     assert first.blocks[:5] == second.blocks[:5]
     assert not set(first.blocks[5:]) & set(second.blocks[5:])
     assert (first.cached_tokens, second.cached_tokens) == (0, 20)
-    assert scheduler.prefixes.cached_tokens_total == 20
-    assert (scheduler.prefixes.hit_blocks_total, scheduler.prefixes.missed_blocks_total) == (5, 5)
+    assert scheduler.prefix_cache.cached_tokens_total == 20
+    assert (
+        scheduler.prefix_cache.hit_blocks_total,
+        scheduler.prefix_cache.missed_blocks_total,
+    ) == (5, 5)
 
 
 def test_little_in_common_is_not_waited_for() -> None:
@@ -468,7 +471,7 @@ def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
     scheduler = Scheduler(config(), BlockPool(64))
     for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
         one = request([5] * 10, max_tokens=1, salt=salt)
-        scheduler.prefixes.hash_prompt(one, prefix_salt(b"model", salt))
+        scheduler.prefix_cache.hash_prompt(one, prefix_salt(b"model", salt))
         assert scheduler.enqueue(one, 0.0) is None
         run_steps(scheduler)
         assert one.cached_tokens == expected
@@ -525,7 +528,7 @@ def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
 def test_too_little_time_to_start_is_refused() -> None:
     """DL-3: more than ``min_start_budget`` must be left, exactly that much is too little."""
     scheduler = Scheduler(config(min_start_budget_s=0.5), BlockPool(64))
-    assert scheduler.enqueue(request(deadline=10.5), 10.0) is STARVED
+    assert scheduler.enqueue(request(deadline=10.5), 10.0) is TOO_LATE_TO_START
     assert scheduler.enqueue(request(deadline=10.75), 10.0) is None
 
 

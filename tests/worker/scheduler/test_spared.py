@@ -4,11 +4,11 @@ from tests.support.engine import end_of
 from tests.worker.engine.test_expiry import Service
 from worker.core import Job
 from worker.protocol import Code, Sampling
-from worker.runner.synthetic import StepPace
+from worker.runner.synthetic import StepCost
 
 
 def test_dl17_what_keeps_on_runs_to_its_deadline() -> None:
-    service = Service(StepPace(0.004))
+    service = Service(StepCost(0.004))
     service.submit(300, 60.0)
     service.finish()  # the pace is known now
     began = service.clock.now

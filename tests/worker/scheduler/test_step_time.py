@@ -2,103 +2,105 @@ import random
 
 import pytest
 
-from worker.scheduler.step_time import BOUND_STEPS, Pace
+from worker.scheduler.step_time import BOUND_STEPS, StepTime
 
 
-def decode(pace: Pace, step_s: float, steps: int = 1, rows: int = 1, tokens: int = 1) -> None:
+def decode(
+    step_time: StepTime, step_s: float, steps: int = 1, rows: int = 1, tokens: int = 1
+) -> None:
     for _ in range(steps):
-        pace.decoded(step_s, tokens, rows=rows)
-        pace.prefilled(step_s, 0)
+        step_time.decoded(step_s, tokens, rows=rows)
+        step_time.prefilled(step_s, 0)
 
 
 def test_nothing_is_held_back_before_anything_is_measured() -> None:
-    assert Pace().prompt_tokens_within(0.05, 512) == 512
-    assert Pace().service_s(100, 100) == 0.0
+    assert StepTime().prompt_tokens_within(0.05, 512) == 512
+    assert StepTime().service_s(100, 100) == 0.0
 
 
 def test_what_a_step_costs_anyway_is_not_charged_to_its_prompts() -> None:
     """A step of 20 ms with a prompt of 3 tokens in it says nothing about long prompts."""
-    pace = Pace()
+    step_time = StepTime()
     for _ in range(10):
-        pace.prefilled(0.02, 3)
-    assert pace.prompt_tokens_within(0.05, 512) == 7
-    pace.prefilled(0.02, 0)
-    assert pace.prompt_token_s == pytest.approx(0.0)
-    assert pace.prompt_tokens_within(0.05, 512) == 512
+        step_time.prefilled(0.02, 3)
+    assert step_time.prompt_tokens_within(0.05, 512) == 7
+    step_time.prefilled(0.02, 0)
+    assert step_time.prompt_token_s == pytest.approx(0.0)
+    assert step_time.prompt_tokens_within(0.05, 512) == 512
 
 
 def test_long_chunks_weigh_more_than_short_ones() -> None:
-    pace = Pace()
-    pace.prefilled(1.0, 1000)
+    step_time = StepTime()
+    step_time.prefilled(1.0, 1000)
     for _ in range(5):
-        pace.prefilled(0.01, 1)
-    assert pace.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
+        step_time.prefilled(0.01, 1)
+    assert step_time.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
 
 
 def test_service_is_prompt_and_answer() -> None:
-    pace = Pace()
-    pace.prefilled(1.0, 1000)
-    pace.decoded(0.02, 1, rows=1)
-    assert pace.service_s(500, 10) == pytest.approx(0.7)
+    step_time = StepTime()
+    step_time.prefilled(1.0, 1000)
+    step_time.decoded(0.02, 1, rows=1)
+    assert step_time.service_s(500, 10) == pytest.approx(0.7)
 
 
 def test_answers_teach_how_long_they_get() -> None:
-    pace = Pace()
-    pace.answered(32)
-    pace.answered(64)
-    assert pace.typical_tokens == pytest.approx(34)
+    step_time = StepTime()
+    step_time.answered(32)
+    step_time.answered(64)
+    assert step_time.typical_tokens == pytest.approx(34)
 
 
 def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
     """DL-3: only many steps of one row alone tell what one row can do."""
-    pace = Pace()
-    decode(pace, 0.28)
-    assert pace.least_token_s == 0.0
-    decode(pace, 0.02, 1000, rows=8)
-    assert pace.least_token_s == 0.0
-    decode(pace, 0.01, 200)
-    assert pace.least_token_s == pytest.approx(0.008)
+    step_time = StepTime()
+    decode(step_time, 0.28)
+    assert step_time.least_token_s == 0.0
+    decode(step_time, 0.02, 1000, rows=8)
+    assert step_time.least_token_s == 0.0
+    decode(step_time, 0.01, 200)
+    assert step_time.least_token_s == pytest.approx(0.008)
 
 
 def test_what_is_certain_never_goes_up() -> None:
     """DL-3: not in a dip, not in a large batch, however long it lasts."""
-    pace = Pace()
-    decode(pace, 0.01, 200)
-    decode(pace, 0.1, 5000)
-    decode(pace, 0.2, 5000, rows=32)
-    assert pace.least_token_s == pytest.approx(0.008)
+    step_time = StepTime()
+    decode(step_time, 0.01, 200)
+    decode(step_time, 0.1, 5000)
+    decode(step_time, 0.2, 5000, rows=32)
+    assert step_time.least_token_s == pytest.approx(0.008)
 
 
 def test_a_machine_that_gets_faster_is_measured_anew() -> None:
     """DL-3: what was measured in a dip is not certain once the dip is over."""
-    pace = Pace()
-    decode(pace, 0.1, 200)
-    assert pace.least_token_s > 0
-    decode(pace, 0.01, 20)
-    assert pace.least_token_s == 0.0
-    decode(pace, 0.01, 80)
-    assert pace.least_token_s == pytest.approx(0.008)
+    step_time = StepTime()
+    decode(step_time, 0.1, 200)
+    assert step_time.least_token_s > 0
+    decode(step_time, 0.01, 20)
+    assert step_time.least_token_s == 0.0
+    decode(step_time, 0.01, 80)
+    assert step_time.least_token_s == pytest.approx(0.008)
 
 
 def test_a_step_that_is_read_late_makes_no_other_one_fast() -> None:
     """Of a step read 8 ms late and the next one, which then seems to take 2 ms: 10 ms each."""
-    pace = Pace()
+    step_time = StepTime()
     for _ in range(100):
-        decode(pace, 0.01, BOUND_STEPS)
-        decode(pace, 0.018)
-        decode(pace, 0.002)
-    assert pace.least_token_s >= 0.8 * 0.0085
+        decode(step_time, 0.01, BOUND_STEPS)
+        decode(step_time, 0.018)
+        decode(step_time, 0.002)
+    assert step_time.least_token_s >= 0.8 * 0.0085
 
 
 def test_tokens_that_come_several_at_a_time_count_each() -> None:
-    pace = Pace()
-    decode(pace, 0.01, 200, tokens=5)
-    assert pace.least_token_s == pytest.approx(0.8 * 0.002)
+    step_time = StepTime()
+    decode(step_time, 0.01, 200, tokens=5)
+    assert step_time.least_token_s == pytest.approx(0.8 * 0.002)
 
 
 def test_a_slow_step_is_one_that_few_exceed() -> None:
     """DL-6: with chunks of prompts in some, which are no noise."""
-    pace = Pace()
+    step_time = StepTime()
     draw = random.Random(5)
     exceeded = 0
     for step in range(4000):
@@ -107,17 +109,17 @@ def test_a_slow_step_is_one_that_few_exceed() -> None:
         if draw.random() < 0.02:
             step_s += 0.04
         if step >= 100:
-            exceeded += step_s > pace.slow_step_s(tokens)
-        pace.decoded(step_s, 1, rows=4, prompt_tokens=tokens)
-        pace.prefilled(step_s, tokens)
+            exceeded += step_s > step_time.slow_step_s(tokens)
+        step_time.decoded(step_s, 1, rows=4, prompt_tokens=tokens)
+        step_time.prefilled(step_s, tokens)
     assert exceeded < 0.015 * 4000
-    assert pace.slow_step_s(0) < 5 * 0.03
+    assert step_time.slow_step_s(0) < 5 * 0.03
 
 
 def test_one_accident_is_not_expected_again() -> None:
-    pace = Pace()
-    decode(pace, 0.01, 50)
-    decode(pace, 10.0)
-    assert pace.slow_step_s(0) < 8
-    decode(pace, 0.01, 200)
-    assert pace.slow_step_s(0) < 0.07
+    step_time = StepTime()
+    decode(step_time, 0.01, 50)
+    decode(step_time, 10.0)
+    assert step_time.slow_step_s(0) < 8
+    decode(step_time, 0.01, 200)
+    assert step_time.slow_step_s(0) < 0.07
