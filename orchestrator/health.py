@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.admission.admission import Admission
-from orchestrator.instances.registry import Instance, Registry
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
+from orchestrator.instances.served_models import ServedModels
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
@@ -34,8 +36,15 @@ class Probe:
 class HealthBoard:
     """The answers of all health endpoints, as of the last ``refresh``."""
 
-    def __init__(self, registry: Registry, queue: TaskQueue[Task], admission: Admission) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        models: ServedModels,
+        queue: TaskQueue[Task],
+        admission: Admission,
+    ) -> None:
         self._registry = registry
+        self._models = models
         self._queue = queue
         self._admission = admission
         self.live = Probe(200, b'{"status":"live"}')
@@ -43,7 +52,14 @@ class HealthBoard:
         self.ready = Probe(503, b"{}")
         self.overall = Probe(200, b"{}")
         self._was = "not_ready"
+        self._version = -1
+        registry.listen(self)
         self.refresh()
+
+    def instances_changed(self) -> None:
+        if self._registry.snapshot_version != self._version:
+            self._version = self._registry.snapshot_version
+            self.refresh()
 
     def refresh(self) -> None:
         """Prepare all answers anew."""
@@ -58,7 +74,7 @@ class HealthBoard:
             {
                 "status": status,
                 "queue": {"depth": len(self._queue), "bound": self._queue.bound},
-                "models": sorted(self._registry.models()),
+                "models": sorted(self._models.by_name()),
                 "instances": [_describe(instance) for instance in self._registry],
             }
         )

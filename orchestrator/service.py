@@ -20,7 +20,9 @@ from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import Roster, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import FleetCollector
-from orchestrator.instances.registry import LaneMaker, Registry
+from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
+from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
+from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.placement import Placer
 from orchestrator.placement.policy import Policy
@@ -87,28 +89,34 @@ class Orchestrator:
         listed = tuple(entry for entry in settings.instances if not is_source(entry))
         self.registry = Registry(
             listed,
-            lanes_per_instance=settings.lanes_per_instance,
-            lane_config=LaneConfig(
-                open_timeout_s=settings.lane_open_timeout_s,
-                keepalive_s=settings.lane_keepalive_s,
-                reconnect_min_s=settings.reconnect_min_s,
-                reconnect_max_s=settings.reconnect_max_s,
-                token=settings.lane_token.get_secret_value() if settings.lane_token else "",
+            RegistryConfig(
+                lanes_per_instance=settings.lanes_per_instance,
+                max_backlog=settings.worker_backlog,
+                lane=LaneConfig(
+                    open_timeout_s=settings.lane_open_timeout_s,
+                    keepalive_s=settings.lane_keepalive_s,
+                    reconnect_min_s=settings.reconnect_min_s,
+                    reconnect_max_s=settings.reconnect_max_s,
+                    token=settings.lane_token.get_secret_value() if settings.lane_token else "",
+                ),
             ),
-            suspect_after_s=settings.suspect_after_s,
-            down_after_s=settings.down_after_s,
-            worker_backlog=settings.worker_backlog,
-            clock=clock,
-            rng=rng,
-            executor=self._executor,
-            special_in_prompts=settings.special_tokens_in_prompts,
-            on_change=self._instances_changed,
-            on_emission=self.metrics.emission_sampled,
-            make_lane=make_lane,
+            clock,
+            rng,
+            make_lane,
+        )
+        self.models = ServedModels(
+            self.registry, self._executor, special_in_prompts=settings.special_tokens_in_prompts
+        )
+        self.monitor = InstanceMonitor(
+            self.registry,
+            self.models,
+            MonitorConfig(settings.suspect_after_s, settings.down_after_s),
+            clock,
+            self.metrics.emission_us,
         )
         self._settler = Settler(self.metrics, journal, clock)
         self.forecaster = Forecaster(
-            self.registry.prospect,
+            self.registry.capacity,
             drops_infeasible=(
                 settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE
             ),
@@ -149,7 +157,7 @@ class Orchestrator:
         self._isolate_tenants = settings.isolate_tenants
         self.retrier = Retrier(
             self.registry,
-            self.registry.prospect,
+            self.registry.capacity,
             rng,
             RetryConfig(
                 share=settings.retry_share,
@@ -188,8 +196,7 @@ class Orchestrator:
             refusals=self._admission.refusals,
             lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
         )
-        self.health = HealthBoard(self.registry, self.queue, self._admission)
-        self._health_version = -1
+        self.health = HealthBoard(self.registry, self.models, self.queue, self._admission)
         self.metrics.watch(self.registry, self.queue, self.refusals, self.placer)
         self.metrics.registry.register(
             FleetCollector(self.registry, self.retrier, self.hedger.stats)
@@ -214,7 +221,7 @@ class Orchestrator:
         try:
             self._admission.begin(task)
             self.limits.begin(task)
-            encoder = self.registry.resolve(job.model)
+            encoder = self.models.resolve(job.model)
             task.model = encoder.card.model
             task.vocabulary = encoder.vocabulary
             task.token_ids = await self._encode(task, encoder, prompt)
@@ -303,7 +310,7 @@ class Orchestrator:
 
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
-        return self.registry.resolve(name)
+        return self.models.resolve(name)
 
     @property
     def refusals(self) -> Refusals:
@@ -319,7 +326,7 @@ class Orchestrator:
 
     def start(self) -> None:
         """Connect to every instance and keep an eye on them."""
-        self.registry.start()
+        self.registry.start(self.monitor)
         self.roster.start()
         self._looking = asyncio.create_task(self._look())
 
@@ -348,6 +355,7 @@ class Orchestrator:
         if self._looking is not None:
             self._looking.cancel()
         await self.roster.close()
+        self.monitor.close()
         await self.registry.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -355,7 +363,7 @@ class Orchestrator:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                self.registry.look()
+                self.monitor.check_heartbeats()
                 self._dispatcher.look()
                 await self.roster.sweep()
                 self.store.prune()
@@ -365,18 +373,6 @@ class Orchestrator:
 
     def _drop(self, task: Task, error: QueueFull) -> None:
         self._end(task, refused(error))
-
-    def _instances_changed(self) -> None:
-        try:
-            self._look_at_change()
-        except Exception:  # lanes call this, and must not break by it
-            service_log.exception("a change of the instances could not be followed")
-        self._dispatcher.pump()
-
-    def _look_at_change(self) -> None:
-        if self.registry.snapshot_version != self._health_version:
-            self._health_version = self.registry.snapshot_version
-            self.health.refresh()
 
     def _end(self, task: Task, verdict: Verdict) -> None:
         if self._settler.settle(task, verdict):

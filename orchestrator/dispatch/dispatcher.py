@@ -15,7 +15,8 @@ from orchestrator.dispatch.retry import RETRYABLE, Again, Retrier, rest_of
 from orchestrator.errors import TidegateError
 from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.conduct import charge
-from orchestrator.instances.registry import Instance, InstanceState, Registry
+from orchestrator.instances.instance import Instance, InstanceState
+from orchestrator.instances.registry import Registry
 from orchestrator.placement import Choice, Placer, Spec
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.refusals import Refusals
@@ -104,6 +105,11 @@ class Dispatcher:
         """In the order in which they were sent, so that a run repeats itself."""
         self.attempts_done = asyncio.Event()
         """Set whenever a job is over on its worker; whoever waits clears it."""
+
+        registry.listen(self)
+
+    def instances_changed(self) -> None:
+        self.pump()
 
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now, later, or ends at its deadline."""

@@ -21,7 +21,8 @@ from enum import StrEnum
 
 import msgspec
 
-from orchestrator.instances.registry import Instance, Registry
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prompts.encoder import PromptEncoder

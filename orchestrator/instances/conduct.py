@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from orchestrator.instances.breaker import Breakers, JobEnd, Ticket
-from orchestrator.instances.registry import Instance
+from orchestrator.instances.instance import Instance
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import AbortCause, Code, End, FinishReason

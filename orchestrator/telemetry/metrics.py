@@ -19,7 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.instances.registry import InstanceState, Registry
+from orchestrator.instances.instance import InstanceState
+from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.refusals import Kind, Refusals
@@ -133,9 +134,6 @@ class Metrics:
     ) -> None:
         """Collect the state of instances, queue, admission and placement at every scrape."""
         self.registry.register(_StateCollector(self, registry, queue, refusals, placer))
-
-    def emission_sampled(self, seconds: float, tokens: int) -> None:
-        self.emission_us.observe(1e6 * seconds / tokens)
 
     def count_late(self, tokens: int) -> None:
         """Tokens that came after their task had ended: waste, and counted apart."""

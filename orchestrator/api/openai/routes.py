@@ -56,7 +56,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
 async def models(request: web.Request) -> web.Response:
     """Every model that is served."""
     orchestrator = request.app[ORCHESTRATOR]
-    data = [_model(orchestrator, name) for name in sorted(orchestrator.registry.models())]
+    data = [_model(orchestrator, name) for name in sorted(orchestrator.models.by_name())]
     return json_response({"object": "list", "data": data})
 
 

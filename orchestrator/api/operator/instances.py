@@ -3,7 +3,8 @@
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR, json_response
-from orchestrator.instances.registry import Instance, Registry
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work
 
 
@@ -26,17 +27,18 @@ async def listing(request: web.Request) -> web.Response:
 
 async def drain(request: web.Request) -> web.Response:
     """Give an instance no new work; its running jobs finish. Idempotent."""
-    return _hold(request, True)
+    return _cordon(request, True)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
-    return _hold(request, False)
+    return _cordon(request, False)
 
 
-def _hold(request: web.Request, held: bool) -> web.Response:
+def _cordon(request: web.Request, cordoned: bool) -> web.Response:
     registry = request.app[ORCHESTRATOR].registry
-    instance = registry.hold(request.match_info["address"], held)
+    address = request.match_info["address"]
+    instance = registry.cordon(address) if cordoned else registry.uncordon(address)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -48,8 +50,8 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "address": instance.address,
         "state": instance.state.value,
         "ready": instance.ready,
-        "draining": instance.draining or instance.held,
-        "leaving": instance.leaving_since is not None,
+        "draining": instance.draining or instance.cordoned,
+        "leaving": instance.retiring_since is not None,
         "reason": instance.reason,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,

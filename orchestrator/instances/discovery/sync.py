@@ -22,7 +22,7 @@ class Fleet(Protocol):
     """The part of the registry that a roster drives."""
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance, and since when it is leaving if it is, in seconds of the clock."""
+        """Every instance, and since when it is retiring if it is, in seconds of the clock."""
 
     def idle(self, address: str) -> bool:
         """Whether no job of ours is on it."""
@@ -31,7 +31,7 @@ class Fleet(Protocol):
 
     def retire(self, address: str) -> None: ...
 
-    async def forget(self, address: str) -> None: ...
+    async def remove(self, address: str) -> None: ...
 
 
 class Roster:
@@ -96,7 +96,7 @@ class Roster:
             and now - since >= (self._linger_s if self._fleet.idle(address) else self._grace_s)
         ]
         for address in over:
-            await self._fleet.forget(address)
+            await self._fleet.remove(address)
         if over:
             self._apply()  # one may have been named again while its lanes closed
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
 from orchestrator.instances.concurrency import InFlightJob, Window
-from orchestrator.instances.registry import InstanceState
+from orchestrator.instances.instance import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.task import Priority, Stage, Task
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
@@ -395,7 +395,7 @@ async def test_or14_a_paused_job_goes_on_though_its_instance_takes_nothing_new(
 ) -> None:
     stage = await scene(make_worker, make_service)
     long, _ = await stage.begin()
-    stage.service.orchestrator.registry.hold(stage.worker.address, True)
+    stage.service.orchestrator.registry.cordon(stage.worker.address)
     stage.hurry.set()
     stage.go_on.set()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED

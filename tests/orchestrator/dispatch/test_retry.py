@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.dispatch.retry import RetryBudget, RetryConfig, RetryDenied
-from orchestrator.instances.registry import InstanceState
+from orchestrator.instances.instance import InstanceState
 from orchestrator.service import LOOK_EVERY_S
 from orchestrator.tasks.transcript import is_continuable
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events

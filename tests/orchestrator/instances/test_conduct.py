@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.instances.breaker import BreakerConfig, Breakers, BreakerState, JobEnd, Ticket
 from orchestrator.instances.conduct import charge, how_ended
-from orchestrator.instances.registry import Instance
+from orchestrator.instances.instance import Instance
 from orchestrator.prediction import IDLE, Load, StepModel
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.support.clock import ManualClock

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from orchestrator.instances import registry
+from orchestrator.instances import served_models
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, make_card
 from worker.protocol import Delta
@@ -224,7 +224,7 @@ async def test_instances_with_different_models(
 ) -> None:
     workers = [await make_worker(model=name) for name in ("one", "two")]
     service = await make_service(*workers)
-    await service.until(lambda: len(service.orchestrator.registry.models()) == 2)
+    await service.until(lambda: len(service.orchestrator.models.by_name()) == 2)
     async with service.http.get("/v1/models") as response:
         assert [m["id"] for m in (await response.json())["data"]] == ["one", "two"]
     for name, worker in zip(("one", "two"), workers, strict=True):
@@ -284,7 +284,7 @@ async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
     instance.lanes[0].describe()
     await service.until(lambda: instance.fault != "")
     for _ in range(3):
-        service.orchestrator.registry.look()
+        service.orchestrator.monitor.check_heartbeats()
     assert state_of(service) == "connecting"
     worker.card = good
     instance.lanes[0].describe()
@@ -298,7 +298,7 @@ async def test_a_card_that_nobody_foresaw_is_said_too(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("odd")
 
-    monkeypatch.setattr(registry, "PromptEncoder", fail)
+    monkeypatch.setattr(served_models, "PromptEncoder", fail)
     service = await make_service(await make_worker(), wait=False)
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.fault.endswith("used: ZeroDivisionError: odd"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.instances.registry import Instance
+from orchestrator.instances.instance import Instance
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, make_card
 
@@ -132,7 +132,7 @@ async def test_or6_instances_follow_a_file_under_load(
     assert registry.snapshot_version > version
 
     await asyncio.to_thread(write, path, second)
-    await service.until(lambda: registry.instances[first.address].leaving_since is not None)
+    await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     await submit(service)
     await second.until(lambda: second.running == 2)
     assert (await listing(service))[first.address]["leaving"] is True
@@ -141,7 +141,7 @@ async def test_or6_instances_follow_a_file_under_load(
     assert len(first.opens) == 1  # kept, not connected anew
 
     await asyncio.to_thread(write, path, second)
-    await service.until(lambda: registry.instances[first.address].leaving_since is not None)
+    await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
     await service.until(lambda: list(registry.instances) == [second.address])
@@ -208,12 +208,12 @@ async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
     service: Service, worker: FakeWorker
 ) -> None:
     """An instance that restarts with another model while the first one's tokenizer loads."""
-    registry = service.orchestrator.registry
-    instance = registry.instances[worker.address]
+    monitor = service.orchestrator.monitor
+    instance = service.orchestrator.registry.instances[worker.address]
     newer = instance.card
     assert newer is not None
-    registry._know(instance, make_card(model="older"))
-    registry._know(instance, newer)
-    await service.until(lambda: not registry._loading)
+    monitor._card_received(instance, make_card(model="older"))
+    monitor._card_received(instance, newer)
+    await service.until(lambda: not monitor._loading)
     assert instance.card == newer
     assert instance.ready

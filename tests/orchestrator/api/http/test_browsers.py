@@ -128,7 +128,7 @@ async def test_operators_calls_need_what_no_page_can_send(
     async with service.http.post(path) as response:
         assert response.status == 403
         assert "X-Tidegate-Admin: 1" in await error_of(response)
-    assert not next(iter(service.orchestrator.registry)).held
+    assert not next(iter(service.orchestrator.registry)).cordoned
     async with service.http.post(path, headers={"X-Tidegate-Admin": "1"}) as response:
         assert response.status == 202
 

@@ -165,7 +165,7 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
 ) -> None:
     """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
     gate = threading.Event()
-    (encoder,) = service.orchestrator.registry.models().values()
+    (encoder,) = service.orchestrator.models.by_name().values()
 
     def stuck(prompt: object) -> Steps[list[int]]:
         yield False
@@ -191,7 +191,7 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
     """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
     service = await make_service(await make_worker(), max_encoding_bytes=2**20)
     gate = threading.Event()
-    (encoder,) = service.orchestrator.registry.models().values()
+    (encoder,) = service.orchestrator.models.by_name().values()
 
     def stuck(prompt: object) -> Steps[list[int]]:
         yield False

@@ -50,8 +50,8 @@ class FakeFleet:
         self.calls.append(f"retire {address}")
         self.known[address] = self.clock.now()
 
-    async def forget(self, address: str) -> None:
-        self.calls.append(f"forget {address}")
+    async def remove(self, address: str) -> None:
+        self.calls.append(f"remove {address}")
         del self.known[address]
         self.jobs.pop(address, None)
 
@@ -81,7 +81,7 @@ async def test_what_a_source_names_comes_and_goes() -> None:
     await tell(roster, source, "c:1")
     clock.advance(3)
     await roster.sweep()
-    assert fleet.calls == ["add b:1", "add c:1", "retire b:1", "forget b:1"]
+    assert fleet.calls == ["add b:1", "add c:1", "retire b:1", "remove b:1"]
     assert sorted(fleet.known) == ["a:1", "c:1"]
 
 
@@ -94,7 +94,7 @@ async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
         clock.advance(1)
         await roster.sweep()
         await tell(roster, source, "a:1", "b:1")
-    assert not any(call.startswith("forget") for call in fleet.calls)
+    assert not any(call.startswith("remove") for call in fleet.calls)
 
 
 async def test_one_that_leaves_may_finish_its_jobs() -> None:
@@ -129,7 +129,7 @@ async def test_one_named_again_while_it_leaves_is_kept() -> None:
     clock.advance(60)
     await roster.sweep()
     assert fleet.known == {"a:1": None, "b:1": None}
-    assert "forget b:1" not in fleet.calls
+    assert "remove b:1" not in fleet.calls
 
 
 async def test_a_listed_one_stays_whatever_a_source_says() -> None:

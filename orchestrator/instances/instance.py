@@ -1,0 +1,221 @@
+"""One Triton instance: the lanes to it, what it serves, how loaded it is, how it is.
+
+The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
+
+    CONNECTING ──card, tokenizer ready──▶ UP ◀──frame── SUSPECT ──silent 3 s──▶ DOWN
+         ▲                                └──silent 1 s──▶┘                       │
+         └───────────────────── every lane closed, tries again ◀──────────────────┘
+
+One whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
+"""
+
+from enum import StrEnum
+
+from orchestrator.instances.candidate import Candidate
+from orchestrator.instances.concurrency import Window
+from orchestrator.lanes import Lane
+from orchestrator.prediction import Load, Quantiles, StepLearner
+from orchestrator.prompts.encoder import PromptEncoder
+from worker.protocol import ModelCard, WorkerStats
+
+LANE_SILENT_S = 0.6
+"""A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
+
+CANDIDATE_TTL_S = 0.05
+"""A candidate is built anew after this, even if none of the facts it is keyed by has changed."""
+
+FIRST_WAY_MS = 5.0
+_WAYS = 128
+
+
+class InstanceState(StrEnum):
+    """Whether an instance can be given work: only ``up`` can."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+
+
+class Instance:
+    """What is known of one Triton.
+
+    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, the monitor
+    all else.
+    """
+
+    def __init__(self, address: str, max_backlog: int = 0) -> None:
+        self.address = address
+        self.window = Window(max_backlog)
+        self.lanes: list[Lane] = []
+        self.reporter: Lane | None = None
+        """The lane whose reports of the prefix cache are read; each lane carries the same."""
+        self.state = InstanceState.CONNECTING
+        self.reason = "not reached yet"
+        """Why it is not up, for people; empty while it is."""
+        self.fault = ""
+        """Why its last card cannot be used, which no waiting mends; empty when it can."""
+        self.draining = False
+        """The worker itself takes no new work."""
+        self.cordoned = False
+        """An operator wants it to have no new work."""
+        self.retiring_since: float | None = None
+        """When discovery stopped naming it, in seconds of the clock; None while it is named."""
+        self.removed = False
+        """Its lanes are being closed, or are."""
+        self.announced_card: ModelCard | None = None
+        """The last card that came; ``card`` follows once its tokenizer is ready."""
+        self.encoder: PromptEncoder | None = None
+        self.stats: WorkerStats | None = None
+        self.pace: StepLearner | None = None
+        """Learns its speed; None until its card is known."""
+        self.way_ms = Quantiles([FIRST_WAY_MS] * 9, _WAYS)
+        """Of jobs that ended: what they took beyond the worker's own account, there and back."""
+        self.foreign_load = 0
+        """Jobs on the worker that are not ours, by its last statistics."""
+        self._candidate: tuple[object, Candidate] | None = None
+        self._candidate_until = 0.0
+
+    @property
+    def card(self) -> ModelCard | None:
+        return None if self.encoder is None else self.encoder.card
+
+    @property
+    def chat_fault(self) -> str:
+        """Why it takes plain prompts only; empty where it takes chats, or has no card yet."""
+        return "" if self.encoder is None else self.encoder.chat_fault
+
+    @property
+    def is_up(self) -> bool:
+        """Whether jobs go on there."""
+        return (
+            self.state is InstanceState.UP
+            and not self.removed
+            and any(lane.is_open for lane in self.lanes)
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes new work."""
+        return (
+            self.state is InstanceState.UP
+            and not (self.removed or self.draining or self.cordoned)
+            and self.retiring_since is None
+            and any(lane.is_open and not lane.is_closing for lane in self.lanes)
+        )
+
+    @property
+    def is_reopening(self) -> bool:
+        """Whether it will take new work in a moment: its model was loaded anew."""
+        return any(lane.is_reopening for lane in self.lanes) and not (
+            self.removed or self.cordoned or self.retiring_since is not None
+        )
+
+    @property
+    def lane_load(self) -> int:
+        """Our jobs on its lanes, paused ones included."""
+        return sum(lane.load for lane in self.lanes)
+
+    @property
+    def load(self) -> int:
+        """Jobs that have or want a slot there."""
+        return self.lane_load - self.window.paused + self.foreign_load
+
+    @property
+    def has_free_slot(self) -> bool:
+        return self.load < self.window.slots
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether its jobs can leave their slot and keep their KV."""
+        return self.card is not None and self.card.can_pause
+
+    @property
+    def load_ahead(self) -> Load:
+        """How many jobs it has, not what they still need: that is ``window.ahead``.
+
+        Jobs are judged and learnt from by this one. On the simulator (one minute, twice the
+        capacity) ``window.ahead`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
+        """
+        slots = 1 if self.card is None else self.card.max_running
+        running = min(self.load, slots)
+        return Load(running=running, waiting=self.load - running)
+
+    def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
+        """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
+
+        ``is_admitted``: its circuit breaker lets work through.
+        """
+        ready = is_admitted and self.ready
+        pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
+        key = (self.load, ready, self.is_up, self.window.size, self.window.slots, self.stats, pace)
+        if self._candidate is not None and now < self._candidate_until:
+            known, candidate = self._candidate
+            if known == key:
+                return candidate
+        card, stats = encoder.card, self.stats
+        most = card.context_tokens
+        if stats is not None and stats.kv_blocks_total:
+            most = min(most, stats.kv_blocks_total * card.block_tokens)
+        candidate = Candidate(
+            name=self.address,
+            model=card.model,
+            vocabulary=encoder.vocabulary,
+            ready=ready,
+            slots=self.window.size,
+            rows=self.window.slots,
+            most_rows=card.max_running,
+            is_up=self.is_up,
+            load=self.load,
+            most_tokens=most,
+            kv_free=0 if stats is None else stats.kv_blocks_free,
+            pace=None if pace is None else pace.under(self.window.ahead(self.load)),
+            device=card.device,
+        )
+        self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
+        return candidate
+
+    def best_lane(self) -> Lane:
+        """The open lane with the fewest jobs, of those that have had a frame lately."""
+        lanes = [lane for lane in self.lanes if lane.is_open and not lane.is_closing]
+        freshest = max(lane.last_frame_at for lane in lanes)
+        return min(
+            lanes, key=lambda lane: (freshest - lane.last_frame_at > LANE_SILENT_S, lane.load)
+        )
+
+    def silent_s(self, now: float) -> float:
+        """Since when no open lane has had a frame, in seconds."""
+        return min((lane.silent_s(now) for lane in self.lanes if lane.is_open), default=0.0)
+
+    # ── for the monitor ──────────────────────────────────────────────────────────────────────
+
+    def take_stats(self, stats: WorkerStats) -> None:
+        """The worker's statistics of a moment ago."""
+        self.stats = stats
+        self.window.observe(stats)
+        if self.pace is not None:
+            self.pace.observe(stats)
+        ours, paused = self.lane_load, self.window.paused
+        active = stats.running + stats.waiting
+        # Statistics older than a pause or a resume of ours must count nobody twice; others'
+        # paused jobs hold no slot.
+        self.foreign_load = max(0, min(active + stats.paused - ours, active - (ours - paused)))
+
+    def take_encoder(self, encoder: PromptEncoder) -> bool:
+        """The announced card is usable. True if it is another one than before."""
+        is_new = self.encoder is not encoder
+        if is_new:
+            self.encoder = encoder
+            self.pace = None
+        self.window.serves(encoder.card.max_running)
+        if self.pace is None:
+            self.pace = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+            if self.stats is not None:  # came with the card
+                self.pace.observe(self.stats)
+        return is_new
+
+    def forget_stats(self) -> None:
+        """No lane is open: what the worker said of itself no longer holds."""
+        self.stats = None
+        self.foreign_load = 0
+        self.draining = False

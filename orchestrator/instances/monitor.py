@@ -1,0 +1,223 @@
+"""How the instances are: reads what their lanes carry, and judges them by their heartbeats."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from prometheus_client import Histogram
+
+from orchestrator.clock import Clock
+from orchestrator.instances.instance import Instance, InstanceState
+from orchestrator.instances.registry import Registry
+from orchestrator.instances.served_models import ServedModels
+from orchestrator.lanes import Lane
+from orchestrator.prompts.encoder import BadCard, PromptEncoder
+from orchestrator.telemetry.log import fields, lane_log
+from worker.protocol import Frame, KvReport, ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorConfig:
+    """When silence counts, in seconds since an instance's last frame."""
+
+    suspect_after_s: float
+    down_after_s: float
+
+
+class InstanceMonitor:
+    """Owns the instances' states, statistics and cards. All lanes report to it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        models: ServedModels,
+        config: MonitorConfig,
+        clock: Clock,
+        emission_us: Histogram,
+    ) -> None:
+        """``emission_us`` is from a frame's decoding to its tokens being written, per token."""
+        self._registry = registry
+        self._models = models
+        self._config = config
+        self._clock = clock
+        self._emission_us = emission_us
+        self._loading: set[asyncio.Task[None]] = set()
+        self._checked_at = clock.now()
+
+    def close(self) -> None:
+        """Stop making tokenizers ready."""
+        for task in self._loading:
+            task.cancel()
+
+    def check_heartbeats(self) -> None:
+        """Judge every instance by the age of its last frame; to be called every 250 ms or so.
+
+        When we are late ourselves, frames wait unread and their age says nothing about a worker.
+        """
+        now = self._clock.now()
+        stalled = now - self._checked_at > self._config.suspect_after_s
+        self._checked_at = now
+        if stalled:
+            return
+        for instance in self._registry:
+            self._check(instance)
+
+    # ── what lanes report ────────────────────────────────────────────────────────────────────
+
+    def lane_opened(self, lane: Lane, first: Frame) -> None:
+        lane_log.info("lane opened", extra=fields(instance=lane.address))
+        self.lane_news(lane, first)
+
+    def lane_news(self, lane: Lane, frame: Frame) -> None:
+        instance = self._registry.instances[lane.address]
+        if frame.card is not None:
+            self._card_received(instance, frame.card)
+        if frame.cache is not None:
+            self._kv_report_received(instance, lane, frame.cache)
+        if frame.stats is not None:
+            instance.take_stats(frame.stats)
+            draining = frame.draining or any(other.is_closing for other in instance.lanes)
+            self._set_draining(instance, draining, by_worker=frame.draining)
+        if instance.state is InstanceState.SUSPECT:
+            self._check(instance)
+
+    def lane_closed(self, lane: Lane, reason: str) -> None:
+        instance = self._registry.instances[lane.address]
+        if reason != instance.reason:  # an instance that stays away is not worth a line each time
+            meant = self._registry.is_closing or instance.removed
+            level = logging.INFO if meant else logging.WARNING
+            lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
+        if not any(other.is_open for other in instance.lanes):
+            instance.forget_stats()
+            if instance.state is not InstanceState.DOWN:
+                self._set_state(instance, InstanceState.CONNECTING, reason)
+        if lane.is_reopening:
+            for other in instance.lanes:
+                other.reopen()
+        if lane is instance.reporter:
+            self._reporter_lost(instance)
+        instance.reason = reason if instance.state is not InstanceState.UP else ""
+
+    def emission_sampled(self, seconds: float, tokens: int) -> None:
+        self._emission_us.observe(1e6 * seconds / tokens)
+
+    # ── states ───────────────────────────────────────────────────────────────────────────────
+
+    def _check(self, instance: Instance) -> None:
+        if instance.encoder is None or instance.fault:
+            return
+        if not any(lane.is_open for lane in instance.lanes):
+            return
+        now = self._clock.now()
+        silent_s = instance.silent_s(now)
+        if silent_s >= self._config.down_after_s:
+            self._set_state(instance, InstanceState.DOWN, _silence(silent_s))
+        elif silent_s >= self._config.suspect_after_s:
+            self._set_state(instance, InstanceState.SUSPECT, _silence(silent_s))
+        else:
+            self._set_state(instance, InstanceState.UP, "")
+        # A lane can die alone: its jobs must not wait for as long as its siblings live.
+        for lane in instance.lanes:
+            lane.probe()
+            if lane.is_open and lane.silent_s(now) >= self._config.down_after_s:
+                lane.break_off(_silence(lane.silent_s(now)))
+
+    def _set_state(self, instance: Instance, state: InstanceState, reason: str) -> None:
+        instance.reason = reason
+        if state is instance.state:
+            return
+        lane_log.info(
+            "instance %s: %s %s",
+            state,
+            instance.address,
+            f"({reason})" if reason else "is ready",
+            extra=fields(instance=instance.address, state=state.value, was=instance.state.value),
+        )
+        instance.state = state
+        self._registry.changed()
+
+    def _set_draining(self, instance: Instance, draining: bool, *, by_worker: bool) -> None:
+        if draining == instance.draining:
+            self._registry.changed(topology=False)
+            return
+        instance.draining = draining
+        if draining and not self._registry.is_closing:
+            lane_log.warning(
+                "the worker drains, which nobody asked for here"
+                if by_worker
+                else "Triton takes no more requests for the model",
+                extra=fields(instance=instance.address),
+            )
+        self._registry.changed()
+
+    # ── cards ────────────────────────────────────────────────────────────────────────────────
+
+    def _card_received(self, instance: Instance, card: ModelCard) -> None:
+        """Make the card's tokenizer usable; the instance is up once that is done."""
+        if instance.fault and instance.announced_card == card:  # on another lane
+            self._set_state(instance, InstanceState.CONNECTING, instance.fault)
+            return
+        instance.announced_card = card
+        instance.fault = ""
+        encoder = instance.encoder
+        if encoder is None or encoder.card != card:
+            encoder = self._models.encoder_of(card)
+        if encoder is not None:
+            self._encoder_ready(instance, encoder)
+            return
+        task = asyncio.create_task(self._load(instance, card))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    async def _load(self, instance: Instance, card: ModelCard) -> None:
+        where = fields(instance=instance.address)
+        try:
+            encoder = await self._models.load(card)
+        except BadCard as error:
+            self._card_unusable(instance, card, str(error))
+            return
+        except Exception as error:
+            lane_log.exception("model card unusable", extra=where)
+            what = f"{type(error).__name__}: {error}"
+            self._card_unusable(instance, card, f"the card of {card.model} cannot be used: {what}")
+            return
+        if encoder.chat_fault:
+            lane_log.warning("%s; chats are refused", encoder.chat_fault, extra=where)
+        self._encoder_ready(instance, encoder)
+
+    def _card_unusable(self, instance: Instance, card: ModelCard, fault: str) -> None:
+        if instance.removed or instance.announced_card != card or instance.fault:
+            return
+        instance.fault = fault
+        self._set_state(instance, InstanceState.CONNECTING, fault)
+        lane_log.error("%s", fault, extra=fields(instance=instance.address))
+
+    def _encoder_ready(self, instance: Instance, encoder: PromptEncoder) -> None:
+        # It may have come back with another model in the meantime.
+        if instance.removed or encoder.card != instance.announced_card:
+            return
+        if instance.take_encoder(encoder):
+            self._registry.changed()
+        self._check(instance)
+
+    # ── the prefix cache ─────────────────────────────────────────────────────────────────────
+
+    def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
+        """A lane's first report is full; from then on it misses none, or breaks."""
+        if instance.reporter is None and report.full:
+            instance.reporter = lane
+        if lane is instance.reporter:
+            self._registry.prefixes.apply(instance.address, report)
+
+    def _reporter_lost(self, instance: Instance) -> None:
+        """Read another lane's reports, from a full one on."""
+        instance.reporter = None
+        self._registry.prefixes.forget(instance.address)
+        for lane in instance.lanes:
+            if lane.is_open:
+                lane.describe()
+                return
+
+
+def _silence(silent_s: float) -> str:
+    return f"no frame for {silent_s:.1f} s"

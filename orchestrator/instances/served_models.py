@@ -1,0 +1,63 @@
+"""The models that instances serve, each with the encoder of its prompts."""
+
+import asyncio
+from concurrent.futures import Executor
+
+from orchestrator.errors import ModelNotFound, NotReady
+from orchestrator.instances.registry import Registry
+from orchestrator.prompts.encoder import PromptEncoder
+from worker.protocol import ModelCard
+
+
+class ServedModels:
+    """Reads the registry; instances with equal cards share one encoder."""
+
+    def __init__(
+        self, registry: Registry, executor: Executor, *, special_in_prompts: bool = False
+    ) -> None:
+        """Tokenizers are made ready on ``executor``: a large one takes seconds."""
+        self._registry = registry
+        self._executor = executor
+        self._special_in_prompts = special_in_prompts
+
+    def by_name(self) -> dict[str, PromptEncoder]:
+        """Models that are known, up or not. A ready instance's card is preferred."""
+        known: dict[str, PromptEncoder] = {}
+        for instance in sorted(self._registry, key=lambda instance: instance.ready):
+            if instance.encoder is not None:
+                known[instance.encoder.card.model] = instance.encoder
+        return known
+
+    def resolve(self, model: str) -> PromptEncoder:
+        """The model of that name, or the only one when the name is empty.
+
+        Raises ``NotReady`` while no instance has sent a usable card, else ``ModelNotFound``.
+        """
+        known = self.by_name()
+        if not known:
+            faults = sorted({instance.fault for instance in self._registry if instance.fault})
+            if faults:
+                raise NotReady(f"no instance can serve: {'; '.join(faults)}")
+            raise NotReady("no instance has been reached yet; try again in a moment")
+        if not model and len(known) == 1:
+            return next(iter(known.values()))
+        if model in known:
+            return known[model]
+        names = ", ".join(sorted(known))
+        if not model:
+            raise ModelNotFound(f"several models are served, name one: {names}", field="model")
+        raise ModelNotFound(
+            f"the model {model[:128]!r} is not served here; there is: {names}", field="model"
+        )
+
+    def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
+        """An encoder that some instance has for an equal card."""
+        encoders = (instance.encoder for instance in self._registry)
+        return next((e for e in encoders if e is not None and e.card == card), None)
+
+    async def load(self, card: ModelCard) -> PromptEncoder:
+        """Make a card's tokenizer and template ready. Raises ``BadCard``."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._make, card)
+
+    def _make(self, card: ModelCard) -> PromptEncoder:
+        return PromptEncoder(card, special_in_prompts=self._special_in_prompts)
