@@ -128,9 +128,13 @@ class Engine:
         """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
         if self._thread is not None or self._stopped:
             raise RuntimeError("an engine starts once; build another one")
-        self._sink = sink
+        self.connect(sink)
         self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
         self._thread.start()
+
+    def connect(self, sink: EventSink) -> None:
+        """Have ``step`` tell ``sink`` at once what need not wait for the step. ``start`` does."""
+        self._sink = sink
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
@@ -202,14 +206,20 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a job; False when it is time to stop."""
         with self._wake:
-            if self._stalled:
-                self._wake.wait_for(self._has_news, self._patience_s())
-            elif not self.scheduler.has_work and not self._wake.wait_for(
-                self._has_news, IDLE_CHECK_S
-            ):
-                self.scheduler.check_integrity()
-                self._wake.wait_for(self._has_news)
+            idle_s = self.idle_s()
+            if idle_s == math.inf:
+                if not self._wake.wait_for(self._has_news, IDLE_CHECK_S):
+                    self.scheduler.check_integrity()
+                    self._wake.wait_for(self._has_news)
+            elif idle_s:
+                self._wake.wait_for(self._has_news, idle_s)
             return not self._stopping
+
+    def idle_s(self) -> float:
+        """How long no step is needed, unless there is news: 0 while something can be computed."""
+        if not self.scheduler.has_work:
+            return math.inf
+        return self._patience_s() if self._stalled else 0.0
 
     def _has_news(self) -> bool:
         return (

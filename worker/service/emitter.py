@@ -136,18 +136,23 @@ class Emitter:
         """Run ``action`` at the end of every cycle (at least once per lane check)."""
         self._every_cycle.append(action)
 
+    def cycle(self) -> None:
+        """Do what there is to do now. Simulators call it instead of ``start``."""
+        actions, batches = self._take()
+        for action in actions:
+            self._guarded(action)
+        for outlet in self._apply(batches):
+            self.flush(outlet)
+        self._guarded(self._read_kv_reports)
+        self._guarded(self._look_for_lost_clients)
+        self._guarded(self._heartbeat)
+        for action in self._every_cycle:
+            self._guarded(action)
+
     def _run(self) -> None:
         while True:
-            actions, batches = self._take()
-            for action in actions:
-                self._guarded(action)
-            for outlet in self._apply(batches):
-                self.flush(outlet)
-            self._guarded(self._read_kv_reports)
-            self._guarded(self._look_for_lost_clients)
-            self._guarded(self._heartbeat)
-            for action in self._every_cycle:
-                self._guarded(action)
+            self._wait()
+            self.cycle()
             with self._changed:
                 if self._stopping and not self._actions and not self._events:
                     return
@@ -159,10 +164,13 @@ class Emitter:
         except Exception:
             service_log.exception("a part of the emitter's cycle failed; going on")
 
-    def _take(self) -> tuple[list[Action], list[list[Event]]]:
+    def _wait(self) -> None:
         with self._changed:
             if not self._actions and not self._events and not self._stopping:
                 self._changed.wait(self._until_next_check())
+
+    def _take(self) -> tuple[list[Action], list[list[Event]]]:
+        with self._changed:
             actions, batches = list(self._actions), list(self._events)
             self._actions.clear()
             self._events.clear()

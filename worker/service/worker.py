@@ -82,6 +82,11 @@ class WorkerService:
         self._plain_token = Secret(settings.plain_token, "a plain request was", clock)
         self._intake = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
+    @property
+    def emitter(self) -> Emitter:
+        """For simulators, which start no threads and call ``cycle`` instead."""
+        return self._emitter
+
     def start(self) -> None:
         """Start the threads; requests may come from now on."""
         say_what_is_open(self._lane_token)
