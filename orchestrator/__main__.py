@@ -5,7 +5,7 @@ import signal
 
 if __name__ == "__main__":
     # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way.
-    # Whoever starts it may have blocked the signal until here (client/cli.py).
+    # Whoever starts it may have blocked the signal until here (tidegate/cli/serve.py).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -6,31 +6,31 @@ from datetime import timedelta
 
 import pytest
 
-import client
-from client import TidegateClient
+import tidegate
 from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, end, sse, token
+from tidegate import Client
 
 STARTED = sse(1, "started", {})
 
 
-async def collect(tidegate: TidegateClient, **options: object) -> list[client.Event]:
-    return [event async for event in tidegate.stream("hi", **options)]  # type: ignore[arg-type]
+async def collect(client: Client, **options: object) -> list[tidegate.Event]:
+    return [event async for event in client.stream("hi", **options)]  # type: ignore[arg-type]
 
 
 async def test_stream_yields_typed_events_in_order() -> None:
     queued = sse(0, "queued", {"task_id": "t1", "queue_position": 3})
     narration = sse(9, "narration", {"text": "a sentence"})
     script = [queued, STARTED, token(2, "a"), narration, token(3, "b"), end(4, 2)]
-    async with FakeOrchestrator(script).serve() as fake, TidegateClient(fake.base_url) as tidegate:
-        events = await collect(tidegate)
+    async with FakeOrchestrator(script).serve() as fake, Client(fake.base_url) as client:
+        events = await collect(client)
     assert events[:4] == [
-        client.Queued("t1", queue_position=3),
-        client.Started(),
-        client.Token("a", (2,), 0),
-        client.Token("b", (3,), 1),
+        tidegate.Queued("t1", queue_position=3),
+        tidegate.Started(),
+        tidegate.Token("a", (2,), 0),
+        tidegate.Token("b", (3,), 1),
     ]
-    assert isinstance(events[4], client.End)
-    assert events[4].usage == client.Usage(3, 2, 5)
+    assert isinstance(events[4], tidegate.End)
+    assert events[4].usage == tidegate.Usage(3, 2, 5)
     assert fake.cancelled == []
 
 
@@ -38,12 +38,12 @@ async def test_options_travel_and_the_deadline_becomes_milliseconds() -> None:
     """DL-1: ``deadline_ms`` in the body."""
     async with (
         FakeOrchestrator(*[[end(1, 0)]] * 4).serve() as fake,
-        TidegateClient(fake.base_url) as tidegate,
+        Client(fake.base_url) as client,
     ):
-        await tidegate.generate("hi", max_tokens=5, seed=7, deadline=timedelta(seconds=2))
-        await tidegate.generate([{"role": "user", "content": "hi"}], deadline=1500)
-        await tidegate.generate([1, 2, 3])
-        await tidegate.generate("hi", first_token=timedelta(seconds=0.5), token_gap=0.25)
+        await client.generate("hi", max_tokens=5, seed=7, deadline=timedelta(seconds=2))
+        await client.generate([{"role": "user", "content": "hi"}], deadline=1500)
+        await client.generate([1, 2, 3])
+        await client.generate("hi", first_token=timedelta(seconds=0.5), token_gap=0.25)
     assert fake.submitted == [
         {"prompt": "hi", "max_tokens": 5, "seed": 7, "deadline_ms": 2000},
         {"messages": [{"role": "user", "content": "hi"}], "deadline_ms": 1500},
@@ -56,18 +56,18 @@ async def test_dl14_a_complete_text_says_which_part_was_late() -> None:
     late = sse(3, "end", {"outcome": "missed", "finish_reason": "stop", "missed_part": "token_gap"})
     async with (
         FakeOrchestrator([STARTED, token(2, "a"), late]).serve() as fake,
-        TidegateClient(fake.base_url) as tidegate,
+        Client(fake.base_url) as client,
     ):
-        answer = await tidegate.generate("hi")
+        answer = await client.generate("hi")
     assert (answer.text, answer.outcome, answer.missed_part) == ("a", "missed", "token_gap")
 
 
 async def test_generate_collects_the_text() -> None:
     async with (
         FakeOrchestrator([STARTED, token(2, "Once "), token(3, "upon"), end(4, 2)]).serve() as fake,
-        TidegateClient(fake.base_url) as tidegate,
+        Client(fake.base_url) as client,
     ):
-        answer = await tidegate.generate("hi")
+        answer = await client.generate("hi")
     assert (answer.text, answer.token_ids, answer.outcome) == ("Once upon", (2, 3), "met")
     assert answer.budget is not None
     assert answer.budget.left_ms == 900
@@ -81,8 +81,8 @@ async def test_a_dropped_connection_is_resumed_without_loss_or_repeat() -> None:
         [third, token(4, "d")],  # ends without a terminal event
         [end(5, 3)],
     )
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        answer = await tidegate.generate("hi", deadline=timedelta(seconds=30))
+    async with fake.serve(), Client(fake.base_url) as client:
+        answer = await client.generate("hi", deadline=timedelta(seconds=30))
     assert answer.text == "bcd"
     assert fake.last_event_ids == [None, "2", "4"]
     assert fake.cancelled == []
@@ -91,34 +91,34 @@ async def test_a_dropped_connection_is_resumed_without_loss_or_repeat() -> None:
 async def test_a_server_that_is_busy_while_resuming_is_asked_again() -> None:
     fake = FakeOrchestrator([STARTED, CUT], ["refuse"], [end(2, 0)])
     fake.refusal = (503, {"error": {"code": "not_ready", "message": "starting"}}, {})
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        events = [event async for event in tidegate.events("t1")]
-    assert isinstance(events[-1], client.End)
+    async with fake.serve(), Client(fake.base_url) as client:
+        events = [event async for event in client.events("t1")]
+    assert isinstance(events[-1], tidegate.End)
 
 
 async def test_a_stream_that_stays_broken_is_lost_at_the_deadline() -> None:
     fake = FakeOrchestrator(*[[CUT] for _ in range(200)])
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        with pytest.raises(client.StreamLost, match="t1") as lost:
-            await collect(tidegate, deadline=timedelta(milliseconds=-900))
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.StreamLost, match="t1") as lost:
+            await collect(client, deadline=timedelta(milliseconds=-900))
     assert lost.value.task_id == "t1"
     assert fake.cancelled == ["t1"]
 
 
 async def test_a_silent_server_does_not_outlast_the_deadline() -> None:
     fake = FakeOrchestrator([STARTED, HANG])
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        with pytest.raises(client.StreamLost):
-            await collect(tidegate, deadline=timedelta(milliseconds=-800))
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.StreamLost):
+            await collect(client, deadline=timedelta(milliseconds=-800))
 
 
 async def test_leaving_the_stream_cancels_the_task() -> None:
     """WP-2."""
     fake = FakeOrchestrator([STARTED, token(2, "a"), HANG])
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        async with aclosing(tidegate.stream("hi")) as events:
+    async with fake.serve(), Client(fake.base_url) as client:
+        async with aclosing(client.stream("hi")) as events:
             async for event in events:
-                if isinstance(event, client.Token):
+                if isinstance(event, tidegate.Token):
                     break
         assert fake.cancelled == ["t1"]
 
@@ -128,13 +128,13 @@ async def test_cancelling_the_reader_cancels_the_task() -> None:
     fake = FakeOrchestrator([STARTED, token(2, "a"), HANG])
     seen = asyncio.Event()
 
-    async def read(tidegate: TidegateClient) -> None:
-        async for event in tidegate.stream("hi"):
-            if isinstance(event, client.Token):
+    async def read(client: Client) -> None:
+        async for event in client.stream("hi"):
+            if isinstance(event, tidegate.Token):
                 seen.set()
 
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        reader = asyncio.create_task(read(tidegate))
+    async with fake.serve(), Client(fake.base_url) as client:
+        reader = asyncio.create_task(read(client))
         await seen.wait()
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -146,8 +146,8 @@ async def test_cancelling_while_the_task_is_submitted_cancels_it_too() -> None:
     """WP-2: accepted or not, nothing may run for a reader who has left."""
     fake = FakeOrchestrator()
     fake.may_answer.clear()
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        reader = asyncio.create_task(collect(tidegate))
+    async with fake.serve(), Client(fake.base_url) as client:
+        reader = asyncio.create_task(collect(client))
         await fake.submission_arrived.wait()
         reader.cancel()
         fake.may_answer.set()
@@ -159,22 +159,22 @@ async def test_cancelling_while_the_task_is_submitted_cancels_it_too() -> None:
 @pytest.mark.parametrize(
     ("code", "raised", "also"),
     [
-        ("deadline_exceeded", client.DeadlineExceeded, TimeoutError),
-        ("cancelled", client.TaskCancelled, client.ApiError),
-        ("context_overflow", client.InvalidRequest, ValueError),
-        ("instance_lost", client.Unavailable, client.ApiError),
-        ("engine_error", client.ApiError, client.TidegateError),
+        ("deadline_exceeded", tidegate.DeadlineExceeded, TimeoutError),
+        ("cancelled", tidegate.TaskCancelled, tidegate.ApiError),
+        ("context_overflow", tidegate.InvalidRequest, ValueError),
+        ("instance_lost", tidegate.Unavailable, tidegate.ApiError),
+        ("engine_error", tidegate.ApiError, tidegate.TidegateError),
     ],
 )
 async def test_a_terminal_error_event_raises(
-    code: str, raised: type[client.ApiError], also: type[Exception]
+    code: str, raised: type[tidegate.ApiError], also: type[Exception]
 ) -> None:
     """DL-5: after the first byte the failure is the stream's terminal event."""
     failed = sse(3, "error", {"code": code, "message": "why", "retryable": False})
     fake = FakeOrchestrator([STARTED, token(2, "a"), failed])
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
+    async with fake.serve(), Client(fake.base_url) as client:
         with pytest.raises(raised, match="why") as caught:
-            await collect(tidegate)
+            await collect(client)
     assert isinstance(caught.value, also)
     assert caught.value.code == code
     assert caught.value.task_id == "t1"
@@ -184,27 +184,33 @@ async def test_a_terminal_error_event_raises(
 @pytest.mark.parametrize(
     ("status", "body", "headers", "raised", "code"),
     [
-        (400, {"error": {"code": "invalid_request", "message": "m"}}, {}, client.InvalidRequest, 0),
-        (401, {"error": {"code": "unauthenticated", "message": "m"}}, {}, client.AuthFailed, 0),
-        (504, {"error": {"code": "deadline_exceeded"}}, {}, client.DeadlineExceeded, 0),
-        (429, {"code": "queue_full"}, {"retry-after-ms": "250"}, client.Unavailable, 0),
-        (503, "<html>proxy</html>", {"Retry-After": "0.25"}, client.Unavailable, "http_503"),
-        (500, "oops", {}, client.ApiError, "http_500"),
-        (418, "teapot", {}, client.InvalidRequest, "http_418"),
+        (
+            400,
+            {"error": {"code": "invalid_request", "message": "m"}},
+            {},
+            tidegate.InvalidRequest,
+            0,
+        ),
+        (401, {"error": {"code": "unauthenticated", "message": "m"}}, {}, tidegate.AuthFailed, 0),
+        (504, {"error": {"code": "deadline_exceeded"}}, {}, tidegate.DeadlineExceeded, 0),
+        (429, {"code": "queue_full"}, {"retry-after-ms": "250"}, tidegate.Unavailable, 0),
+        (503, "<html>proxy</html>", {"Retry-After": "0.25"}, tidegate.Unavailable, "http_503"),
+        (500, "oops", {}, tidegate.ApiError, "http_500"),
+        (418, "teapot", {}, tidegate.InvalidRequest, "http_418"),
     ],
 )
 async def test_refusals_are_typed(
     status: int,
     body: dict[str, dict[str, str]] | str,
     headers: dict[str, str],
-    raised: type[client.ApiError],
+    raised: type[tidegate.ApiError],
     code: str | int,
 ) -> None:
     fake = FakeOrchestrator()
     fake.refusal = (status, body, headers)
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
+    async with fake.serve(), Client(fake.base_url) as client:
         with pytest.raises(raised) as caught:
-            await tidegate.submit("hi")
+            await client.submit("hi")
     assert caught.value.status == status
     if code:
         assert caught.value.code == code
@@ -214,31 +220,31 @@ async def test_refusals_are_typed(
 
 
 async def test_status_and_unknown_task() -> None:
-    async with FakeOrchestrator().serve() as fake, TidegateClient(fake.base_url) as tidegate:
-        task = await tidegate.status("t1")
+    async with FakeOrchestrator().serve() as fake, Client(fake.base_url) as client:
+        task = await client.status("t1")
         assert (task.status, task.text, task.ended) == ("running", "Once", False)
         with pytest.raises(LookupError, match="no such task"):
-            await tidegate.status("t2")
+            await client.status("t2")
 
 
 async def test_token_is_sent_as_bearer() -> None:
     async with (
         FakeOrchestrator().serve() as fake,
-        TidegateClient(fake.base_url, token="s3cret") as tidegate,
+        Client(fake.base_url, token="s3cret") as client,
     ):
-        assert await tidegate.models() == ["demo"]
+        assert await client.models() == ["demo"]
     assert fake.headers[0]["Authorization"] == "Bearer s3cret"
 
 
 async def test_nobody_there_is_said_so(unused_tcp_port: int) -> None:
-    async with TidegateClient(f"http://127.0.0.1:{unused_tcp_port}") as tidegate:
+    async with Client(f"http://127.0.0.1:{unused_tcp_port}") as client:
         with pytest.raises(ConnectionError, match=f"127.0.0.1:{unused_tcp_port}"):
-            await tidegate.submit("hi")
+            await client.submit("hi")
 
 
 async def test_garbage_is_a_protocol_error() -> None:
     fake = FakeOrchestrator([sse(1, "token", {"no_text": True})])
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        with pytest.raises(client.ProtocolError, match="token"):
-            await collect(tidegate)
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.ProtocolError, match="token"):
+            await collect(client)
     assert fake.cancelled == ["t1"]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from client import chat
-from client.api import TaskOptions, TidegateClient
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
+from tidegate.cli import chat
+from tidegate.client import Client, TaskOptions
 
 STARTED = sse(1, "started", {})
 
@@ -26,8 +26,8 @@ async def converse(fake: FakeOrchestrator, lines: list[str], **options: object) 
 
     output = io.StringIO()
     console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    async with fake.serve(), TidegateClient(fake.base_url) as tidegate:
-        session = chat.Chat(tidegate, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
+    async with fake.serve(), Client(fake.base_url) as client:
+        session = chat.Chat(client, console, read, TaskOptions(**options))  # type: ignore[typeddict-item]
         assert await session.run() == 0
     return output.getvalue()
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from client import chat, cli
 from orchestrator.pool import command
 from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from orchestrator.pool.paths import CHECKOUT, DEMO_CHECKPOINT
 from orchestrator.pool.spec import LaunchSpec
+from tidegate.cli import chat
+from tidegate.cli.interrupt import INTERRUPTED
+from tidegate.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +48,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LaunchSpec, str | No
 )
 def test_help_teaches(argv: list[str], taught: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit, match="0"):
-        cli.main(argv)
+        main(argv)
     text = capsys.readouterr().out
     assert all(each in text for each in taught)
 
 
 def test_up_serves_the_demo_model_unless_told_otherwise(launched: list[Any]) -> None:
-    assert cli.main(["up", "--device", "cpu"]) == 0
+    assert main(["up", "--device", "cpu"]) == 0
     spec, hint = launched[0]
     assert spec.worker_env == {
         "TIDEGATE_WORKER_MODEL_PATH": str(DEMO_CHECKPOINT),
@@ -72,7 +74,7 @@ def test_a_model_of_ones_own_is_called_by_its_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIDEGATE_WORKER_DEVICE", "cpu")
     monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNNING", "8")
-    assert cli.main(["up", "--model", "llama", "--instances", "2", "--gpus", "0,1"]) == 0
+    assert main(["up", "--model", "llama", "--instances", "2", "--gpus", "0,1"]) == 0
     spec, hint = launched[0]
     assert spec.worker_env == {
         "TIDEGATE_WORKER_MODEL_PATH": str(model),
@@ -84,7 +86,7 @@ def test_a_model_of_ones_own_is_called_by_its_directory(
 
 
 def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
-    assert cli.main(["worker", "--triton-host", "0.0.0.0"]) == 0
+    assert main(["worker", "--triton-host", "0.0.0.0"]) == 0
     spec, hint = launched[0]
     assert (spec.serve, hint) == (False, None)
     assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
@@ -94,9 +96,9 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "chosen")
-    assert cli.main(["up", "--triton-open"]) == 0
+    assert main(["up", "--triton-open"]) == 0
     monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "chosen")
-    assert cli.main(["worker"]) == 0
+    assert main(["worker"]) == 0
     specs = [spec for spec, _ in launched]
     assert [(spec.lane_token, spec.triton_open) for spec in specs] == [
         ("chosen", True),
@@ -104,14 +106,14 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
     ]
     assert "chosen" not in repr(specs)
     monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "another")
-    assert cli.main(["up"]) == command.EXIT_FAILED
+    assert main(["up"]) == command.EXIT_FAILED
     said = capsys.readouterr().err
     assert "TIDEGATE_LANE_TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
     assert "chosen" not in said and "another" not in said
 
 
 def test_no_model_there(launched: list[Any], capsys: Any) -> None:
-    assert cli.main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
+    assert main(["up", "--model", "/nowhere"]) == command.EXIT_FAILED
     assert "no model in /nowhere: expected a checkpoint" in capsys.readouterr().err
     assert launched == []
 
@@ -120,7 +122,7 @@ def test_a_folder_that_is_no_checkpoint_is_told_apart(
     launched: list[Any], tmp_path: Path, capsys: Any
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert cli.main(["up", "--model", str(tmp_path)]) == command.EXIT_FAILED
+    assert main(["up", "--model", str(tmp_path)]) == command.EXIT_FAILED
     assert "is a LoRA adapter" in capsys.readouterr().err
     assert launched == []
 
@@ -129,7 +131,7 @@ def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: 
     folder = tmp_path / "models--org--name" / "snapshots" / "123"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    assert cli.main(["up", "--model", str(folder)]) == 0
+    assert main(["up", "--model", str(folder)]) == 0
     assert '"model": "org/name"' in launched[0][1]
 
 
@@ -147,7 +149,7 @@ def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: 
 )
 def test_wrong_usage_names_what_was_wrong(argv: list[str], complaint: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(argv)
+        main(argv)
     assert complaint in capsys.readouterr().err
 
 
@@ -156,7 +158,7 @@ def test_a_bad_port_in_the_environment_is_named(
 ) -> None:
     monkeypatch.setenv("TIDEGATE_PORT", "eighty")
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["up"])
+        main(["up"])
     assert "argument --port: expected a whole number, got 'eighty'" in capsys.readouterr().err
 
 
@@ -164,11 +166,11 @@ def test_ctrl_c_while_the_launcher_is_imported() -> None:
     """Quiet even where a module makes an ImportError of it, as numpy does."""
     program = """if True:
         import os, signal, sys
-        from client import cli
+        from tidegate.cli.main import main
 
         class Interrupted:
             def find_spec(self, name, *_):
-                if name == "client.launch":
+                if name == "tidegate.cli.launch":
                     try:
                         os.kill(os.getpid(), signal.SIGINT)
                         for _ in range(1000): pass
@@ -177,10 +179,10 @@ def test_ctrl_c_while_the_launcher_is_imported() -> None:
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.meta_path.insert(0, Interrupted())
-        sys.exit(cli.main(["up"]))
+        sys.exit(main(["up"]))
     """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, b"", b"")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
 
 
 @pytest.mark.parametrize("module", ["asyncio", "aiohttp.web", "orchestrator.settings"])
@@ -205,24 +207,28 @@ def test_ctrl_c_while_the_orchestrator_is_imported(module: str, early: bool) -> 
         runpy.run_module("orchestrator", run_name="__main__")
     """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (cli.INTERRUPTED, b"", b"")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
 
 
 def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[list[str]] = []
+    paths: list[str] = []
     masks: list[set[int]] = []
 
-    def execv(path: str, argv: list[str]) -> None:
+    def execve(path: str, argv: list[str], env: dict[str, str]) -> None:
         executed.append(argv)
+        paths.append(env["PYTHONPATH"])
         masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
-    monkeypatch.setattr(os, "execv", execv)
-    cli.main(["serve", "--port", "9000", "--instances-at", "a:1,b:2"])
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    main(["serve", "--port", "9000", "--instances-at", "a:1,b:2"])
     assert signal.SIGINT in masks[0]  # until the orchestrator can handle it
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert executed == [
         [sys.executable, "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
     ]
+    assert paths == [f"{CHECKOUT}{os.pathsep}/ours"]
 
 
 def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +240,8 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(chat, "run", run)
     monkeypatch.setenv("TIDEGATE_TOKEN", "secret")
-    assert cli.main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
-    assert cli.main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
+    assert main(["chat", "--url", "http://h:1", "--deadline-ms", "500"]) == 3
+    assert main(["chat", "--first-token-ms", "200", "--token-gap-ms", "50"]) == 3
     assert given == [
         ("http://h:1", None, "secret", 500, None, None),
         ("http://127.0.0.1:8080", None, "secret", None, 200, 50),

@@ -2,23 +2,57 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-import client
+import tidegate
+from tidegate import errors
+from worker.protocol import Code
 
 
 def test_every_exported_name_is_there() -> None:
-    assert all(isinstance(getattr(client, name), object) for name in client.__all__)
-    assert client.TidegateError.__module__ == "client.errors"
+    assert all(isinstance(getattr(tidegate, name), object) for name in tidegate.__all__)
+    assert tidegate.TidegateError.__module__ == "tidegate.errors"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
-        _ = client.Nonsense
+        _ = tidegate.Nonsense
 
 
 def test_the_command_starts_without_the_http_library() -> None:
     """Ctrl-C in the first moments must find ``main`` running, not an import."""
-    probe = "import sys, client.cli; sys.exit('aiohttp' in sys.modules)"
+    probe = "import sys, tidegate.cli.main; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
+
+
+def test_error_codes_are_the_protocols() -> None:
+    assert set(errors._BY_CODE) <= set(Code)
+
+
+def test_needs_nothing_but_its_http_and_json_libraries() -> None:
+    """The client works in an environment without what serves."""
+    probe = """if True:
+        import sys
+
+        class Refused:
+            def find_spec(self, name, *_):
+                if name in ("orchestrator", "worker", "perf", "torch", "numpy", "rich", "pydantic"):
+                    raise ImportError(f"{name} is imported")
+
+        sys.meta_path.insert(0, Refused())
+        from tidegate import *
+        from tidegate import Client
+    """
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_serves_is_importable_only_where_it_serves(tmp_path: Path) -> None:
+    """Names such as ``worker`` belong to whoever uses the client."""
+    probe = "import importlib.util as u, tidegate; print(u.find_spec('orchestrator'))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr

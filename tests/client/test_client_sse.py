@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.sse import EventTooLarge, ServerSentEvent, SseParser
+from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
 
 
 def parse(stream: bytes) -> list[ServerSentEvent]:

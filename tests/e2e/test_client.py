@@ -11,31 +11,31 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import client
-from client import TidegateClient
+import tidegate
 from tests.e2e.conftest import Stack
+from tidegate import Client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
-EXAMPLES = Path(client.__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
 LIMIT_S = 60
 
 
 async def test_generate_and_stream_agree(demo: Stack) -> None:
-    async with TidegateClient(demo.url) as tidegate:
-        whole = await tidegate.generate("Once upon a time", max_tokens=24, temperature=0)
+    async with Client(demo.url) as client:
+        whole = await client.generate("Once upon a time", max_tokens=24, temperature=0)
         streamed = [
-            e async for e in tidegate.stream("Once upon a time", max_tokens=24, temperature=0)
+            e async for e in client.stream("Once upon a time", max_tokens=24, temperature=0)
         ]
-    tokens = [event for event in streamed if isinstance(event, client.Token)]
+    tokens = [event for event in streamed if isinstance(event, tidegate.Token)]
     assert "".join(token.text for token in tokens) == whole.text
     assert whole.usage is not None
     assert whole.usage.completion_tokens == len(whole.token_ids) == 24
     assert [token.index for token in tokens] == list(range(24))
-    assert [type(event) for event in streamed if not isinstance(event, client.Token)] == [
-        client.Queued,
-        client.Started,
-        client.End,
+    assert [type(event) for event in streamed if not isinstance(event, tidegate.Token)] == [
+        tidegate.Queued,
+        tidegate.Started,
+        tidegate.End,
     ]
     assert whole.outcome == "met"
     assert whole.budget is not None
@@ -43,14 +43,14 @@ async def test_generate_and_stream_agree(demo: Stack) -> None:
 
 
 async def test_status_tells_what_a_task_came_to(demo: Stack) -> None:
-    async with TidegateClient(demo.url) as tidegate:
-        assert await tidegate.models() == ["demo"]
-        task = await tidegate.submit(
+    async with Client(demo.url) as client:
+        assert await client.models() == ["demo"]
+        task = await client.submit(
             [{"role": "user", "content": "Hi"}], max_tokens=4, ignore_eos=True
         )
-        async for _ in tidegate.events(task.task_id):
+        async for _ in client.events(task.task_id):
             pass
-        status = await tidegate.status(task.task_id)
+        status = await client.status(task.task_id)
     assert status.ended
     assert status.usage is not None
     assert status.usage.completion_tokens == 4
@@ -58,41 +58,41 @@ async def test_status_tells_what_a_task_came_to(demo: Stack) -> None:
 
 async def test_leaving_a_stream_stops_the_work(paced: Stack) -> None:
     """WP-2."""
-    async with TidegateClient(paced.url) as tidegate:
+    async with Client(paced.url) as client:
         task_id = ""
-        async with aclosing(tidegate.stream("hi", max_tokens=1000, ignore_eos=True)) as events:
+        async with aclosing(client.stream("hi", max_tokens=1000, ignore_eos=True)) as events:
             async for event in events:
-                if isinstance(event, client.Queued):
+                if isinstance(event, tidegate.Queued):
                     task_id = event.task_id
-                if isinstance(event, client.Token):
+                if isinstance(event, tidegate.Token):
                     break
-        status = await tidegate.status(task_id)
+        status = await client.status(task_id)
     assert status.outcome == "aborted"
 
 
 async def test_a_missed_deadline_is_a_timeout_error(paced: Stack) -> None:
     """DL-5."""
-    async with TidegateClient(paced.url) as tidegate:
+    async with Client(paced.url) as client:
         with pytest.raises(TimeoutError) as missed:
-            await tidegate.generate(
+            await client.generate(
                 "hi", max_tokens=1000, ignore_eos=True, deadline=timedelta(milliseconds=400)
             )
-    assert isinstance(missed.value, client.DeadlineExceeded)
+    assert isinstance(missed.value, tidegate.DeadlineExceeded)
     assert missed.value.code.startswith("deadline_")
 
 
 async def test_an_unknown_task_is_a_lookup_error(demo: Stack) -> None:
-    async with TidegateClient(demo.url) as tidegate:
+    async with Client(demo.url) as client:
         with pytest.raises(LookupError):
-            await tidegate.status("no-such-task")
+            await client.status("no-such-task")
 
 
 async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:
     """OR-2: the network breaks three times in the middle of a stream."""
-    async with cutting_proxy(paced.url, cuts=3) as url, TidegateClient(url) as tidegate:
-        answer = await tidegate.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
-    async with TidegateClient(paced.url) as tidegate:
-        undisturbed = await tidegate.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
+    async with cutting_proxy(paced.url, cuts=3) as url, Client(url) as client:
+        answer = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
+    async with Client(paced.url) as client:
+        undisturbed = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
     assert answer.token_ids == undisturbed.token_ids
     assert answer.text == undisturbed.text
 
@@ -135,7 +135,7 @@ async def cutting_proxy(url: str, cuts: int) -> AsyncIterator[str]:
 
 async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
     output = await script(
-        [sys.executable, "-m", "client.cli", "chat", "--url", demo.url, "--deadline-ms", "20000"],
+        [sys.executable, "-m", "tidegate", "chat", "--url", demo.url, "--deadline-ms", "20000"],
         "Tell me a story.\n/new\nHello!\n",
     )
     assert "demo at" in output
@@ -150,7 +150,7 @@ async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
 async def test_examples_run_with_tritonclient_alone(demo: Stack, name: str, shown: str) -> None:
     """WK-1: the plain contract, from scripts that import nothing of ours."""
     source = (EXAMPLES / name).read_text()
-    assert not any(f"import {ours}" in source for ours in ("client", "worker", "orchestrator"))
+    assert not any(f"import {ours}" in source for ours in ("tidegate", "worker", "orchestrator"))
     output = await script(
         [sys.executable, str(EXAMPLES / name), "Once upon a time", "--url", demo.triton.grpc]
     )

@@ -24,7 +24,7 @@ from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-UP = (sys.executable, "-m", "client.cli", "up", "--device", "cpu", "--port", "0")
+UP = (sys.executable, "-m", "tidegate", "up", "--device", "cpu", "--port", "0")
 PACED = ("--engine", "synthetic-paced", "--model-name", "demo")
 LOADING_S = 90.0
 LANE_TOKEN = b"TIDEGATE_LANE_TOKEN="

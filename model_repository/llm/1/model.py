@@ -2,12 +2,16 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
+
+# Where `worker` is. The stub's interpreter takes no notice of this variable.
+sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
 from worker.engine.build import build_engine

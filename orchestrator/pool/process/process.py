@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.paths import CHECKOUT
 from orchestrator.pool.process import guardian
 from orchestrator.pool.process.logs import keep_bounded, open_log
 
@@ -155,6 +156,10 @@ class GuardedProcess:
 
 
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Our environment with ``changes``; a value of None removes the variable."""
-    env: dict[str, str | None] = {**os.environ, **changes}
+    """Our environment with ``changes``; a value of None removes the variable.
+
+    What is started imports ``orchestrator`` or ``worker``, which are installed nowhere.
+    """
+    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}
     return {name: value for name, value in env.items() if value is not None}

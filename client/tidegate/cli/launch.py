@@ -1,4 +1,7 @@
-"""``tidegate up`` and ``tidegate worker``: from arguments to a launch."""
+"""From the arguments of ``tidegate up`` and ``tidegate worker`` to a launch.
+
+Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
+"""
 
 import argparse
 import os
@@ -19,17 +22,8 @@ _LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 
-def up(args: argparse.Namespace) -> int:
-    """Triton and the orchestrator; the exit status."""
-    return _launch(args, serve=True)
-
-
-def worker(args: argparse.Namespace) -> int:
-    """Triton only; the exit status."""
-    return _launch(args, serve=False)
-
-
-def _launch(args: argparse.Namespace, *, serve: bool) -> int:
+def run(args: argparse.Namespace, *, serve: bool) -> int:
+    """Triton, and the orchestrator where ``serve`` says so; the exit status."""
     worker_env = _worker_env(args)
     model_path = worker_env[_MODEL_PATH]
     if not os.path.isfile(os.path.join(model_path, "config.json")):

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from client.api import Deadline, Message, TaskOptions, TidegateClient, to_seconds
-from client.errors import ApiError, ConnectFailed, TidegateError
-from client.results import End, Token
-from worker.protocol import Code
+from tidegate.client import Client, Deadline, Message, TaskOptions, to_seconds
+from tidegate.errors import ApiError, ConnectFailed, TidegateError
+from tidegate.results import End, Token
 
 ReadLine = Callable[[], str]
 """The next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
@@ -38,9 +37,9 @@ async def run(
 ) -> int:
     """Chat until the input ends; the exit status: 0, or 1 when the server cannot be used."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    async with TidegateClient(base_url, token=token) as tidegate:
+    async with Client(base_url, token=token) as client:
         try:
-            models = await tidegate.models()
+            models = await client.models()
         except ConnectFailed as error:
             console.print(f"{error}\nStart a server with `tidegate up`, or name another URL.")
             return 1
@@ -62,7 +61,7 @@ async def run(
         if token_gap_ms is not None:
             options["token_gap"] = token_gap_ms
         console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
-        return await Chat(tidegate, console, _line_reader(), options).run()
+        return await Chat(client, console, _line_reader(), options).run()
 
 
 @dataclass
@@ -109,9 +108,9 @@ class Chat:
     """A conversation: its turns so far, and how the next one is asked and answered."""
 
     def __init__(
-        self, tidegate: TidegateClient, console: Console, read: ReadLine, options: TaskOptions
+        self, client: Client, console: Console, read: ReadLine, options: TaskOptions
     ) -> None:
-        self._tidegate = tidegate
+        self._client = client
         self._console = console
         self._read = read
         self._options = options
@@ -161,7 +160,7 @@ class Chat:
             return answer
 
     async def _show(self, answer: Answer) -> None:
-        async with aclosing(self._tidegate.stream(self._turns, **self._options)) as events:
+        async with aclosing(self._client.stream(self._turns, **self._options)) as events:
             async for event in events:
                 if isinstance(event, Token):
                     answer.add(event, time.monotonic())
@@ -178,7 +177,7 @@ class _Leave(Exception):
 
 
 def _is_overflow(error: TidegateError) -> bool:
-    return isinstance(error, ApiError) and error.code == Code.CONTEXT_OVERFLOW
+    return isinstance(error, ApiError) and error.code == "context_overflow"
 
 
 @asynccontextmanager

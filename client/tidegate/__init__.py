@@ -6,11 +6,11 @@
     from contextlib import aclosing
     from datetime import timedelta
 
-    from client import TidegateClient, Token
+    from tidegate import Client, Token
 
     async def main() -> None:
-        async with TidegateClient("http://127.0.0.1:8080") as tidegate:
-            story = tidegate.stream(
+        async with Client("http://127.0.0.1:8080") as client:
+            story = client.stream(
                 "Once upon a time", max_tokens=64, deadline=timedelta(seconds=5)
             )
             async with aclosing(story) as events:  # leaving early cancels the work
@@ -21,15 +21,15 @@
     asyncio.run(main())
 
 ``generate`` waits for the whole text; ``submit``, ``events``, ``status`` and ``cancel`` are the
-native API call by call. Errors are one tree, drawn in ``client.errors``.
+native API call by call. Errors are one tree, drawn in ``tidegate.errors``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from client.api import Message, Prompt, TaskOptions, TidegateClient
-    from client.errors import (
+    from tidegate.client import Client, Message, Prompt, TaskOptions
+    from tidegate.errors import (
         ApiError,
         AuthFailed,
         ConnectFailed,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         TidegateError,
         Unavailable,
     )
-    from client.results import (
+    from tidegate.results import (
         Budget,
         End,
         Event,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         Usage,
     )
 
-_HOMES: Final = ("client.api", "client.errors", "client.results")
+_MODULES: Final = ("tidegate.client", "tidegate.errors", "tidegate.results")
 
 
 def __getattr__(name: str) -> object:
@@ -67,8 +67,8 @@ def __getattr__(name: str) -> object:
     moment on: it cannot wait for aiohttp.
     """
     if name in __all__:
-        for home in _HOMES:
-            found: object = getattr(import_module(home), name, None)
+        for module in _MODULES:
+            found: object = getattr(import_module(module), name, None)
             if found is not None:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -78,6 +78,7 @@ __all__ = [
     "ApiError",
     "AuthFailed",
     "Budget",
+    "Client",
     "ConnectFailed",
     "DeadlineExceeded",
     "End",
@@ -97,7 +98,6 @@ __all__ = [
     "TaskError",
     "TaskOptions",
     "TaskStatus",
-    "TidegateClient",
     "TidegateError",
     "Token",
     "Unavailable",

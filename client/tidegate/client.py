@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 import aiohttp
 import msgspec
 
-from client.errors import (
+from tidegate.errors import (
     ApiError,
     ConnectFailed,
     ProtocolError,
@@ -20,7 +20,7 @@ from client.errors import (
     Unavailable,
     error_class,
 )
-from client.results import (
+from tidegate.results import (
     EVENT_TYPES,
     End,
     Event,
@@ -30,7 +30,7 @@ from client.results import (
     TaskStatus,
     Token,
 )
-from client.sse import EventTooLarge, ServerSentEvent, SseParser
+from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 _CONNECT_S = 10.0
@@ -91,7 +91,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """Text, the turns of a conversation, or token ids."""
 
 
-class TidegateClient:
+class Client:
     """A client of one orchestrator; close it, or use it as ``async with``.
 
     ``reconnect_for`` bounds how long a broken event stream is retried for a task without a

@@ -18,8 +18,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from worker.protocol import Code
-
 
 class TidegateError(Exception):
     """Root of the tree."""
@@ -93,22 +91,22 @@ class Unavailable(ApiError):
 
 
 _BY_CODE: dict[str, type[ApiError]] = {
-    Code.INVALID_REQUEST: InvalidRequest,
-    Code.METHOD_NOT_ALLOWED: InvalidRequest,
-    Code.BODY_TOO_LARGE: InvalidRequest,
-    Code.CONTEXT_OVERFLOW: InvalidRequest,
-    Code.UNAUTHENTICATED: AuthFailed,
-    Code.NOT_FOUND: NotFound,
-    Code.MODEL_NOT_FOUND: NotFound,
-    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
-    Code.DEADLINE_INFEASIBLE: DeadlineExceeded,
-    Code.CANCELLED: TaskCancelled,
-    Code.CLIENT_DISCONNECTED: TaskCancelled,
-    Code.QUEUE_FULL: Unavailable,
-    Code.NO_CAPACITY: Unavailable,
-    Code.NOT_READY: Unavailable,
-    Code.DRAINING: Unavailable,
-    Code.INSTANCE_LOST: Unavailable,
+    "invalid_request": InvalidRequest,
+    "method_not_allowed": InvalidRequest,
+    "body_too_large": InvalidRequest,
+    "context_overflow": InvalidRequest,
+    "unauthenticated": AuthFailed,
+    "not_found": NotFound,
+    "model_not_found": NotFound,
+    "deadline_exceeded": DeadlineExceeded,
+    "deadline_infeasible": DeadlineExceeded,
+    "cancelled": TaskCancelled,
+    "client_disconnected": TaskCancelled,
+    "queue_full": Unavailable,
+    "no_capacity": Unavailable,
+    "not_ready": Unavailable,
+    "draining": Unavailable,
+    "instance_lost": Unavailable,
 }
 
 _BY_STATUS: dict[int, type[ApiError]] = {

@@ -1,1 +1,0 @@
-"""Scripts that need nothing of ours: ``tritonclient`` alone, on the plain contract."""

@@ -1,0 +1,8 @@
+"""``python -m tidegate``: the command."""
+
+import sys
+
+from tidegate.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

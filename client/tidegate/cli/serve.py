@@ -1,0 +1,45 @@
+"""``tidegate serve``: this process becomes the orchestrator."""
+
+import argparse
+import os
+import signal
+import sys
+
+from tidegate.cli.arguments import Commands, port
+from tidegate.cli.runtime import environment
+
+DESCRIPTION = """\
+Start the orchestrator alone, for Tritons that run elsewhere.
+
+  tidegate serve --instances-at 10.0.0.5:8001,10.0.0.6:8001
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """The command and its arguments."""
+    serve = commands.add_parser(
+        "serve", help="start the orchestrator only", description=DESCRIPTION
+    )
+    serve.set_defaults(run=run)
+    serve.add_argument("--host", help="address to listen on (TIDEGATE_HOST, 127.0.0.1)")
+    serve.add_argument("--port", type=port, help="port to listen on (TIDEGATE_PORT, 8080)")
+    serve.add_argument(
+        "--instances-at",
+        metavar="HOST:PORT,…",
+        help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does not return: the orchestrator's exit status is this process's."""
+    given = {"--host": args.host, "--port": args.port, "--instances": args.instances_at}
+    options = [
+        word for name, value in given.items() if value is not None for word in (name, str(value))
+    ]
+    # Ctrl-C waits until the orchestrator can handle it (orchestrator/__main__.py)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        command = [sys.executable, "-m", "orchestrator", *options]
+        os.execve(sys.executable, command, environment())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
