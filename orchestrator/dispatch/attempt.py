@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from orchestrator.errors import TidegateError
-from orchestrator.instances.breaker import Ticket
+from orchestrator.instances.breaker import BreakerToken
 from orchestrator.instances.concurrency import InFlightJob, Window
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
@@ -38,6 +38,7 @@ class Attempt:
         "abandoned_at",
         "address",
         "basis",
+        "breaker_token",
         "cause",
         "continues",
         "dispatched_at",
@@ -47,7 +48,6 @@ class Attempt:
         "late_tokens",
         "lost_hedge",
         "task",
-        "ticket",
         "window",
     )
 
@@ -64,7 +64,7 @@ class Attempt:
         self._lane = lane
         self.address = lane.address
         self.task = task
-        self.ticket = Ticket(lane.address)
+        self.breaker_token = BreakerToken(lane.address)
         self.window = window
         self.job = job
         self.dispatched_at = now

@@ -13,8 +13,8 @@ from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import RETRYABLE, Again, Retrier, rest_of
 from orchestrator.errors import TidegateError
+from orchestrator.instances.breaker import record_end
 from orchestrator.instances.concurrency import InFlightJob
-from orchestrator.instances.conduct import charge
 from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Choice, Placer, Spec
@@ -301,7 +301,7 @@ class Dispatcher:
             keeps_on=self._refusals.spares(task),
         )
         # Only what was really sent counts as in flight.
-        attempt.ticket = self._registry.breakers.begin(choice.name)
+        attempt.breaker_token = self._registry.breakers.begin(choice.name)
         instance.window.sent(attempt.job, load)
         self._attempts[attempt] = None
         return attempt
@@ -369,7 +369,7 @@ class Dispatcher:
                 self._metrics.abort_freed_ms.labels(attempt.cause.value).observe(end.abort_ms)
         task, is_current = attempt.task, self._detach(attempt)
         instance = self._registry.instances.get(attempt.address)
-        charge(self._registry.breakers, instance, attempt, end, now)
+        record_end(self._registry.breakers, instance, attempt, end, now)
         is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
         if (is_current or is_abandoned) and not attempt.continues:
             pace = None if instance is None else instance.pace
@@ -389,7 +389,7 @@ class Dispatcher:
         self._metrics.count_late(attempt.late_tokens)
         task, is_current = attempt.task, self._detach(attempt)
         instance = self._registry.instances.get(attempt.address)
-        charge(self._registry.breakers, instance, attempt, None, self._clock.now())
+        record_end(self._registry.breakers, instance, attempt, None, self._clock.now())
         if is_current and not self._try_again(attempt):
             self._settler.settle(task, self._last_word(attempt) or failed(error))
         self.pump()

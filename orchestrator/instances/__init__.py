@@ -1,10 +1,12 @@
 """The workers' side: which instances there are, and how they are.
 
-- ``registry``      the instances, their lanes, cards and states; ``candidate`` is one as placement
-  sees it
-- ``discovery``     keeps the registry in step with where addresses come from
-- ``breaker``       takes one out that fails; ``conduct`` says what a job's end counts as
-- ``concurrency``   how many jobs to have in flight there
-- ``prefix_index``  which instance holds which KV blocks
+- ``registry``       which there are: add, retire, cordon, remove; the snapshot for placement
+- ``instance``       one Triton: lanes, card, load, state; ``candidate`` is it as placement sees it
+- ``monitor``        decides the states by what lanes report, and by heartbeats
+- ``served_models``  models by name, each with the encoder of its prompts
+- ``discovery``      keeps the registry in step with where addresses come from
+- ``breaker``        takes an instance out that fails; says what a job's end counts as
+- ``concurrency``    how many jobs to have in flight there
+- ``prefix_index``   which instance holds which KV blocks
 - ``metrics``
 """

@@ -1,16 +1,17 @@
-"""Breakers: an instance that fails, or takes far longer than it was predicted to, rests (DL-11).
+"""Circuit breakers: an instance that fails, or takes far longer than predicted, gets no work for a
+while (DL-11).
 
 ::
 
-    CLOSED ──half of the last results charged──▶ OPEN ──its time is over──▶ HALF_OPEN
-       ▲                                          ▲                           │   │
-       │                                          └──── a probe is charged ───┘   │
-       └───────────────── enough probes went well ────────────────────────────────┘
+    CLOSED ──half of the last jobs failed──▶ OPEN ──open_s is over──▶ HALF_OPEN
+       ▲                                      ▲                         │   │
+       │                                      └────── a probe fails ────┘   │
+       └──────────────── enough probes succeed ─────────────────────────────┘
 
-Only what an instance does itself is charged: an error, or more time than its own prediction, by
-far, and by far more than its peers exceed theirs. A deadline that was too tight, a cancel or a
-client that left is not. At most a share of an instance's peers is ejected at once, never the last
-one: where none would be left, all are used again.
+Only what an instance does itself is a failure: an error, or far more time than its own prediction,
+and by far more than its peers exceed theirs. A deadline that was too tight, a cancel or a client
+that left is not. At most a share of an instance's peers is ejected at once, never the last one:
+where none would be left, all are used again.
 """
 
 import math
@@ -19,8 +20,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+from typing import Protocol
+
+from orchestrator.instances.instance import Instance
+from orchestrator.prediction import Load, StepModel, Work
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import AbortCause, Code, End, FinishReason
 
 _SAME_LOSS_S = 1.0
+"""Jobs that are lost within this were lost with one lane, which counts once."""
 
 
 class BreakerState(StrEnum):
@@ -31,12 +39,12 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class JobEnd(StrEnum):
-    """How a job on an instance ended, as far as the instance is to be judged by it."""
+class JobResult(StrEnum):
+    """How a job on an instance ended, as far as its breaker is concerned."""
 
     FINISHED = "finished"
     DEADLINE = "deadline"
-    """Its deadline came first; this tells nothing unless it took longer than predicted as well."""
+    """Its deadline came first: no failure unless it took longer than predicted as well."""
     ABORTED = "aborted"
     """Somebody outside wanted it to stop."""
     REFUSED = "refused"
@@ -48,29 +56,29 @@ class JobEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """When an instance rests, and for how long."""
+    """When a breaker opens, and for how long."""
 
     window: int = 20
-    """Results that count."""
-    least_results: int = 5
-    trip_share: float = 0.5
-    """This share of them charged opens the breaker."""
+    """Jobs that count."""
+    min_results: int = 5
+    failure_share: float = 0.5
+    """This share of them failed opens the breaker."""
     slow_ratio: float = 3.0
-    """Actual over predicted time that is charged, in units of what its peers' ratio is …"""
+    """Actual over predicted time that is a failure, in units of what its peers' ratio is …"""
     slow_floor_ms: float = 250.0
     """… if it is this much more as well: short jobs are easily three times as long."""
-    rest_s: float = 5.0
-    """The first rest; each that follows without a recovery is twice as long, up to the most."""
-    rest_most_s: float = 60.0
+    open_s: float = 5.0
+    """At first; each time that follows without a recovery is twice as long, up to the most."""
+    max_open_s: float = 60.0
     probes: int = 2
     """Jobs at once while half open."""
     probes_to_close: int = 3
-    most_ejected: float = 0.5
-    """Share of an instance's peers, itself included, that may rest at the same time."""
+    max_ejected: float = 0.5
+    """Share of an instance's peers, itself included, whose breakers may be open together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class BreakerToken:
     """A job under way; ``probe`` names the half-open period that it probes, 0 for none."""
 
     instance: str
@@ -78,28 +86,28 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
-    charged: bool
+class _Sample:
+    failed: bool
     ratio: float | None
     """Actual over predicted time, where both are known."""
 
 
 class Breaker:
-    """One instance's. The fleet decides what is charged, and whether it may open."""
+    """One instance's. ``Breakers`` decides what is a failure, and whether it may open."""
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
-        self._results: deque[_Result] = deque(maxlen=config.window)
+        self._samples: deque[_Sample] = deque(maxlen=config.window)
         self._state = BreakerState.CLOSED
-        self._rest_s = config.rest_s
-        self._rests_until = 0.0
+        self._open_s = config.open_s
+        self._open_until = 0.0
         self._period = 0
         self._probing = 0
         self._good_probes = 0
 
     def state(self, now: float) -> BreakerState:
-        """As of ``now``: a rest ends by itself."""
-        if self._state is BreakerState.OPEN and now >= self._rests_until:
+        """As of ``now``: one that is open becomes half open by itself."""
+        if self._state is BreakerState.OPEN and now >= self._open_until:
             self._state = BreakerState.HALF_OPEN
             self._period += 1
             self._probing = self._good_probes = 0
@@ -119,50 +127,50 @@ class Breaker:
         self._probing += 1
         return self._period
 
-    def end(self, probe: int, result: _Result | None, now: float, *, may_open: bool) -> bool:
-        """A job is over, with a result if it tells anything. True if the breaker opened."""
+    def end(self, probe: int, sample: _Sample | None, now: float, *, may_open: bool) -> bool:
+        """A job is over, with a sample if it tells anything. True if the breaker opened."""
         state = self.state(now)
         if state is BreakerState.HALF_OPEN:
-            return self._end_probe(probe, result, now)
-        if state is BreakerState.OPEN or result is None:
-            return False  # what was sent before the rest tells nothing new
-        self._results.append(result)
-        charged = sum(r.charged for r in self._results)
+            return self._end_probe(probe, sample, now)
+        if state is BreakerState.OPEN or sample is None:
+            return False  # what was sent before it opened tells nothing new
+        self._samples.append(sample)
+        failures = sum(s.failed for s in self._samples)
         if (
-            result.charged
-            and len(self._results) >= self._config.least_results
-            and charged >= self._config.trip_share * len(self._results)
+            sample.failed
+            and len(self._samples) >= self._config.min_results
+            and failures >= self._config.failure_share * len(self._samples)
             and may_open
         ):
-            self._open(now, self._config.rest_s)
+            self._open(now, self._config.open_s)
             return True
         return False
 
     @property
     def usual_ratio(self) -> float | None:
         """What its jobs took over what was predicted, in the middle; None while unknown."""
-        ratios = [r.ratio for r in self._results if r.ratio is not None]
-        return median(ratios) if len(ratios) >= self._config.least_results else None
+        ratios = [s.ratio for s in self._samples if s.ratio is not None]
+        return median(ratios) if len(ratios) >= self._config.min_results else None
 
-    def _end_probe(self, probe: int, result: _Result | None, now: float) -> bool:
+    def _end_probe(self, probe: int, sample: _Sample | None, now: float) -> bool:
         if probe != self._period:
             return False
         self._probing -= 1
-        if result is None:
+        if sample is None:
             return False
-        if result.charged:
-            self._open(now, min(2 * self._rest_s, self._config.rest_most_s))
+        if sample.failed:
+            self._open(now, min(2 * self._open_s, self._config.max_open_s))
             return True
         self._good_probes += 1
         if self._good_probes >= self._config.probes_to_close:
             self._state = BreakerState.CLOSED
         return False
 
-    def _open(self, now: float, rest_s: float) -> None:
+    def _open(self, now: float, open_s: float) -> None:
         self._state = BreakerState.OPEN
-        self._rest_s = rest_s
-        self._rests_until = now + rest_s
-        self._results.clear()
+        self._open_s = open_s
+        self._open_until = now + open_s
+        self._samples.clear()
 
 
 class Breakers:
@@ -192,46 +200,49 @@ class Breakers:
             return True
         return not any(self._admits(peer) for peer in self._peers(instance))
 
-    def begin(self, instance: str) -> Ticket:
-        """A job goes to an instance. Give the ticket back with ``end``."""
+    def begin(self, instance: str) -> BreakerToken:
+        """A job goes to an instance. Give the token back with ``end``."""
         breaker = self._breakers.get(instance)
-        return Ticket(instance, 0 if breaker is None else breaker.begin(self._now()))
+        return BreakerToken(instance, 0 if breaker is None else breaker.begin(self._now()))
 
-    def end(self, ticket: Ticket, end: JobEnd, *, predicted_ms: float, actual_ms: float) -> bool:
+    def end(
+        self, token: BreakerToken, result: JobResult, *, predicted_ms: float, actual_ms: float
+    ) -> bool:
         """A job is over; ``predicted_ms`` is 0 where nothing was. True if the breaker opened."""
-        name = ticket.instance
+        name = token.instance
         breaker = self._breakers.setdefault(name, Breaker(self._config))
-        result = self._judge(name, end, predicted_ms, actual_ms)
-        opened = breaker.end(ticket.probe, result, self._now(), may_open=self._may_open(name))
+        sample = self._sample(name, result, predicted_ms, actual_ms)
+        opened = breaker.end(token.probe, sample, self._now(), may_open=self._may_open(name))
         self.ejections[name] += opened
         return opened
 
-    def forget(self, instance: str) -> None:
+    def remove(self, instance: str) -> None:
         """An instance is gone for good."""
         self._breakers.pop(instance, None)
         self._lost_at.pop(instance, None)
         del self.ejections[instance]
 
-    def _judge(
-        self, name: str, end: JobEnd, predicted_ms: float, actual_ms: float
-    ) -> _Result | None:
-        if end in (JobEnd.ABORTED, JobEnd.REFUSED):
+    def _sample(
+        self, name: str, result: JobResult, predicted_ms: float, actual_ms: float
+    ) -> _Sample | None:
+        """What a result tells of the instance; None for nothing."""
+        if result in (JobResult.ABORTED, JobResult.REFUSED):
             return None
-        if end is JobEnd.LOST:
+        if result is JobResult.LOST:
             before = self._lost_at.get(name, -math.inf)
             self._lost_at[name] = self._now()
-            return _Result(True, None) if self._now() - before >= _SAME_LOSS_S else None
-        if end is JobEnd.FAILED:
-            return _Result(True, None)
+            return _Sample(True, None) if self._now() - before >= _SAME_LOSS_S else None
+        if result is JobResult.FAILED:
+            return _Sample(True, None)
         ratio = actual_ms / predicted_ms if predicted_ms > 0 else None
         slow = (
             ratio is not None
             and actual_ms - predicted_ms > self._config.slow_floor_ms
             and ratio > self._config.slow_ratio * self._usual_elsewhere(name)
         )
-        if end is JobEnd.DEADLINE and not slow:
+        if result is JobResult.DEADLINE and not slow:
             return None
-        return _Result(slow, ratio)
+        return _Sample(slow, ratio)
 
     def _usual_elsewhere(self, name: str) -> float:
         """By how much peers exceed their predictions; 1 if they do not: errors of the model."""
@@ -246,9 +257,73 @@ class Breakers:
 
     def _may_open(self, name: str) -> bool:
         peers = set(self._peers(name)) | {name}
-        resting = sum(self.state(peer) is not BreakerState.CLOSED for peer in peers - {name})
-        return resting + 1 <= math.floor(self._config.most_ejected * len(peers))
+        ejected = sum(self.state(peer) is not BreakerState.CLOSED for peer in peers - {name})
+        return ejected + 1 <= math.floor(self._config.max_ejected * len(peers))
 
     def _admits(self, instance: str) -> bool:
         breaker = self._breakers.get(instance)
         return breaker is None or breaker.admits(self._now())
+
+
+_RESULTS = {
+    Code.CANCELLED: JobResult.ABORTED,
+    Code.CLIENT_DISCONNECTED: JobResult.ABORTED,
+    Code.DEADLINE_EXCEEDED: JobResult.DEADLINE,
+    Code.ENGINE_ERROR: JobResult.FAILED,
+    Code.INTERNAL: JobResult.FAILED,
+}
+"""Every other code is a refusal: of the request, or for want of room or time."""
+
+
+class AttemptFacts(Protocol):
+    """What the dispatcher knows of a job. ``dispatched_at`` is in seconds of the clock."""
+
+    @property
+    def breaker_token(self) -> BreakerToken: ...
+    @property
+    def cause(self) -> AbortCause | None: ...
+    @property
+    def basis(self) -> tuple[StepModel, Load] | None: ...
+    @property
+    def dispatched_at(self) -> float: ...
+
+
+def record_end(
+    breakers: Breakers,
+    instance: Instance | None,
+    attempt: AttemptFacts,
+    end: End | None,
+    now: float,
+) -> None:
+    """Tell an instance's breaker of one job, which was lost if it has no ``end``."""
+    if instance is None:  # removed meanwhile
+        return
+    result = JobResult.LOST if end is None else classify_end(end, attempt.cause)
+    predicted_ms = 0.0 if end is None else _predicted_ms(instance, attempt, end)
+    actual_ms = 1000 * (now - attempt.dispatched_at)
+    if breakers.end(attempt.breaker_token, result, predicted_ms=predicted_ms, actual_ms=actual_ms):
+        service_log.warning(
+            "circuit breaker opened: the instance fails, or takes far longer than predicted",
+            extra=fields(instance=instance.address, last=result.value),
+        )
+
+
+def classify_end(end: End, cause: AbortCause | None) -> JobResult:
+    """What a job's end says of its worker. ``cause`` is why we told it to stop, if we did."""
+    if cause is not None or end.reason is FinishReason.CANCELLED:
+        return JobResult.ABORTED
+    if end.code is not None:
+        return _RESULTS.get(end.code, JobResult.REFUSED)
+    return JobResult.DEADLINE if end.reason is FinishReason.DEADLINE else JobResult.FINISHED
+
+
+def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
+    """A time that few jobs with the same work exceed; 0 while that is unknown.
+
+    Jobs that came while it ran slowed it down too, and are no fault of the instance.
+    """
+    if attempt.basis is None or not attempt.basis[0].known:
+        return 0.0
+    model, load = attempt.basis
+    work = Work(end.prompt_tokens, end.cached_tokens, max(1, end.completion_tokens))
+    return max(model.estimate(work, at).upper_ms for at in (load, instance.load_ahead))

@@ -131,7 +131,7 @@ class Registry:
         instance.removed = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
         del self.instances[address]
-        self.breakers.forget(address)
+        self.breakers.remove(address)
         lane_log.info("instance removed", extra=fields(instance=address))
         self.changed()
 

@@ -1,14 +1,28 @@
-"""DL-11: who is charged, who is not, and how many instances may rest."""
+"""DL-11: what counts as a failure, what does not, and how many instances may be ejected."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orchestrator.instances.breaker import BreakerConfig, Breakers, BreakerState, JobEnd, Ticket
+from orchestrator.instances.breaker import (
+    BreakerConfig,
+    Breakers,
+    BreakerState,
+    BreakerToken,
+    JobResult,
+    classify_end,
+    record_end,
+)
+from orchestrator.instances.instance import Instance
+from orchestrator.prediction import IDLE, Load, StepModel
+from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.support.clock import ManualClock
+from tests.support.fake_worker import Plan
+from worker.protocol import AbortCause, Code, End, FinishReason
 
 NAMES = ("a:1", "b:1", "c:1", "d:1")
 
@@ -21,15 +35,15 @@ def make(*names: str) -> tuple[Breakers, ManualClock]:
 def run(
     breakers: Breakers,
     name: str,
-    end: JobEnd,
+    end: JobResult,
     predicted_ms: float = 100.0,
     actual_ms: float = 100.0,
     times: int = 1,
 ) -> bool:
     opened = False
     for _ in range(times):
-        ticket = breakers.begin(name)
-        opened |= breakers.end(ticket, end, predicted_ms=predicted_ms, actual_ms=actual_ms)
+        token = breakers.begin(name)
+        opened |= breakers.end(token, end, predicted_ms=predicted_ms, actual_ms=actual_ms)
     return opened
 
 
@@ -37,9 +51,9 @@ def is_open(breakers: Breakers, name: str = "a:1") -> bool:
     return breakers.state(name) is BreakerState.OPEN
 
 
-def test_dl11_one_that_far_exceeds_its_prediction_rests() -> None:
+def test_dl11_far_exceeding_its_prediction_opens_the_breaker() -> None:
     breakers, _ = make(*NAMES)
-    assert run(breakers, "a:1", JobEnd.FINISHED, 100, 1000, times=5)
+    assert run(breakers, "a:1", JobResult.FINISHED, 100, 1000, times=5)
     assert is_open(breakers)
     assert not breakers.admits("a:1")
     assert breakers.admits("b:1")
@@ -49,17 +63,17 @@ def test_dl11_one_that_far_exceeds_its_prediction_rests() -> None:
 @pytest.mark.parametrize(
     ("end", "predicted_ms", "actual_ms"),
     [
-        (JobEnd.DEADLINE, 1000.0, 10.0),  # the client's deadline was tight
-        (JobEnd.DEADLINE, 1000.0, 1000.0),
-        (JobEnd.ABORTED, 100.0, 10_000.0),  # cancelled or disconnected, however late
-        (JobEnd.REFUSED, 100.0, 10_000.0),
-        (JobEnd.FINISHED, 100.0, 299.0),
-        (JobEnd.FINISHED, 1.0, 100.0),  # little, if many times as long
-        (JobEnd.FINISHED, 0.0, 10_000.0),  # nothing was predicted
+        (JobResult.DEADLINE, 1000.0, 10.0),  # the client's deadline was tight
+        (JobResult.DEADLINE, 1000.0, 1000.0),
+        (JobResult.ABORTED, 100.0, 10_000.0),  # cancelled or disconnected, however late
+        (JobResult.REFUSED, 100.0, 10_000.0),
+        (JobResult.FINISHED, 100.0, 299.0),
+        (JobResult.FINISHED, 1.0, 100.0),  # little, if many times as long
+        (JobResult.FINISHED, 0.0, 10_000.0),  # nothing was predicted
     ],
 )
-def test_dl11_what_the_instance_cannot_help_is_never_charged(
-    end: JobEnd, predicted_ms: float, actual_ms: float
+def test_dl11_what_the_instance_cannot_help_never_counts(
+    end: JobResult, predicted_ms: float, actual_ms: float
 ) -> None:
     breakers, _ = make(*NAMES)
     assert not run(breakers, "a:1", end, predicted_ms, actual_ms, times=100)
@@ -68,57 +82,57 @@ def test_dl11_what_the_instance_cannot_help_is_never_charged(
 
 def test_dl11_a_deadline_does_not_excuse_one_that_was_slow_as_well() -> None:
     breakers, _ = make(*NAMES)
-    assert run(breakers, "a:1", JobEnd.DEADLINE, 100, 5000, times=5)
+    assert run(breakers, "a:1", JobResult.DEADLINE, 100, 5000, times=5)
 
 
 def test_dl11_tight_deadlines_among_slow_jobs_dilute_nothing() -> None:
     """What tells nothing does not count as good either."""
     breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobEnd.FINISHED, 100, 1000, times=4)
-    run(breakers, "a:1", JobEnd.DEADLINE, 1000, 10, times=100)
-    assert run(breakers, "a:1", JobEnd.FINISHED, 100, 1000)
+    run(breakers, "a:1", JobResult.FINISHED, 100, 1000, times=4)
+    run(breakers, "a:1", JobResult.DEADLINE, 1000, 10, times=100)
+    assert run(breakers, "a:1", JobResult.FINISHED, 100, 1000)
 
 
-def test_errors_are_charged() -> None:
+def test_errors_count_as_failures() -> None:
     breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobEnd.FINISHED, times=5)
-    assert not run(breakers, "a:1", JobEnd.FAILED, times=4)
-    assert run(breakers, "a:1", JobEnd.FAILED)
+    run(breakers, "a:1", JobResult.FINISHED, times=5)
+    assert not run(breakers, "a:1", JobResult.FAILED, times=4)
+    assert run(breakers, "a:1", JobResult.FAILED)
 
 
 def test_a_lane_that_breaks_counts_once_however_many_jobs_it_had() -> None:
     breakers, clock = make(*NAMES)
-    assert not run(breakers, "a:1", JobEnd.LOST, times=100)
+    assert not run(breakers, "a:1", JobResult.LOST, times=100)
     for _ in range(3):
         clock.advance(2)
-        assert not run(breakers, "a:1", JobEnd.LOST, times=100)
+        assert not run(breakers, "a:1", JobResult.LOST, times=100)
     clock.advance(2)
-    assert run(breakers, "a:1", JobEnd.LOST, times=100)  # the fifth time
+    assert run(breakers, "a:1", JobResult.LOST, times=100)  # the fifth time
 
 
 def test_a_model_that_is_wrong_everywhere_ejects_nobody() -> None:
     breakers, _ = make(*NAMES)
     for _ in range(50):
         for name in NAMES[1:]:
-            run(breakers, name, JobEnd.FINISHED, 100, 290)
-    assert not run(breakers, "a:1", JobEnd.FINISHED, 100, 800, times=50)
-    assert run(breakers, "a:1", JobEnd.FINISHED, 100, 3000, times=50)
+            run(breakers, name, JobResult.FINISHED, 100, 290)
+    assert not run(breakers, "a:1", JobResult.FINISHED, 100, 800, times=50)
+    assert run(breakers, "a:1", JobResult.FINISHED, 100, 3000, times=50)
 
 
-def test_at_most_a_share_rests_and_never_the_last() -> None:
+def test_at_most_a_share_is_ejected_and_never_the_last() -> None:
     breakers, _ = make(*NAMES)
     for name in NAMES:
-        run(breakers, name, JobEnd.FAILED, times=30)
+        run(breakers, name, JobResult.FAILED, times=30)
     assert [is_open(breakers, name) for name in NAMES] == [True, True, False, False]
     alone, _ = make("a:1")
-    assert not run(alone, "a:1", JobEnd.FAILED, times=100)
+    assert not run(alone, "a:1", JobResult.FAILED, times=100)
 
 
-def test_one_that_rests_is_used_when_its_peers_are_gone() -> None:
+def test_one_whose_breaker_is_open_is_used_when_its_peers_are_gone() -> None:
     clock = ManualClock()
     ready = ["a:1", "b:1"]
     breakers = Breakers(lambda name: ready, clock.now)
-    run(breakers, "a:1", JobEnd.FAILED, times=5)
+    run(breakers, "a:1", JobResult.FAILED, times=5)
     assert not breakers.admits("a:1")
     ready.remove("b:1")
     assert breakers.admits("a:1")
@@ -126,52 +140,52 @@ def test_one_that_rests_is_used_when_its_peers_are_gone() -> None:
 
 def test_half_open_lets_few_probes_through_and_closes_when_they_go_well() -> None:
     breakers, clock = make(*NAMES)
-    run(breakers, "a:1", JobEnd.FAILED, times=5)
+    run(breakers, "a:1", JobResult.FAILED, times=5)
     clock.advance(4.9)
     assert not breakers.admits("a:1")
     clock.advance(0.2)
     assert breakers.state("a:1") is BreakerState.HALF_OPEN
-    tickets = []
+    tokens = []
     while breakers.admits("a:1"):
-        tickets.append(breakers.begin("a:1"))
-    assert len(tickets) == BreakerConfig().probes
-    for ticket in tickets:
-        breakers.end(ticket, JobEnd.FINISHED, predicted_ms=100, actual_ms=100)
-    run(breakers, "a:1", JobEnd.ABORTED, times=3)  # frees its place, proves nothing
+        tokens.append(breakers.begin("a:1"))
+    assert len(tokens) == BreakerConfig().probes
+    for token in tokens:
+        breakers.end(token, JobResult.FINISHED, predicted_ms=100, actual_ms=100)
+    run(breakers, "a:1", JobResult.ABORTED, times=3)  # frees its place, proves nothing
     assert breakers.state("a:1") is BreakerState.HALF_OPEN
-    run(breakers, "a:1", JobEnd.FINISHED)
+    run(breakers, "a:1", JobResult.FINISHED)
     assert breakers.state("a:1") is BreakerState.CLOSED
 
 
-def test_a_probe_that_is_charged_doubles_the_rest_up_to_the_most() -> None:
+def test_a_probe_that_fails_doubles_the_open_time_up_to_the_most() -> None:
     breakers, clock = make(*NAMES)
-    run(breakers, "a:1", JobEnd.FAILED, times=5)
-    for rest_s in (5, 10, 20, 40, 60, 60):
-        clock.advance(rest_s - 0.1)
+    run(breakers, "a:1", JobResult.FAILED, times=5)
+    for open_s in (5, 10, 20, 40, 60, 60):
+        clock.advance(open_s - 0.1)
         assert is_open(breakers)
         clock.advance(0.2)
-        assert run(breakers, "a:1", JobEnd.FAILED)
+        assert run(breakers, "a:1", JobResult.FAILED)
 
 
-def test_jobs_from_before_a_rest_say_nothing_after_it() -> None:
+def test_jobs_from_before_it_opened_say_nothing_after_it() -> None:
     breakers, clock = make(*NAMES)
     old = [breakers.begin("a:1") for _ in range(3)]
-    run(breakers, "a:1", JobEnd.FAILED, times=5)
-    breakers.end(old[0], JobEnd.FAILED, predicted_ms=100, actual_ms=100)
+    run(breakers, "a:1", JobResult.FAILED, times=5)
+    breakers.end(old[0], JobResult.FAILED, predicted_ms=100, actual_ms=100)
     clock.advance(5.1)
     assert breakers.admits("a:1")
-    breakers.end(old[1], JobEnd.FAILED, predicted_ms=100, actual_ms=100)
+    breakers.end(old[1], JobResult.FAILED, predicted_ms=100, actual_ms=100)
     assert breakers.state("a:1") is BreakerState.HALF_OPEN
-    run(breakers, "a:1", JobEnd.FINISHED, times=3)
+    run(breakers, "a:1", JobResult.FINISHED, times=3)
     assert breakers.state("a:1") is BreakerState.CLOSED
-    assert not breakers.end(old[2], JobEnd.FAILED, predicted_ms=100, actual_ms=100)
+    assert not breakers.end(old[2], JobResult.FAILED, predicted_ms=100, actual_ms=100)
 
 
-def test_a_forgotten_instance_comes_back_with_a_clean_record() -> None:
+def test_a_removed_instance_comes_back_with_a_clean_record() -> None:
     breakers, _ = make(*NAMES)
-    run(breakers, "a:1", JobEnd.FAILED, times=5)
-    breakers.forget("a:1")
-    breakers.forget("a:1")
+    run(breakers, "a:1", JobResult.FAILED, times=5)
+    breakers.remove("a:1")
+    breakers.remove("a:1")
     assert breakers.admits("a:1")
 
 
@@ -183,8 +197,8 @@ class BreakersMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.ready = list(NAMES)
         self.breakers = Breakers(lambda name: self.ready, self.clock.now)
-        self.under_way: list[Ticket] = []
-        self.guilty = False
+        self.under_way: list[BreakerToken] = []
+        self.has_failed = False
 
     @rule(name=st.sampled_from(NAMES))
     def begins(self, name: str) -> None:
@@ -194,23 +208,23 @@ class BreakersMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(
         data=st.data(),
-        end=st.sampled_from(JobEnd),
+        end=st.sampled_from(JobResult),
         ratio=st.sampled_from([0.1, 1.0, 2.0, 50.0]),
         times=st.integers(1, 8),
     )
-    def ends(self, data: st.DataObject, end: JobEnd, ratio: float, times: int) -> None:
+    def ends(self, data: st.DataObject, end: JobResult, ratio: float, times: int) -> None:
         for _ in range(min(times, len(self.under_way))):
-            ticket = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
-            resting = self.resting()
-            opened = self.breakers.end(ticket, end, predicted_ms=100, actual_ms=100 * ratio)
-            charged = end in (JobEnd.FAILED, JobEnd.LOST) or (
-                ratio == 50.0 and end in (JobEnd.FINISHED, JobEnd.DEADLINE)
+            token = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+            ejected = self.ejected()
+            opened = self.breakers.end(token, end, predicted_ms=100, actual_ms=100 * ratio)
+            failed = end in (JobResult.FAILED, JobResult.LOST) or (
+                ratio == 50.0 and end in (JobResult.FINISHED, JobResult.DEADLINE)
             )
-            assert charged or not opened  # DL-11
-            self.guilty |= charged
-            peers = len({*self.ready, ticket.instance})
-            if opened and ticket.instance not in resting:
-                assert len(resting & {*self.ready}) + 1 <= math.floor(peers / 2)
+            assert failed or not opened  # DL-11
+            self.has_failed |= failed
+            peers = len({*self.ready, token.instance})
+            if opened and token.instance not in ejected:
+                assert len(ejected & {*self.ready}) + 1 <= math.floor(peers / 2)
 
     @rule(seconds=st.sampled_from([0.5, 6.0, 70.0]))
     def waits(self, seconds: float) -> None:
@@ -223,7 +237,7 @@ class BreakersMachine(RuleBasedStateMachine):
         else:
             self.ready.append(name)
 
-    def resting(self) -> set[str]:
+    def ejected(self) -> set[str]:
         return {n for n in NAMES if self.breakers.state(n) is not BreakerState.CLOSED}
 
     @invariant()
@@ -232,8 +246,139 @@ class BreakersMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_innocent_are_never_ejected(self) -> None:
-        assert self.guilty or not self.resting()
+        assert self.has_failed or not self.ejected()
 
 
 BreakersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestBreakers = BreakersMachine.TestCase
+
+
+# ── what real jobs' ends do to their instances' breakers ───────────────────────────────────────
+
+TASK = {"prompt": "x", "max_tokens": 10}
+
+PACE = StepModel(
+    slots=8,
+    step_tokens=512,
+    base_ms=10.0,
+    row_ms=0.0,
+    prompt_token_ms=0.1,
+    ratios=(1.0, 1.2),
+    fastest_ms=10.0,
+)
+"""100 tokens take about a second, 1.2 where things go badly."""
+
+
+def make_end(reason: FinishReason, code: Code | None = None, tokens: int = 100) -> End:
+    return End(1, reason, 10, tokens, 0.0, 0.0, 0.0, 0.0, code)
+
+
+@dataclass
+class Facts:
+    breaker_token: BreakerToken
+    cause: AbortCause | None = None
+    basis: tuple[StepModel, Load] | None = (PACE, IDLE)
+    dispatched_at: float = 100.0
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "how"),
+    [
+        (make_end(FinishReason.STOP), None, JobResult.FINISHED),
+        (make_end(FinishReason.LENGTH), None, JobResult.FINISHED),
+        (make_end(FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED), None, JobResult.DEADLINE),
+        (make_end(FinishReason.DEADLINE), None, JobResult.DEADLINE),
+        (make_end(FinishReason.DEADLINE, Code.DEADLINE_INFEASIBLE), None, JobResult.REFUSED),
+        (make_end(FinishReason.CANCELLED, Code.CANCELLED), None, JobResult.ABORTED),
+        (make_end(FinishReason.CANCELLED, Code.DRAINING), None, JobResult.ABORTED),
+        (make_end(FinishReason.ERROR, Code.ENGINE_ERROR), AbortCause.DISCONNECT, JobResult.ABORTED),
+        (make_end(FinishReason.ERROR, Code.ENGINE_ERROR), None, JobResult.FAILED),
+        (make_end(FinishReason.ERROR, Code.QUEUE_FULL), None, JobResult.REFUSED),
+        (make_end(FinishReason.ERROR, Code.INVALID_REQUEST), None, JobResult.REFUSED),
+    ],
+)
+def test_dl11_how_a_job_ended(end: End, cause: AbortCause | None, how: JobResult) -> None:
+    assert classify_end(end, cause) is how
+
+
+@pytest.mark.parametrize(
+    ("end", "took_s", "failed"),
+    [
+        (make_end(FinishReason.LENGTH), 1.0, False),
+        (make_end(FinishReason.LENGTH), 3.0, False),
+        (make_end(FinishReason.LENGTH), 10.0, True),
+        # Stopped by a deadline: held against what its 5 tokens should have taken, no more.
+        (make_end(FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, tokens=5), 0.06, False),
+        (make_end(FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, tokens=0), 0.2, False),
+        (make_end(FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, tokens=5), 3.0, True),
+        (make_end(FinishReason.CANCELLED, Code.CANCELLED, tokens=1), 30.0, False),
+    ],
+)
+def test_dl11_an_instance_is_held_to_its_own_prediction(
+    end: End, took_s: float, failed: bool
+) -> None:
+    clock = ManualClock()
+    breakers = Breakers(lambda name: ("a:1", "b:1"), clock.now)
+    instance = Instance("a:1")
+    for _ in range(BreakerConfig().window):
+        record_end(breakers, instance, Facts(breakers.begin("a:1")), end, 100.0 + took_s)
+    assert (breakers.state("a:1") is BreakerState.OPEN) is failed
+
+
+def test_dl11_nothing_is_held_against_one_whose_pace_is_not_known() -> None:
+    breakers = Breakers(lambda name: ("a:1", "b:1"), ManualClock().now)
+    unknown = StepModel(8, 512, 10.0, 0.0, 0.1)
+    end = make_end(FinishReason.LENGTH)
+    for _ in range(50):
+        facts = Facts(breakers.begin("a:1"), basis=(unknown, IDLE))
+        record_end(breakers, Instance("a:1"), facts, end, 200.0)
+    assert breakers.state("a:1") is BreakerState.CLOSED
+
+
+async def test_dl11_an_instance_that_fails_is_ejected_and_the_other_works(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(), await make_worker()]
+    service = await make_service(*workers)
+    registry = service.orchestrator.registry
+    await service.until(lambda: all(i.ready for i in registry))
+    bad, good = sorted(workers, key=lambda w: w.address)
+    bad.plan = lambda submit: Plan(fail_at=1)
+    for _ in range(5):
+        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+            assert response.status == 502
+    assert registry.breakers.state(bad.address) is BreakerState.OPEN
+    for _ in range(5):
+        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+            assert response.status == 200
+    assert (len(bad.submits), len(good.submits)) == (5, 5)
+    assert service.metric("tidegate_ejections_total", instance=bad.address) == 1
+    assert (
+        service.metric("tidegate_breaker_state", instance=bad.address, state=BreakerState.OPEN) == 1
+    )
+    async with service.http.get("/v2/instances") as response:
+        states = {i["address"]: i["breaker"] for i in (await response.json())["instances"]}
+    assert states == {bad.address: "open", good.address: "closed"}
+    assert service.outcomes() == ["failed"] * 5 + ["met"] * 5
+
+
+async def test_dl11_tight_deadlines_and_cancels_open_no_breaker(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(), await make_worker()]
+    for worker in workers:
+        worker.plan = lambda submit: Plan(step_s=0.02)
+    service = await make_service(*workers, admission="off")
+    registry = service.orchestrator.registry
+    await service.until(lambda: all(i.ready for i in registry))
+    for _ in range(12):
+        body = TASK | {"model": "fake", "deadline_ms": 50}
+        async with service.http.post("/v1/completions", json=body) as response:
+            assert response.status == 504
+        async with service.http.post("/v2/tasks", json=TASK) as response:
+            task = (await response.json())["task_id"]
+        async with service.http.delete(f"/v2/tasks/{task}") as response:
+            assert response.status == 202
+    await service.until(lambda: all(i.load == 0 for i in registry))
+    assert registry.breakers.ejections.total() == 0
+    assert {registry.breakers.state(i.address) for i in registry} == {BreakerState.CLOSED}
