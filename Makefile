@@ -62,13 +62,13 @@ bench-quick: setup
 	$(BIN)/python -m perf.service --quick $(ARGS)
 
 bench-goodput: setup
-	$(BIN)/python -m perf.goodput --json build/goodput.json --plot build/goodput $(ARGS)
+	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty --plot build/goodput $(ARGS)
 
 bench-peers: setup
-	$(BIN)/python -m perf.peers --json build/peers.json $(ARGS)
+	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
 attack: setup
-	$(BIN)/python -m perf.attack --json build/attack.json $(ARGS)
+	$(BIN)/python -m perf.attack --json build/attack.json --allow-dirty $(ARGS)
 
 sim: setup
 	$(BIN)/python -m perf.sim $(ARGS)

@@ -9,7 +9,6 @@ machine stays inside, and narrow enough that a cost which doubles or triples doe
 gate that is missing from the run fails too.
 """
 
-import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.report.bundle import Bundle, Figure, read
+from perf.report.command import new_console, new_parser
+from perf.report.recording import Recording
 from perf.report.table import show
 from perf.service import BENCHES
 from perf.service.run import run_all
@@ -76,13 +77,11 @@ def _report(verdicts: list[Verdict], console: Console) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, saves=False)
     parser.add_argument("--recorded", type=Path, required=True, metavar="PATH")
     parser.add_argument("--current", type=Path, metavar="PATH")
     args = parser.parse_args()
-    console = Console(highlight=False)
+    console = new_console()
     recorded = read(args.recorded)
     if args.current:
         current = read(args.current)
@@ -91,9 +90,9 @@ def main() -> int:
         current = asyncio.run(
             run_all(
                 [bench for bench in BENCHES if bench.name in gated],
+                Recording.begin(["perf.gate"]),
                 quick=True,
                 device="cpu",
-                command="python -m perf.gate",
                 console=console,
             )
         )

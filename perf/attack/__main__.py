@@ -3,16 +3,11 @@
 Exits with 1 when something was found that must not be.
 """
 
-import argparse
-import asyncio
-import json
 import random
 import secrets
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +15,7 @@ from orchestrator.pool.paths import state_dir
 from perf.attack import attacks, triton_attacks
 from perf.attack.books import Books, HealthProbe
 from perf.attack.target import Budget, Tally, Target
-from perf.report.machine import commit, describe_machine
+from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.stack import HOST, Stack, StackSpec, running
 
@@ -114,34 +109,23 @@ def show(rows: list[Row], console: Console) -> None:
             console.print(f"{row.attack}: {fault}", markup=False, style="red")
 
 
-async def _main(arguments: argparse.Namespace) -> int:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    machine, rows = describe_machine(), []
-    async with running(StackSpec(lane_token=secrets.token_hex(16))) as stack:
-        target = target_of(stack)
-        for name in arguments.only or ATTACKS:
-            console.print(f"{name} …", style="dim")
-            rows.append(await attack(name, target, arguments.seed, arguments.seconds))
-    show(rows, console)
-    if arguments.json:
-        bundle = {
-            "machine": msgspec.to_builtins(machine),
-            "commit": commit(),
-            "seconds": arguments.seconds,
-            "rows": [asdict(row) for row in rows],
-        }
-        arguments.json.write_text(json.dumps(bundle, indent=1) + "\n")
-    return int(any(row.faults for row in rows))
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="perf.attack", description=__doc__)
+async def _main() -> int:
+    parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each attack")
     parser.add_argument("--only", nargs="*", choices=ATTACKS, help="these attacks")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    recording = begin(parser, args, "perf.attack", *sys.argv[1:])
+    console, rows = new_console(140), []
+    async with running(StackSpec(lane_token=secrets.token_hex(16))) as stack:
+        target = target_of(stack)
+        for name in args.only or ATTACKS:
+            console.print(f"{name} …", style="dim")
+            rows.append(await attack(name, target, args.seed, args.seconds))
+    show(rows, console)
+    recording.save(recording.facts() | {"seconds": args.seconds, "rows": rows})
+    return int(any(row.faults for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main(parse_args())))
+    sys.exit(status_of(_main()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perf.stack.context import Skip
+from perf.report.command import Skip
 
 
 class Peer:

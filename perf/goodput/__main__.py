@@ -29,14 +29,11 @@ exist in the simulator only (``perf.sim``).
 
 import argparse
 import asyncio
-import shlex
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -61,8 +58,8 @@ from perf.load.lane import open_lane
 from perf.load.open_loop import NEVER_MS, Ask, Plan, Result
 from perf.load.trace import Manner
 from perf.load.workload import Speed
-from perf.report.bundle import BenchResult, Bundle, write
-from perf.report.machine import commit, describe_machine, versions
+from perf.report.bundle import BenchResult
+from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import HOST, StackSpec, orchestrating, tritons
@@ -281,39 +278,27 @@ def _patience_s(ask: Ask) -> float:
     return ask.due_ms(most, 0.0) / 1000
 
 
-async def _main(choices: Choices, args: argparse.Namespace) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
-    machine, begun = describe_machine(), time.monotonic()
+async def _main() -> int:
+    parser = new_arguments()
+    args = parser.parse_args()
+    try:
+        choices = choices_of(args)
+    except ValueError as error:
+        parser.error(str(error))
+    recording = begin(parser, args, "perf.goodput", *sys.argv[1:])
+    console = new_console(130)
+    begun = time.monotonic()
     measured = await run(choices, console)
-    seconds = round(time.monotonic() - begun, 1)
-    show_cells(measured.cells, console)
-    card = measured.card
-    bundle = Bundle(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "-m", "perf.goodput", *sys.argv[1:]]),
-        commit=commit(),
-        quick=args.quick,
-        machine=machine,
-        versions=versions() | {"triton": find_triton(None, state_dir()).version},
-        engine=f"{card.engine} {card.engine_version}",
-        engine_digest=card.engine_digest,
-        model=card.model,
-        model_digest=card.model_digest,
-        results=[
-            BenchResult(
-                f"goodput-{choices.engine}",
-                f"{INSTANCES} instances of {SLOTS} slots, {choices.what}, capacity "
-                + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
-                seconds,
-                [figure for cell in measured.cells for figure in cell.figures()],
-            )
-        ],
+    found = BenchResult(
+        f"goodput-{choices.engine}",
+        f"{INSTANCES} instances of {SLOTS} slots, {choices.what}, capacity "
+        + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
+        round(time.monotonic() - begun, 1),
+        [figure for cell in measured.cells for figure in cell.figures()],
     )
-    if args.json:
-        write(bundle, args.json)
+    show_cells(measured.cells, console)
+    triton = {"triton": find_triton(None, state_dir()).version}
+    recording.save(recording.bundle([found], measured.card, quick=args.quick, more_versions=triton))
     if args.plot:
         for path in draw(measured.cells, measured.capacities, args.plot):
             console.print(f"wrote {path}")
@@ -346,10 +331,8 @@ def _judge(scene: Scene, cells: list[Cell], console: Console) -> None:
     console.print(f"{scene}, Tidegate met/s: {'; '.join(said)}")
 
 
-def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def new_arguments() -> argparse.ArgumentParser:
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -381,7 +364,6 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
     parser.add_argument("--seconds", type=float, metavar="S", help="of each cell's window")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
     parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
     return parser
 
@@ -414,18 +396,5 @@ def choices_of(args: argparse.Namespace) -> Choices:
     )
 
 
-def main() -> int:
-    parser = argument_parser()
-    args = parser.parse_args()
-    try:
-        choices = choices_of(args)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        return asyncio.run(_main(choices, args))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(_main()))

@@ -12,18 +12,13 @@ something failed.
 """
 
 import argparse
-import asyncio
-import shlex
-import signal
 import sys
-import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from perf.load.lane import open_lane
@@ -31,10 +26,11 @@ from perf.peers import goodput, relay, speed
 from perf.peers.goodput_cell import Cell, show_cells
 from perf.peers.installs import ROUTER, VLLM
 from perf.peers.servers import SLOTS, Served, both
-from perf.report.bundle import BenchResult, Bundle, Figure, Machine, write
-from perf.report.machine import commit, describe_machine, versions
+from perf.report.bundle import BenchResult, Bundle, Figure
+from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
+from perf.report.recording import Recording
 from perf.report.table import show
-from perf.stack.context import SEED, Skip
+from perf.stack.context import SEED
 from perf.stack.stack import Stack
 from worker.protocol import ModelCard
 
@@ -77,7 +73,6 @@ class Run:
     cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
-    machine: Machine = field(default_factory=describe_machine)
 
     async def parts(self, only: Sequence[str]) -> None:
         """Measure one part after the other; the first two share their servers."""
@@ -108,16 +103,8 @@ class Run:
 
     async def _part(self, name: str, measured: Awaitable[list[Figure]]) -> None:
         self._say(f"{name}: {PARTS[name]} …")
-        begun = time.monotonic()
-        figures, skipped, failed = list[Figure](), "", ""
-        try:
-            figures = await measured
-        except Skip as reason:
-            skipped = str(reason)
-        except Exception as error:  # whatever it is, the other parts still run
-            failed = f"{type(error).__name__}: {error}"
-        seconds = round(time.monotonic() - begun, 1)
-        self.results.append(BenchResult(name, PARTS[name], seconds, figures, skipped, failed))
+        with result(self.results, name, PARTS[name]) as figures:
+            figures += await measured
 
     async def _read_card(self, ours: Stack) -> None:
         async with open_lane(ours.grpc_address) as lane:
@@ -128,23 +115,13 @@ class Run:
         self.console.print(text, style="dim")
 
 
-def bundle_of(run: Run, *, quick: bool, command: str) -> Bundle:
+def bundle_of(run: Run, recording: Recording, *, quick: bool) -> Bundle:
     """Everything that the run found, and what it ran on."""
-    card = run.card
-    peers = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
-    return Bundle(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        commit=commit(),
-        quick=quick,
-        machine=run.machine,
-        versions=versions() | ({"triton": run.triton} if run.triton else {}) | peers,
-        engine=f"{card.engine} {card.engine_version}, {SLOTS} slots" if card else "none",
-        engine_digest=card.engine_digest if card else "",
-        model=card.model if card else "none",
-        model_digest=card.model_digest if card else "",
-        results=run.results,
-    )
+    more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
+    if run.triton:
+        more["triton"] = run.triton
+    bundle = recording.bundle(run.results, run.card, quick=quick, more_versions=more)
+    return replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots") if run.card else bundle
 
 
 def size_of(args: argparse.Namespace) -> Size:
@@ -158,41 +135,30 @@ def size_of(args: argparse.Namespace) -> Size:
     return Size(load, size.speed, size.relay)
 
 
-async def _main(args: argparse.Namespace) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    # SIGINT is asyncio's own; this makes SIGTERM end what was started too.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    run = Run(size_of(args), not args.skip_install, console)
-    await run.parts(args.only or list(PARTS))
-    command = shlex.join(["python", "-m", "perf.peers", *args.command])
-    bundle = bundle_of(run, quick=args.quick, command=command)
-    show(bundle, console)
-    if run.cells:
-        show_cells(run.cells, console)
-    if args.json:
-        write(bundle, args.json)
-    return 1 if any(result.failed for result in bundle.results) else 0
-
-
-def parse_args(command: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def new_arguments() -> argparse.ArgumentParser:
+    parser = new_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="one rate, a few seconds of each part")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
     parser.add_argument("--skip-install", action="store_true", help="use only what is installed")
-    args = parser.parse_args(command)
-    args.command = command
-    return args
+    return parser
+
+
+async def _main() -> int:
+    parser = new_arguments()
+    args = parser.parse_args()
+    recording = begin(parser, args, "perf.peers", *sys.argv[1:])
+    console = new_console()
+    run = Run(size_of(args), not args.skip_install, console)
+    await run.parts(args.only or list(PARTS))
+    bundle = bundle_of(run, recording, quick=args.quick)
+    show(bundle, console)
+    if run.cells:
+        show_cells(run.cells, console)
+    recording.save(bundle)
+    return int(any(each.failed for each in bundle.results))
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(asyncio.run(_main(parse_args(sys.argv[1:]))))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit(130)
+    sys.exit(status_of(_main()))

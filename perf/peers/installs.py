@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.pool.paths import state_dir
-from perf.stack.context import Skip
+from perf.report.command import Skip
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S: Final = 1200.0

@@ -23,7 +23,7 @@ from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop
 from perf.load.open_loop import Ask, Plan, Result
 from perf.peers.installs import ROUTER, VLLM, Peer
-from perf.stack.context import Skip
+from perf.report.command import Skip
 from perf.stack.scrape import scrape
 from perf.stack.stack import HOST, Stack, StackSpec, running, server
 

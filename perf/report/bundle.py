@@ -118,12 +118,13 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run. ``commit`` ends in ``+`` when the working tree had changes."""
+    """A whole run. ``dirty``: the checkout had changes that ``commit`` does not have."""
 
     schema: int = SCHEMA_VERSION
     created: str
     command: str
     commit: str
+    dirty: bool = False
     quick: bool
     machine: Machine
     versions: dict[str, str]
@@ -138,8 +139,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         return {figure.key: figure for result in self.results for figure in result.figures}
 
 
-def write(bundle: Bundle, path: Path) -> None:
-    """Save as indented JSON."""
+def save(bundle: object, path: Path) -> None:
+    """Write as indented JSON; ``recording.Recording.save`` is for runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(bundle), indent=1) + b"\n")
 

@@ -1,4 +1,4 @@
-"""What this run ran on: machine, commit, versions."""
+"""What this run ran on: machine and versions."""
 
 import os
 import platform
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from perf.report.bundle import Machine
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     "tidegate",
     "aiohttp",
@@ -34,15 +33,6 @@ def describe_machine() -> Machine:
     )
 
 
-def commit() -> str:
-    """The commit's hash, with ``+`` when the working tree has changes; "unknown" without git."""
-    revision = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
-    if not revision:
-        return "unknown"
-    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
-    return revision + ("+" if changed else "")
-
-
 def versions() -> dict[str, str]:
     """Of Python and of every package that can move a figure."""
     found = {"python": platform.python_version()}
@@ -62,11 +52,11 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[str]:
-    listed = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    listed = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return listed.splitlines()
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str) -> str:
     """What the command prints; empty when it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

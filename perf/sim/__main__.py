@@ -16,10 +16,12 @@ from rich.table import Table
 from perf.goodput.policies import POLICIES, Policy
 from perf.load.trace import Manner, TraceError
 from perf.load.workload import Speed
+from perf.report.command import begin, new_console, new_parser
+from perf.report.recording import Recording
 from perf.report.stats import percentile
 from perf.sim import plot
 from perf.sim.campaign import KNOWN, LABELS, PACE, SLOTS, run_campaign
-from perf.sim.campaign_report import show, write_bundle
+from perf.sim.campaign_report import save, show
 from perf.sim.offers import Scenario
 from perf.sim.run import Fleet, Run, simulate
 from perf.sim.table import Summary
@@ -59,7 +61,7 @@ def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
     return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 
 
-def on_traces(args: argparse.Namespace, console: Console) -> int:
+def on_traces(args: argparse.Namespace, recording: Recording, console: Console) -> int:
     """The campaign: a row per cell as it comes, then what it comes to."""
     policies = args.only or [name for name in LABELS if args.lengths == "open" or name == KNOWN]
     begun, cells = time.monotonic(), []
@@ -85,8 +87,7 @@ def on_traces(args: argparse.Namespace, console: Console) -> int:
         console.print(f"{error}", style="red")
         return 2
     show(cells, console)
-    if args.json:
-        write_bundle(cells, round(time.monotonic() - begun, 1), args.json)
+    save(cells, round(time.monotonic() - begun, 1), recording)
     if args.plot:
         for path in plot.draw(cells, args.plot):
             console.print(f"wrote {path}")
@@ -94,9 +95,7 @@ def on_traces(args: argparse.Namespace, console: Console) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=3.0, help="of load per row")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0, 3.0])
     parser.add_argument("--open", type=float, default=1.0, help="share of open-ended answers")
@@ -114,16 +113,16 @@ def main() -> int:
     traces.add_argument("--lengths", choices=("open", "known"), default="open")
     traces.add_argument("--seeds", type=int, default=5)
     traces.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    traces.add_argument("--json", type=Path, help="save the bundle")
     traces.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
     args = parser.parse_args()
     known = list(LABELS) if args.trace else [p.name for p in POLICIES]
     for name in args.only or ():
         if name not in known:
             parser.error(f"there is no policy {name!r} here; there is: {', '.join(known)}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    console = new_console(130)
     if args.trace:
-        return on_traces(args, console)
+        given = (Path(each).name if "/" in each else each for each in sys.argv[1:])
+        return on_traces(args, begin(parser, args, "perf.sim", *given), console)
     scenario = Scenario(SPEED, open_share=args.open, burst=args.burst)
     capacity = capacity_per_s(scenario, FLEET, args.seed)
     title = f"{args.minutes:g} min a row, capacity {capacity:.1f}/s, seed {args.seed}"

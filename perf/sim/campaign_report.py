@@ -1,18 +1,15 @@
 """What a campaign came to: a table against the best rival, and a bundle."""
 
-import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import fmean, stdev
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
-from perf.report.bundle import BenchResult, Bundle, write
-from perf.report.machine import commit, describe_machine, versions
+from perf.report.bundle import BenchResult
+from perf.report.recording import Recording
 from perf.sim.campaign import KNOWN, OURS, Cell
 
 _WHAT = "trace,arrivals,deadlines,load,ours,best other,by,ours ÷ best,± noise,÷ known,waste"
@@ -68,27 +65,12 @@ def _noise(ours: Cell, best: Cell) -> float:
     return float(stdev(gaps) / len(gaps) ** 0.5 / fmean(best.runs))
 
 
-def write_bundle(cells: Sequence[Cell], seconds: float, path: Path) -> None:
+def save(cells: Sequence[Cell], seconds: float, recording: Recording) -> None:
     """Everything, with what it was measured on."""
-    result = BenchResult(
+    found = BenchResult(
         "sim-traces",
         "the orchestrator and its rivals on virtual time",
         seconds,
         [figure for cell in cells for figure in cell.figures()],
     )
-    bundle = Bundle(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(
-            ["python", "-m", "perf.sim", *(Path(a).name if "/" in a else a for a in sys.argv[1:])]
-        ),
-        commit=commit(),
-        quick=False,
-        machine=describe_machine(),
-        versions=versions(),
-        engine="sim",
-        engine_digest="",
-        model="sim",
-        model_digest="",
-        results=[result],
-    )
-    write(bundle, path)
+    recording.save(replace(recording.bundle([found]), engine="sim", model="sim"))

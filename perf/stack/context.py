@@ -15,10 +15,6 @@ SEED = 20240229
 """Of everything that a benchmark draws."""
 
 
-class Skip(Exception):
-    """A benchmark cannot run here; the message says why, for people."""
-
-
 class Context:
     """Starts a stack when a benchmark asks for one, and keeps it while the next wants the same."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.pool.engines.triton_wheel import wheel_dir
 from orchestrator.pool.paths import state_dir
-from perf.stack.context import Skip
+from perf.report.command import Skip
 
 WHEEL = "tritonclient==2.50.0"
 _BORROWED = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}

@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from perf.report.bundle import Figure, read
+from perf.report.command import Skip
+from perf.report.recording import Recording
 from perf.service.run import run_all
-from perf.stack.context import Bench, Context, Skip
+from perf.stack.context import Bench, Context
 
 
 async def _fine(_: Context) -> list[Figure]:
@@ -50,7 +52,8 @@ async def test_one_benchmark_that_fails_costs_only_itself() -> None:
         )
     ]
     console = Console(file=io.StringIO())
-    bundle = await run_all(benches, quick=True, device="cpu", command="c", console=console)
+    recording = Recording.begin(["perf.service"])
+    bundle = await run_all(benches, recording, quick=True, device="cpu", console=console)
     broken, broken_below, hung, skipped, fine = bundle.results
     assert broken.failed == broken_below.failed == "ValueError: oh"
     assert hung.failed == "not done after 0.01 s"
@@ -62,7 +65,7 @@ async def test_one_benchmark_that_fails_costs_only_itself() -> None:
 async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
     """PF-6, on the one benchmark that needs no server; DL-4: a look costs less than 1 µs."""
     path = tmp_path / "bundle.json"
-    arguments = ["--quick", "--only", "deadline", "--json", str(path)]
+    arguments = ["--quick", "--only", "deadline", "--json", str(path), "--allow-dirty"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "perf.service", *arguments, stdout=asyncio.subprocess.PIPE
     )

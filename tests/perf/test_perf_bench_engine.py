@@ -34,7 +34,7 @@ def threads() -> object:
 def test_every_part_gives_its_figures(part: str, tmp_path: Path) -> None:
     """PF-1, PF-6."""
     file = tmp_path / "bundle.json"
-    command = ["--quick", "--shape", "tiny", "--only", part, "--json", str(file)]
+    command = ["--quick", "--shape", "tiny", "--only", part, "--json", str(file), "--allow-dirty"]
     assert bench_engine.main([*command, "--scratch", str(tmp_path)]) == 0
     bundle = read(file)
     (result,) = bundle.results
@@ -49,7 +49,16 @@ def test_every_part_gives_its_figures(part: str, tmp_path: Path) -> None:
 def test_a_part_that_fails_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "bundle.json"
     monkeypatch.setitem(PARTS, "prefill", lambda bench: 1 / 0)
-    command = ["--quick", "--shape", "tiny", "--only", "prefill", "--json", str(file)]
+    command = [
+        "--quick",
+        "--shape",
+        "tiny",
+        "--only",
+        "prefill",
+        "--json",
+        str(file),
+        "--allow-dirty",
+    ]
     assert bench_engine.main(command) == 1
     assert read(file).results[0].failed.startswith("ZeroDivisionError")
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from perf.goodput import plot
-from perf.goodput.__main__ import argument_parser, choices_of
+from perf.goodput.__main__ import choices_of, new_arguments
 from perf.goodput.cell import Cell, Scene, cell_of
 from perf.goodput.load import (
     LOG_NORMAL,
@@ -153,14 +153,14 @@ def test_stories_end_where_the_model_ends_them() -> None:
 
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     def choices(*options: str) -> object:
-        return choices_of(argument_parser().parse_args(options))
+        return choices_of(new_arguments().parse_args(options))
 
-    plain = choices_of(argument_parser().parse_args(["--quick"]))
+    plain = choices_of(new_arguments().parse_args(["--quick"]))
     assert plain.policies == COMPARED and plain.is_poisson and not plain.knows_lengths
     assert [source.name for source in plain.sources] == [LOG_NORMAL]
-    known = choices_of(argument_parser().parse_args(["--lengths", "known"]))
+    known = choices_of(new_arguments().parse_args(["--lengths", "known"]))
     assert KNOWN not in known.policies
-    stories = choices_of(argument_parser().parse_args(["--engine", "demo"]))
+    stories = choices_of(new_arguments().parse_args(["--engine", "demo"]))
     assert KNOWN not in stories.policies and stories.manners == (Manner.CONSTANT,)
     for wrong in (
         ("--arrivals", "trace"),

@@ -21,9 +21,10 @@ from perf.peers.goodput_cell import Cell, Turn, is_met, is_refused, show_cells
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.peers.servers import Served
 from perf.peers.stories import PATH, PATIENCE_S, at_once, stories
-from perf.report.bundle import read, write
+from perf.report.bundle import read
+from perf.report.command import Skip
+from perf.report.recording import Recording
 from perf.report.table import show
-from perf.stack.context import Skip
 
 SILENT = Console(quiet=True)
 
@@ -196,13 +197,16 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    args = program.parse_args(["--quick", "--skip-install", "--rates", "3", "5", "--seconds", "2"])
+    args = program.new_arguments().parse_args(
+        ["--quick", "--skip-install", "--rates", "3", "5", "--seconds", "2"]
+    )
     size = program.size_of(args)
     assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
     run = program.Run(size, install=not args.skip_install, console=SILENT)
     await run.parts(list(program.PARTS))
     path = tmp_path / "peers.json"
-    write(program.bundle_of(run, quick=True, command="python -m perf.peers"), path)
+    recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
+    recording.save(program.bundle_of(run, recording, quick=True))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
     assert said["goodput"] == said["speed"] and "vLLM" in said["speed"]

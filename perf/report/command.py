@@ -1,0 +1,97 @@
+"""What the commands of ``perf`` do alike: options, console, failures as results, exit status."""
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from perf.report.bundle import BenchResult, Figure
+from perf.report.recording import DirtyTree, Recording, add_arguments
+
+
+class Skip(Exception):
+    """Something cannot be measured here; the message says why, for people."""
+
+
+class TimeLimit(Exception):
+    """Something was stopped before it was done."""
+
+
+def new_parser(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParser:
+    """Its help is the module's docstring; ``saves``: the command leaves a bundle."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if saves:
+        add_arguments(parser)
+    return parser
+
+
+def begin(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, module: str, *given: str
+) -> Recording:
+    """The recording of ``python -m module given``; a usage error when it could not be saved."""
+    try:
+        return Recording.begin((module, *given), args.json, allow_dirty=args.allow_dirty)
+    except DirtyTree as error:
+        parser.error(str(error))
+
+
+def new_console(width: int = 120) -> Console:
+    """As wide as the terminal, or ``width`` characters in a file."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+@contextmanager
+def result(results: list[BenchResult], name: str, what: str) -> Iterator[list[Figure]]:
+    """Gathers the figures of the body into a result; a failure is one too, and ends only it."""
+    begun = time.monotonic()
+    figures: list[Figure] = []
+    skipped, failed = "", ""
+    try:
+        yield figures
+    except Skip as reason:
+        skipped = str(reason)
+    except Exception as error:  # whatever it is, what else is measured goes on
+        failed = _reason(error)
+    seconds = round(time.monotonic() - begun, 1)
+    results.append(BenchResult(name, what, seconds, figures, skipped, failed))
+
+
+async def within(limit_s: float, measured: Awaitable[list[Figure]]) -> list[Figure]:
+    """Raises ``TimeLimit``."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await measured
+    except TimeoutError:
+        if limit.expired():
+            raise TimeLimit(f"not done after {limit_s:g} s") from None
+        raise
+
+
+def status_of(main: Coroutine[object, object, int]) -> int:
+    """The exit status of ``main``: 130 when a signal interrupts it, behind its own cleaning up."""
+    try:
+        return asyncio.run(_interruptible(main))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+async def _interruptible(main: Coroutine[object, object, int]) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    # SIGINT is asyncio's own; this makes SIGTERM end what was started too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await main
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_reason(each) for each in error.exceptions)
+    return str(error) if isinstance(error, TimeLimit) else f"{type(error).__name__}: {error}"

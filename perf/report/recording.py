@@ -1,0 +1,143 @@
+"""Where a run's figures go, with what they were measured on: never onto a commit that is another.
+
+A checkout with changes is no commit, so nothing is saved from one, unless the command is told so
+with ``--allow-dirty``: then the bundle says ``dirty``, and it may not lie among the recorded ones.
+"""
+
+import argparse
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self
+
+from perf.report.bundle import BenchResult, Bundle, Machine, save
+from perf.report.machine import describe_machine, output_of, versions
+from worker.protocol import ModelCard
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RESULTS: Final = Path("perf", "results")
+_NAMED: Final = 10
+
+
+class DirtyTree(RuntimeError):
+    """The checkout has changes that no commit has; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """``commit`` is "unknown" without git; ``changed`` are the files that differ from it, new ones
+    among them. Recorded bundles do not count: no figure depends on them."""
+
+    root: Path
+    commit: str
+    changed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, root: Path = ROOT) -> Self:
+        git = ("git", "-C", str(root))
+        commit = output_of(*git, "rev-parse", "HEAD")
+        if not commit:
+            return cls(root, "unknown", ())
+        exclude = f":(exclude){RESULTS.as_posix()}"
+        # As it is in the output: two letters, a blank, the path.
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=all", "--", ".", exclude],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return cls(root, commit, tuple(line[3:] for line in status.stdout.splitlines()))
+
+    def check(self, path: Path, *, allow_dirty: bool) -> None:
+        """Raises ``DirtyTree`` when a bundle of this checkout must not be saved at ``path``."""
+        is_recorded = path.resolve().is_relative_to((self.root / RESULTS).resolve())
+        if not self.changed or (allow_dirty and not is_recorded):
+            return
+        names = ", ".join(self.changed[:_NAMED])
+        if len(self.changed) > _NAMED:
+            names += f" and {len(self.changed) - _NAMED} more"
+        do = (
+            f"only a clean checkout is recorded in {RESULTS}: commit or stash them first"
+            if is_recorded
+            else "commit or stash them, or pass --allow-dirty, and the bundle says that it is dirty"
+        )
+        raise DirtyTree(f"{path}: not in commit {self.commit[:12]}: {names}; {do}")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Taken when a run begins: its command, its machine, its checkout."""
+
+    command: str
+    machine: Machine
+    checkout: Checkout
+    path: Path | None = None
+    allow_dirty: bool = False
+
+    @classmethod
+    def begin(
+        cls, command: Sequence[str], path: Path | None = None, *, allow_dirty: bool = False
+    ) -> Self:
+        """Raises ``DirtyTree`` before anything is measured that could not be saved."""
+        checkout = Checkout.of()
+        if path is not None:
+            checkout.check(path, allow_dirty=allow_dirty)
+        line = shlex.join(["python", "-m", *command])
+        return cls(line, describe_machine(), checkout, path, allow_dirty)
+
+    def facts(self) -> dict[str, object]:
+        """What every bundle says of its run."""
+        return {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": self.command,
+            "commit": self.checkout.commit,
+            "dirty": bool(self._now().changed),
+            "machine": self.machine,
+        }
+
+    def bundle(
+        self,
+        results: list[BenchResult],
+        card: ModelCard | None = None,
+        *,
+        quick: bool = False,
+        more_versions: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """What was found, by the engine and the model of ``card``."""
+        return Bundle(
+            **self.facts(),  # type: ignore[arg-type]
+            quick=quick,
+            versions=versions() | dict(more_versions or {}),
+            engine=f"{card.engine} {card.engine_version}" if card else "none",
+            engine_digest=card.engine_digest if card else "",
+            model=card.model if card else "none",
+            model_digest=card.model_digest if card else "",
+            results=results,
+        )
+
+    def save(self, bundle: object) -> None:
+        """Save as indented JSON, where the command was given a path. Raises ``DirtyTree``, also
+        when the checkout has changed since the run began."""
+        if self.path is not None:
+            self._now().check(self.path, allow_dirty=self.allow_dirty)
+            save(bundle, self.path)
+
+    def _now(self) -> Checkout:
+        """The checkout with what has changed before the run or during it."""
+        now = Checkout.of(self.checkout.root)
+        moved = () if now.commit == self.checkout.commit else (f"HEAD, now {now.commit[:12]}",)
+        changed = dict.fromkeys((*self.checkout.changed, *now.changed, *moved))
+        return replace(self.checkout, changed=tuple(changed))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--json`` and ``--allow-dirty``."""
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help=f"save it although the checkout has changes, not in {RESULTS}",
+    )
