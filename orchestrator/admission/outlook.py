@@ -186,7 +186,7 @@ class Outlook:
         free = 0
         for instance in self._registry:
             if instance.ready and instance.card is not None and instance.card.model == model:
-                free += instance.window.size - instance.load
+                free += instance.concurrency.limit - instance.load
         running = [
             self._forecaster.residual_ms(attempt.task, now)
             for attempt in self.attempts()

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import BreakerToken
-from orchestrator.instances.concurrency import InFlightJob, Window
+from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.task import Ending, Task
@@ -40,6 +40,7 @@ class Attempt:
         "basis",
         "breaker_token",
         "cause",
+        "concurrency",
         "continues",
         "dispatched_at",
         "handle",
@@ -48,7 +49,6 @@ class Attempt:
         "late_tokens",
         "lost_hedge",
         "task",
-        "window",
     )
 
     def __init__(
@@ -56,7 +56,7 @@ class Attempt:
         owner: AttemptOwner,
         task: Task,
         lane: Lane,
-        window: Window,
+        concurrency: ConcurrencyLimit,
         job: InFlightJob,
         now: float,
     ) -> None:
@@ -65,7 +65,7 @@ class Attempt:
         self.address = lane.address
         self.task = task
         self.breaker_token = BreakerToken(lane.address)
-        self.window = window
+        self.concurrency = concurrency
         self.job = job
         self.dispatched_at = now
         self.continues = task.completion_tokens > 0
@@ -85,7 +85,7 @@ class Attempt:
         if self.task.attempt is not self:
             return
         try:
-            self.window.started(self.job, wait_ms)
+            self.concurrency.started(self.job, wait_ms)
             self.task.begin(self._owner.now(), wait_ms)
         except Exception:
             self._owner.listener_failed(self)
@@ -136,13 +136,13 @@ class Attempt:
         self.is_paused = True
         self.basis = None  # how long it stood still says nothing about the instance
         self._lane.pause(self.handle)
-        self.window.pause(self.job)
+        self.concurrency.pause(self.job)
 
     def resume(self, load: int) -> None:
         """Go on beside ``load`` others."""
         self.is_paused = False
         self._lane.resume(self.handle)
-        self.window.resume(self.job, load)
+        self.concurrency.resume(self.job, load)
 
     def withdraw(self) -> None:
         """The task goes on elsewhere: stop the job, count what still comes."""

@@ -275,12 +275,16 @@ class Dispatcher:
         first_due_s = parts.due_at(task.completion_tokens + 1, task.marks.first_token) - now
         instance = self._registry.instances[choice.name]
         lane, load = instance.best_lane(), instance.load
-        attempt = Attempt(self, task, lane, instance.window, self._in_flight_job(task, choice), now)
+        attempt = Attempt(
+            self, task, lane, instance.concurrency, self._in_flight_job(task, choice), now
+        )
         token_ids, sampling = rest_of(task)
         if instance.pace is not None:
             model = instance.pace.model
-            attempt.basis = (model, instance.load_ahead)
-            prompts = attempt.job.new_tokens + instance.window.ahead(load).prefill_tokens
+            attempt.basis = (model, instance.occupancy)
+            prompts = (
+                attempt.job.new_tokens + instance.concurrency.outstanding_work(load).prefill_tokens
+            )
             task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000
         attempt.handle = lane.submit(
             attempt,
@@ -302,12 +306,12 @@ class Dispatcher:
         )
         # Only what was really sent counts as in flight.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)
-        instance.window.sent(attempt.job, load)
+        instance.concurrency.add(attempt.job, load)
         self._attempts[attempt] = None
         return attempt
 
     def _in_flight_job(self, task: Task, choice: Choice) -> InFlightJob:
-        """What a task is to the window of the instance that takes it."""
+        """What a task is to the concurrency limit of the instance that takes it."""
         made = task.completion_tokens
         new = task.prompt_tokens - choice.cached_tokens + made
         most = new + task.sampling.max_tokens - made
@@ -316,7 +320,7 @@ class Dispatcher:
             output_tokens=max(1, self._forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
             is_computing_prompt=lambda: not task.marks.first_token,
-            was_held=self._clock.now() - task.marks.queued > HELD_S,
+            was_queued=self._clock.now() - task.marks.queued > HELD_S,
         )
 
     def _deadline_passed(self, task: Task) -> None:
@@ -397,7 +401,7 @@ class Dispatcher:
     def _detach(self, attempt: Attempt) -> bool:
         """A job is over; whether its task still counted on it."""
         self._attempts.pop(attempt, None)
-        attempt.window.over(attempt.job)
+        attempt.concurrency.remove(attempt.job)
         self.attempts_done.set()
         task = attempt.task
         is_current = task.attempt is attempt

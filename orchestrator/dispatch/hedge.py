@@ -70,6 +70,6 @@ class Hedger:
             if c.ready
             and c.name != task.instance
             and c.name not in task.failed_on
-            and c.load < self._registry.instances[c.name].window.slots
+            and c.load < self._registry.instances[c.name].concurrency.slots
         ]
         return min(free, key=lambda c: (c.load / c.slots, c.name)).name if free else None

@@ -124,10 +124,10 @@ class Pausing:
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:
             return True
         tokens = task.prompt_tokens + task.sampling.max_tokens
-        window, total = instance.window, stats.kv_blocks_total
-        if window.paused_blocks > MOST_MEMORY * total:
+        concurrency, total = instance.concurrency, stats.kv_blocks_total
+        if concurrency.paused_blocks > MOST_MEMORY * total:
             return False
-        return window.blocks - (-tokens // task.block_tokens) <= total
+        return concurrency.blocks - (-tokens // task.block_tokens) <= total
 
 
 def _least_urgent(

@@ -1,4 +1,4 @@
-"""How much to have in flight on one instance, and what that comes to.
+"""An adaptive concurrency limit: how many jobs to have in flight on one instance.
 
 A worker needs as many jobs as it can run, and a few more that wait with it, so that a slot which
 falls free is filled in the next step and not a round trip later. All else is better off in the
@@ -6,8 +6,8 @@ orchestrator's queue, where it can still be re-ordered, cancelled or sent elsewh
 
     in flight ≤ slots (jobs that fit: rows and KV blocks) + backlog (learnt)
 
-The backlog follows what those few had to wait in the worker: hardly a step means that the slot may
-have stood idle before them, several steps mean that fewer would have done.
+The backlog follows how long those few waited in the worker: less than a step means that the slot
+may have been idle before them, several steps mean that fewer would do.
 """
 
 import math
@@ -29,30 +29,31 @@ _FIRST_OUTPUT_TOKENS = 64.0
 
 @dataclass(eq=False, slots=True)
 class InFlightJob:
-    """One job in flight. Token counts are expected ones; blocks are reserved to completion."""
+    """One job in flight. Token counts are expected ones; KV blocks are reserved to completion."""
 
     new_tokens: int
     output_tokens: int
     blocks: int
     is_computing_prompt: Callable[[], bool]
-    was_held: bool = True
-    """It waited in our queue first: with a larger window it would have been there sooner."""
-    was_beyond: bool = False
+    was_queued: bool = True
+    """It waited in our queue first: with a higher limit it would have been there sooner."""
+    found_no_slot: bool = False
     """Sent when every slot was taken already."""
 
 
-class Window:
+class ConcurrencyLimit:
     """One instance's jobs in flight, and how many there may be.
 
-    No clock: everything follows what is told. Never below one slot, nor above
-    ``max_running + most_backlog``.
+    No clock: everything follows from what it is told. Never below one slot, nor above
+    ``max_running + max_backlog``.
     """
 
-    def __init__(self, most_backlog: int) -> None:
-        self.backlog = min(FIRST_BACKLOG, float(most_backlog))
-        self._most_backlog = most_backlog
+    def __init__(self, max_backlog: int) -> None:
+        self.backlog = min(FIRST_BACKLOG, float(max_backlog))
+        self._max_backlog = max_backlog
+        self.slots = 1
+        """Jobs that can run at once, by rows and by KV blocks."""
         self._max_running = 1
-        self._fits = 1
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
@@ -64,35 +65,30 @@ class Window:
     # ── how many ─────────────────────────────────────────────────────────────────────────────
 
     @property
-    def slots(self) -> int:
-        """Jobs that can run at once, by rows and by KV blocks."""
-        return self._fits
-
-    @property
-    def size(self) -> int:
+    def limit(self) -> int:
         """Jobs to have in flight at most."""
-        return self._fits + min(math.floor(self.backlog), self._fits // ROWS_PER_BACKLOG)
+        return self.slots + min(math.floor(self.backlog), self.slots // ROWS_PER_BACKLOG)
 
-    def serves(self, max_running: int) -> None:
+    def set_max_running(self, max_running: int) -> None:
         """The worker runs at most so many."""
         if max_running != self._max_running:
-            self._max_running = self._fits = max(1, max_running)
+            self._max_running = self.slots = max(1, max_running)
 
     def observe(self, stats: WorkerStats) -> None:
         """What the worker reports: free blocks are those that no running job has reserved."""
         self._step_ms = stats.step_ms
-        fits = self._max_running
+        slots = self._max_running
         if self._mean_blocks >= 1:
-            fits = min(fits, stats.running + int(stats.kv_blocks_free / self._mean_blocks))
-        self._fits = max(1, fits)
-        if stats.waiting > self.backlog + 1 and stats.running >= self._fits:
-            self._move(-_SHRINK)
+            slots = min(slots, stats.running + int(stats.kv_blocks_free / self._mean_blocks))
+        self.slots = max(1, slots)
+        if stats.waiting > self.backlog + 1 and stats.running >= self.slots:
+            self._move_backlog(-_SHRINK)
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 
-    def sent(self, job: InFlightJob, load: int) -> None:
+    def add(self, job: InFlightJob, load: int) -> None:
         """A job goes to the instance, which has ``load`` others."""
-        job.was_beyond = load >= self._fits
+        job.found_no_slot = load >= self.slots
         self._jobs.add(job)
         self._prefilling.add(job)
         self._outputs += job.output_tokens
@@ -102,13 +98,13 @@ class Window:
 
     def started(self, job: InFlightJob, wait_ms: float) -> None:
         """The worker began with a job that it had for ``wait_ms``."""
-        if not job.was_beyond or not self._step_ms:
+        if not job.found_no_slot or not self._step_ms:
             return
         if wait_ms <= self._step_ms:
-            if job.was_held:
-                self._move(_GROW)
+            if job.was_queued:
+                self._move_backlog(_GROW)
         elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
-            self._move(-_SHRINK)
+            self._move_backlog(-_SHRINK)
 
     @property
     def paused(self) -> int:
@@ -127,25 +123,25 @@ class Window:
 
     def pause(self, job: InFlightJob) -> None:
         """A running job leaves its slot and keeps its KV."""
-        self.over(job)
+        self.remove(job)
         self._paused.add(job)
 
     def resume(self, job: InFlightJob, load: int) -> None:
         """A paused job goes on, beside ``load`` others."""
         self._paused.discard(job)
-        self.sent(job, load)
+        self.add(job, load)
 
-    def over(self, job: InFlightJob) -> None:
-        """The worker is done with a job, or lost. Idempotent."""
+    def remove(self, job: InFlightJob) -> None:
+        """The worker is done with a job, or has lost it. Idempotent."""
         self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
             self._prefilling.discard(job)
             self._outputs -= job.output_tokens
 
-    def ahead(self, jobs: int) -> Load:
+    def outstanding_work(self, jobs: int) -> Load:
         """What ``jobs`` in all, ours and others', have left to do; others' are like ours."""
-        running = min(jobs, self._fits)
+        running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output
         self._prefilling = {job for job in self._prefilling if job.is_computing_prompt()}
@@ -157,13 +153,13 @@ class Window:
             decode_tokens=round(mean * (running / 2 + waiting)),
         )
 
-    def _move(self, by: float) -> None:
-        least = min(1.0, float(self._most_backlog))
-        self.backlog = min(float(self._most_backlog), max(least, self.backlog + by))
+    def _move_backlog(self, by: float) -> None:
+        least = min(1.0, float(self._max_backlog))
+        self.backlog = min(float(self._max_backlog), max(least, self.backlog + by))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the sums are those of the jobs."""
         assert self._prefilling <= self._jobs
         assert self._outputs == sum(job.output_tokens for job in self._jobs)
-        assert 1 <= self._fits <= self._max_running
-        assert 0 <= self.backlog <= self._most_backlog
+        assert 1 <= self.slots <= self._max_running
+        assert 0 <= self.backlog <= self._max_backlog

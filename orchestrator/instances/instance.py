@@ -12,7 +12,7 @@ One whose card cannot be used has a ``fault``: it stays CONNECTING until another
 from enum import StrEnum
 
 from orchestrator.instances.candidate import Candidate
-from orchestrator.instances.concurrency import Window
+from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prompts.encoder import PromptEncoder
@@ -46,7 +46,7 @@ class Instance:
 
     def __init__(self, address: str, max_backlog: int = 0) -> None:
         self.address = address
-        self.window = Window(max_backlog)
+        self.concurrency = ConcurrencyLimit(max_backlog)
         self.lanes: list[Lane] = []
         self.reporter: Lane | None = None
         """The lane whose reports of the prefix cache are read; each lane carries the same."""
@@ -119,11 +119,11 @@ class Instance:
     @property
     def load(self) -> int:
         """Jobs that have or want a slot there."""
-        return self.lane_load - self.window.paused + self.foreign_load
+        return self.lane_load - self.concurrency.paused + self.foreign_load
 
     @property
     def has_free_slot(self) -> bool:
-        return self.load < self.window.slots
+        return self.load < self.concurrency.slots
 
     @property
     def can_pause(self) -> bool:
@@ -131,11 +131,11 @@ class Instance:
         return self.card is not None and self.card.can_pause
 
     @property
-    def load_ahead(self) -> Load:
-        """How many jobs it has, not what they still need: that is ``window.ahead``.
+    def occupancy(self) -> Load:
+        """How many jobs it has, not what they still need: that is ``outstanding_work``.
 
         Jobs are judged and learnt from by this one. On the simulator (one minute, twice the
-        capacity) ``window.ahead`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
+        capacity) ``outstanding_work`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
         """
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
@@ -148,7 +148,15 @@ class Instance:
         """
         ready = is_admitted and self.ready
         pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        key = (self.load, ready, self.is_up, self.window.size, self.window.slots, self.stats, pace)
+        key = (
+            self.load,
+            ready,
+            self.is_up,
+            self.concurrency.limit,
+            self.concurrency.slots,
+            self.stats,
+            pace,
+        )
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -162,14 +170,14 @@ class Instance:
             model=card.model,
             vocabulary=encoder.vocabulary,
             ready=ready,
-            slots=self.window.size,
-            rows=self.window.slots,
+            slots=self.concurrency.limit,
+            rows=self.concurrency.slots,
             most_rows=card.max_running,
             is_up=self.is_up,
             load=self.load,
             most_tokens=most,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            pace=None if pace is None else pace.under(self.window.ahead(self.load)),
+            pace=None if pace is None else pace.under(self.concurrency.outstanding_work(self.load)),
             device=card.device,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
@@ -192,10 +200,10 @@ class Instance:
     def take_stats(self, stats: WorkerStats) -> None:
         """The worker's statistics of a moment ago."""
         self.stats = stats
-        self.window.observe(stats)
+        self.concurrency.observe(stats)
         if self.pace is not None:
             self.pace.observe(stats)
-        ours, paused = self.lane_load, self.window.paused
+        ours, paused = self.lane_load, self.concurrency.paused
         active = stats.running + stats.waiting
         # Statistics older than a pause or a resume of ours must count nobody twice; others'
         # paused jobs hold no slot.
@@ -207,7 +215,7 @@ class Instance:
         if is_new:
             self.encoder = encoder
             self.pace = None
-        self.window.serves(encoder.card.max_running)
+        self.concurrency.set_max_running(encoder.card.max_running)
         if self.pace is None:
             self.pace = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if self.stats is not None:  # came with the card

@@ -310,7 +310,7 @@ class _StateCollector(Collector):
             for possible in InstanceState:
                 state.add_metric([name, possible.value], float(possible is instance.state))
             load.add_metric([name], sum(lane.load for lane in instance.lanes))
-            window.add_metric([name], instance.window.size)
+            window.add_metric([name], instance.concurrency.limit)
             prefixes.add_metric([name], self._registry.prefixes.count(name))
             stats = instance.stats
             if stats is None:

@@ -117,7 +117,7 @@ def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str
     since: dict[str, float] = {}
 
     def look(orchestrator: Orchestrator, now: float) -> None:
-        free = any(i.ready and i.load < i.window.slots for i in orchestrator.registry)
+        free = any(i.ready and i.load < i.concurrency.slots for i in orchestrator.registry)
         waiting = [task for task in orchestrator.queue.tasks() if not task.paused_on]
         startable = {
             t.id for t in waiting if t.deadline.left_ms(now) > 1000 * fleet.spec.min_start_s
@@ -158,8 +158,8 @@ def test_dl15_no_slot_idles_while_somebody_waits(
     orchestrator.queue.check_integrity()
     assert not orchestrator.queue and not orchestrator.live_tasks
     for instance in orchestrator.registry:
-        instance.window.check_integrity()
-        assert instance.window.paused == instance.load == 0
+        instance.concurrency.check_integrity()
+        assert instance.concurrency.paused == instance.load == 0
     for worker in run.workers:
         assert worker.stats().kv_blocks_used == 0
 

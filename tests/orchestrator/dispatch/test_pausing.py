@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
-from orchestrator.instances.concurrency import InFlightJob, Window
+from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.task import Priority, Stage, Task
@@ -41,7 +41,9 @@ class Rig:
     @staticmethod
     def instance() -> Any:
         stats = SimpleNamespace(kv_blocks_total=100)
-        return SimpleNamespace(can_pause=True, has_free_slot=False, stats=stats, window=Window(0))
+        return SimpleNamespace(
+            can_pause=True, has_free_slot=False, stats=stats, concurrency=ConcurrencyLimit(0)
+        )
 
     def urgency(self, task: Task, now: float) -> Any:
         return SimpleNamespace(log_urgency=self.urgencies[task.id])
@@ -140,20 +142,20 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
     """A task of 74 tokens takes 5 blocks of the hundred."""
     rig = Rig()
     rig.runs("r", -50.0)
-    window, waiting = rig.instances["a"].window, rig.task("w", 0.0)
+    concurrency, waiting = rig.instances["a"].concurrency, rig.task("w", 0.0)
 
     def holds(*blocks: int) -> list[InFlightJob]:
         jobs = [InFlightJob(1, 1, count, lambda: False) for count in blocks]
         for job in jobs:
-            window.sent(job, 0)
+            concurrency.add(job, 0)
         return jobs
 
     (first,) = holds(95)
     assert rig.victims(waiting) == ["r"]
     (second,) = holds(1)
     assert rig.victims(waiting) == []
-    window.over(second)
-    window.pause(first)  # most of the memory is for those that pause already
+    concurrency.remove(second)
+    concurrency.pause(first)  # most of the memory is for those that pause already
     assert rig.victims(waiting) == []
     waiting.paused_on = "a"  # whose KV is there needs no more
     assert rig.victims(waiting) == ["r"]
@@ -237,12 +239,12 @@ class Scene:
     def holds(self) -> tuple[int, int, int]:
         """What waits, what pauses, and what is under way."""
         orchestrator = self.service.orchestrator
-        windows = [instance.window for instance in orchestrator.registry]
-        for window in windows:
-            window.check_integrity()
+        limits = [instance.concurrency for instance in orchestrator.registry]
+        for concurrency in limits:
+            concurrency.check_integrity()
         orchestrator.queue.check_integrity()
         loads = sum(instance.load for instance in orchestrator.registry)
-        return len(orchestrator.queue), sum(window.paused for window in windows), loads
+        return len(orchestrator.queue), sum(concurrency.paused for concurrency in limits), loads
 
     async def ends(self, *outcomes: str) -> None:
         """With these outcomes and with nothing left anywhere."""

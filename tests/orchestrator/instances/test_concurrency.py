@@ -1,4 +1,4 @@
-"""The dispatch window: just enough in flight to keep an instance busy, learnt."""
+"""The concurrency limit: just enough in flight to keep an instance busy, learnt."""
 
 import random
 
@@ -6,26 +6,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, InFlightJob, Window
+from orchestrator.instances.concurrency import ROWS_PER_BACKLOG, ConcurrencyLimit, InFlightJob
 from worker.protocol import WorkerStats
 
 IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0.0, 0, 0, 0, 0.5)
 
 
-def flown(blocks: int = 1, output: int = 10) -> InFlightJob:
+def in_flight_job(blocks: int = 1, output: int = 10) -> InFlightJob:
     return InFlightJob(5, output, blocks, lambda: False)
 
 
 def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> tuple[float, float]:
-    """A worker in steps, with the window in charge and always enough to send.
+    """A worker in steps, with the limit in charge and always enough to send.
 
     ``way_steps`` is the round trip. Returns the share of slots idle and the jobs waiting there on
     average, both once it has learnt.
     """
     rng = random.Random(3)
-    window = Window(32)
-    window.serves(slots)
-    window.observe(IDLE)
+    concurrency = ConcurrencyLimit(32)
+    concurrency.set_max_running(slots)
+    concurrency.observe(IDLE)
     arriving: list[tuple[int, InFlightJob]] = []
     waiting: list[tuple[int, InFlightJob]] = []
     running: dict[InFlightJob, int] = {}
@@ -35,14 +35,14 @@ def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> t
     for now in range(rounds):
         for _, job, wait in [n for n in news if n[0] == now]:
             if wait is None:
-                window.over(job)
+                concurrency.remove(job)
                 in_flight -= 1
             else:
-                window.started(job, wait)
+                concurrency.started(job, wait)
         news = [n for n in news if n[0] > now]
-        while in_flight < window.size:
-            job = flown()
-            window.sent(job, in_flight)
+        while in_flight < concurrency.limit:
+            job = in_flight_job()
+            concurrency.add(job, in_flight)
             in_flight += 1
             arriving.append((now + way_steps, job))
         waiting += [(now, job) for when, job in arriving if when == now]
@@ -69,8 +69,8 @@ def test_long_jobs_need_no_backlog() -> None:
 
 
 def test_short_jobs_and_a_long_way_get_a_backlog_that_keeps_slots_busy() -> None:
-    fixed = Window(0)
-    fixed.serves(512)
+    fixed = ConcurrencyLimit(0)
+    fixed.set_max_running(512)
     assert fixed.size == 512
     idle, queued = run(slots=256, steps_per_job=25, way_steps=1, rounds=1000)
     assert idle < 0.05
@@ -78,82 +78,86 @@ def test_short_jobs_and_a_long_way_get_a_backlog_that_keeps_slots_busy() -> None
 
 
 def test_kv_memory_bounds_the_window_and_rows_do_else() -> None:
-    window = Window(4)
-    window.serves(64)
-    assert window.slots == 64
+    concurrency = ConcurrencyLimit(4)
+    concurrency.set_max_running(64)
+    assert concurrency.slots == 64
     for load in range(20):
-        window.sent(flown(blocks=10), load)
-    window.observe(replace(IDLE, running=20, kv_blocks_used=80, kv_blocks_free=20))
-    assert window.slots == 22
-    window.observe(replace(IDLE, running=64, kv_blocks_free=5))
-    assert window.slots == 64
-    window.observe(replace(IDLE, running=0, kv_blocks_free=0))
-    assert window.slots == 1
+        concurrency.add(in_flight_job(blocks=10), load)
+    concurrency.observe(replace(IDLE, running=20, kv_blocks_used=80, kv_blocks_free=20))
+    assert concurrency.slots == 22
+    concurrency.observe(replace(IDLE, running=64, kv_blocks_free=5))
+    assert concurrency.slots == 64
+    concurrency.observe(replace(IDLE, running=0, kv_blocks_free=0))
+    assert concurrency.slots == 1
 
 
 def test_what_waits_in_the_worker_makes_it_smaller_and_never_below_one() -> None:
-    window = Window(8)
-    window.serves(64)
-    assert window.size == 66
+    concurrency = ConcurrencyLimit(8)
+    concurrency.set_max_running(64)
+    assert concurrency.limit == 66
     for _ in range(200):
-        window.observe(replace(IDLE, running=64, waiting=9))
-    assert window.size == 65
-    window.serves(15)
-    assert window.size == 15  # none for few slots
+        concurrency.observe(replace(IDLE, running=64, waiting=9))
+    assert concurrency.limit == 65
+    concurrency.set_max_running(15)
+    assert concurrency.limit == 15  # none for few slots
 
 
 def test_dl7_load_ahead_counts_what_is_left_of_each_job() -> None:
-    window = Window(4)
-    window.serves(2)
+    concurrency = ConcurrencyLimit(4)
+    concurrency.set_max_running(2)
     computing = [True, True, False]
     jobs = [InFlightJob(100, 40, 1, lambda i=i: computing[i]) for i in range(3)]  # type: ignore[misc]
     for i, job in enumerate(jobs):
-        window.sent(job, i)
-    load = window.ahead(3)
+        concurrency.add(job, i)
+    load = concurrency.outstanding_work(3)
     assert (load.running, load.waiting) == (2, 1)
     assert load.prefill_tokens == 200
     assert load.decode_tokens == 40 * (1 + 1)
-    window.over(jobs[0])
-    window.over(jobs[0])
-    assert window.ahead(2).prefill_tokens == 100
-    assert window.ahead(5).decode_tokens == 40 * (1 + 3)  # others' jobs are like ours
+    concurrency.remove(jobs[0])
+    concurrency.remove(jobs[0])
+    assert concurrency.outstanding_work(2).prefill_tokens == 100
+    assert concurrency.outstanding_work(5).decode_tokens == 40 * (
+        1 + 3
+    )  # others' jobs are like ours
 
 
 class Windows(RuleBasedStateMachine):
-    """Any order of news leaves the sums right and the window in its bounds."""
+    """Any order of news leaves the sums right and the limit in its bounds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.window = Window(6)
+        self.concurrency = ConcurrencyLimit(6)
         self.jobs: list[InFlightJob] = []
         self.paused: list[InFlightJob] = []
         self.over_: list[InFlightJob] = []
 
     @rule(slots=st.integers(0, 9))
     def serves(self, slots: int) -> None:
-        self.window.serves(slots)
+        self.concurrency.set_max_running(slots)
 
     @rule(running=st.integers(0, 9), waiting=st.integers(0, 20), free=st.integers(0, 50))
     def observe(self, running: int, waiting: int, free: int) -> None:
-        self.window.observe(replace(IDLE, running=running, waiting=waiting, kv_blocks_free=free))
+        self.concurrency.observe(
+            replace(IDLE, running=running, waiting=waiting, kv_blocks_free=free)
+        )
 
     @rule(blocks=st.integers(0, 9), output=st.integers(1, 9), computing=st.booleans())
     def sent(self, blocks: int, output: int, computing: bool) -> None:
         job = InFlightJob(3, output, blocks, lambda: computing)
-        self.window.sent(job, len(self.jobs))
+        self.concurrency.add(job, len(self.jobs))
         self.jobs.append(job)
 
     @rule(data=st.data(), wait_ms=st.floats(0, 1e4))
     def started(self, data: st.DataObject, wait_ms: float) -> None:
         if self.jobs:
-            self.window.started(data.draw(st.sampled_from(self.jobs)), wait_ms)
+            self.concurrency.started(data.draw(st.sampled_from(self.jobs)), wait_ms)
 
     @rule(data=st.data())
     def pause(self, data: st.DataObject) -> None:
         if running := [job for job in self.jobs if job not in self.over_]:
             job = data.draw(st.sampled_from(running))
             if job not in self.paused:
-                self.window.pause(job)
+                self.concurrency.pause(job)
                 self.paused.append(job)
 
     @rule(data=st.data(), load=st.integers(0, 9))
@@ -161,25 +165,25 @@ class Windows(RuleBasedStateMachine):
         if self.paused:
             job = data.draw(st.sampled_from(self.paused))
             self.paused.remove(job)
-            self.window.resume(job, load)
+            self.concurrency.resume(job, load)
 
     @rule(data=st.data())
     def over(self, data: st.DataObject) -> None:
         if self.jobs:
             job = data.draw(st.sampled_from(self.jobs))
-            self.window.over(job)
+            self.concurrency.remove(job)
             self.over_.append(job)
             if job in self.paused:
                 self.paused.remove(job)
 
     @invariant()
     def sums_are_right(self) -> None:
-        self.window.check_integrity()
-        self.window.ahead(4)
-        assert self.window.paused == len(self.paused)
-        assert self.window.paused_blocks == sum(job.blocks for job in self.paused)
+        self.concurrency.check_integrity()
+        self.concurrency.outstanding_work(4)
+        assert self.concurrency.paused == len(self.paused)
+        assert self.concurrency.paused_blocks == sum(job.blocks for job in self.paused)
         here = [job for job in self.jobs if job not in self.over_]
-        assert self.window.blocks == sum(job.blocks for job in here)
+        assert self.concurrency.blocks == sum(job.blocks for job in here)
 
 
 TestWindows = Windows.TestCase

@@ -44,8 +44,8 @@ async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
     orchestrator.queue.check_integrity()
     assert not orchestrator.queue
     for instance in orchestrator.registry:
-        instance.window.check_integrity()
-        assert instance.window.paused == instance.load == 0
+        instance.concurrency.check_integrity()
+        assert instance.concurrency.paused == instance.load == 0
 
 
 async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
