@@ -71,7 +71,7 @@ def test_long_jobs_need_no_backlog() -> None:
 def test_short_jobs_and_a_long_way_get_a_backlog_that_keeps_slots_busy() -> None:
     fixed = ConcurrencyLimit(0)
     fixed.set_max_running(512)
-    assert fixed.size == 512
+    assert fixed.limit == 512
     idle, queued = run(slots=256, steps_per_job=25, way_steps=1, rounds=1000)
     assert idle < 0.05
     assert queued < 256 / ROWS_PER_BACKLOG
