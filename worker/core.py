@@ -18,6 +18,7 @@ from worker.protocol import (
     OnDeadline,
     Sampling,
     TokenLogprob,
+    WorkerStats,
 )
 
 Clock = Callable[[], float]
@@ -109,39 +110,6 @@ Event = JobStarted | JobTokens | JobPaused | JobResumed | JobFinished
 EventSink = Callable[[list[Event]], None]
 
 
-@dataclass(slots=True, frozen=True)
-class EngineStats:
-    """A snapshot without locks: fields are from the same step. Units as in ``WorkerStats``."""
-
-    kv_blocks_total: int
-    kv_blocks_used: int
-    kv_blocks_free: int
-    running: int
-    waiting: int
-    step_ms: float
-    prefill_tokens_per_s: float
-    tokens_total: int
-    late_tokens_total: int
-    jobs_total: int
-    check_us: float
-    steps_total: int = 0
-    busy_ms_total: float = 0.0
-    prefill_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    kv_blocks_cached: int = 0
-    evicted_blocks_total: int = 0
-    hit_blocks_total: int = 0
-    missed_blocks_total: int = 0
-    disk_saved_blocks_total: int = 0
-    disk_loaded_blocks_total: int = 0
-    disk_save_ms_total: float = 0.0
-    disk_load_ms_total: float = 0.0
-    disk_failures_total: int = 0
-    disk_skipped_blocks_total: int = 0
-    stream_utilization: float = 0.0
-    paused: int = 0
-
-
 class EngineService(Protocol):
     """The engine's whole surface."""
 
@@ -163,7 +131,8 @@ class EngineService(Protocol):
     def resume(self, job: Job) -> None:
         """Have a paused job go on, before any that waits to start. Idempotent."""
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> WorkerStats:
+        """The state after the latest step; ``lanes`` is not the engine's to know."""
 
     def kv_reports(self) -> list[KvReport]:
         """What entered and left the prefix cache since the last call. For one reader."""

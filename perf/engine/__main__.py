@@ -41,7 +41,7 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
         checkpoint = aside(lambda: make_checkpoint(Path(scratch) / name, SHAPES[name], SEED))
         with Rig(checkpoint, args.device, **settings) as rig:
             bench = Bench(checkpoint, args.device, rig, load, Path(scratch), settings)
-            card = rig.bundle.card
+            card = rig.loaded.card
             results: list[BenchResult] = []
             for part in args.only or PARTS:
                 console.print(f"{part} …", style="dim")

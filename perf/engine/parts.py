@@ -189,7 +189,7 @@ def load(bench: Bench) -> list[Figure]:
             if name == "cold":
                 _evict(bench.checkpoint)
             with Rig(bench.checkpoint, bench.device, **bench.settings) as rig:
-                starts.append(dict(rig.bundle.load_ms))
+                starts.append(dict(rig.loaded.load_ms))
         for phase in starts[0]:
             values = [start[phase] for start in starts]
             figures.append(Figure.of(f"load.{name}.{phase}_ms", f"{label}: {phase}", "ms", values))

@@ -12,7 +12,7 @@ import numpy as np
 
 from perf.stack.context import SEED
 from worker.core import Event, Job, JobFinished, JobTokens
-from worker.engine.build import EngineBundle, build_engine
+from worker.engine.build import LoadedEngine, build_engine
 from worker.engine.engine import Engine
 from worker.models.model import Model
 from worker.protocol import Sampling
@@ -59,10 +59,10 @@ class Rig:
 
     def __init__(self, path: Path, device: str, **changes: object) -> None:
         settings = WorkerSettings(model_path=path, device=device, **changes)  # type: ignore[arg-type]
-        self.bundle: EngineBundle = build_engine(settings)
-        assert isinstance(self.bundle.engine, Engine)
-        self.engine: Engine = self.bundle.engine
-        self.prompts = Prompts(self.bundle.card.vocab_size)
+        self.loaded: LoadedEngine = build_engine(settings)
+        assert isinstance(self.loaded.engine, Engine)
+        self.engine: Engine = self.loaded.engine
+        self.prompts = Prompts(self.loaded.card.vocab_size)
         self._news = threading.Condition()
         self._runs: dict[int, Run] = {}
         self.engine.start(self._take)

@@ -12,7 +12,7 @@ from tests.e2e.conftest import Stack
 from tests.e2e.test_plain import stream, text_of
 from tests.support.sse import events_of
 from worker.core import Event, Job, JobFinished, JobTokens
-from worker.engine.build import EngineBundle, build_engine
+from worker.engine.build import LoadedEngine, build_engine
 from worker.protocol import Sampling
 from worker.settings import WorkerSettings
 
@@ -22,24 +22,24 @@ PROMPT = "The old sailor"
 
 
 @pytest.fixture(scope="module")
-def library() -> Iterator[tuple[EngineBundle, "queue.Queue[list[Event]]"]]:
-    bundle = build_engine(WorkerSettings(model_path=DEMO_CHECKPOINT, device="cpu"))
+def library() -> Iterator[tuple[LoadedEngine, "queue.Queue[list[Event]]"]]:
+    loaded = build_engine(WorkerSettings(model_path=DEMO_CHECKPOINT, device="cpu"))
     events: queue.Queue[list[Event]] = queue.Queue()
-    bundle.engine.start(events.put)
-    yield bundle, events
-    bundle.engine.stop()
+    loaded.engine.start(events.put)
+    yield loaded, events
+    loaded.engine.stop()
 
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_wk3_three_doors_one_answer(
-    demo: Stack, library: tuple[EngineBundle, "queue.Queue[list[Event]]"], seed: int
+    demo: Stack, library: tuple[LoadedEngine, "queue.Queue[list[Event]]"], seed: int
 ) -> None:
     """WK-3: fixed seeds; seed 0 stands for greedy."""
     sampling = {"temperature": 0.9 if seed else 0.0, "seed": seed, "max_tokens": 32, "top_p": 0.95}
 
-    bundle, events = library
-    job = Job(bundle.tokenizer.encode(PROMPT), Sampling(**sampling), deadline=float("inf"))  # type: ignore[arg-type]
-    bundle.engine.submit(job)
+    loaded, events = library
+    job = Job(loaded.tokenizer.encode(PROMPT), Sampling(**sampling), deadline=float("inf"))  # type: ignore[arg-type]
+    loaded.engine.submit(job)
     ids: list[int] = []
     ended = False
     while not ended:

@@ -7,10 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.core import EngineStats, Event, EventSink, Job
-from worker.protocol import AbortCause, Code, Frame, KvReport, LaneMessage, decode_frame, encode
+from worker.core import Event, EventSink, Job
+from worker.errors import ResponderLost
+from worker.protocol import (
+    AbortCause,
+    Code,
+    Frame,
+    KvReport,
+    LaneMessage,
+    WorkerStats,
+    decode_frame,
+    encode,
+)
 from worker.protocol import tensors as names
-from worker.service.call import Call, ResponderLost, Tensors, strings
+from worker.service.call import Call, Tensors, strings
 
 
 @dataclass
@@ -103,8 +113,8 @@ class FakeEngine:
             self.held.append((job, held))
             self._changed.notify_all()
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
+    def stats(self) -> WorkerStats:
+        return WorkerStats(
             kv_blocks_total=8,
             kv_blocks_used=0,
             kv_blocks_free=8,

@@ -12,12 +12,12 @@ import msgspec
 
 from worker.core import Clock, EngineService
 from worker.engine.engine import Engine
+from worker.errors import BrokenCheckpoint
 from worker.kv_disk.base import Tier
 from worker.kv_disk.build import open_disk_tier
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
-from worker.models.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.models.generation import read_sampling_defaults
 from worker.models.load_timing import Phases
@@ -46,7 +46,7 @@ _CYCLE_WORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBundle:
+class LoadedEngine:
     """An engine that is loaded but not started, and what its callers need to talk to it."""
 
     engine: EngineService
@@ -56,7 +56,7 @@ class EngineBundle:
     """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
 
 
-def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> EngineBundle:
+def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
     """Load what ``settings`` name.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
@@ -101,7 +101,7 @@ def _build(
     clock: Clock,
     phases: Phases,
     hashing: Future[str],
-) -> EngineBundle:
+) -> LoadedEngine:
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
         context_tokens=config.context_tokens,
@@ -192,7 +192,7 @@ def _build(
         card.context_tokens,
         phases,
     )
-    return EngineBundle(engine, tokenizer, card, phases.ms | {"total": total_ms})
+    return LoadedEngine(engine, tokenizer, card, phases.ms | {"total": total_ms})
 
 
 def _open_tier(

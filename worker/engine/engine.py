@@ -25,7 +25,6 @@ from secrets import randbits
 
 from worker.core import (
     Clock,
-    EngineStats,
     Event,
     EventSink,
     Job,
@@ -39,7 +38,14 @@ from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
-from worker.protocol import AbortCause, FinishReason, KvReport, TokenLogprob, prefix_salt
+from worker.protocol import (
+    AbortCause,
+    FinishReason,
+    KvReport,
+    TokenLogprob,
+    WorkerStats,
+    prefix_salt,
+)
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory, StepOutcome
 from worker.scheduler.pauses import Pauses
@@ -174,7 +180,7 @@ class Engine:
                 self._pauses.ask()
                 self._wake.notify()
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> WorkerStats:
         """The state after the latest step."""
         return self._stats
 
@@ -475,6 +481,6 @@ class Engine:
         self._runner.close()
         self._stats = self._snapshot()
 
-    def _snapshot(self) -> EngineStats:
+    def _snapshot(self) -> WorkerStats:
         busy = 0.0 if self._launcher is None else self._launcher.stream_utilization
         return snapshot(self.scheduler, self._expiry, self._totals, self._tier.stats(), busy)

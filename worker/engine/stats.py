@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from worker.core import EngineStats
 from worker.engine.expiry import ExpiryCheck
 from worker.kv_disk.base import TierStats
+from worker.protocol import WorkerStats
 from worker.scheduler.scheduler import Scheduler
 
 
@@ -27,10 +27,10 @@ def snapshot(
     totals: Totals,
     disk: TierStats,
     stream_utilization: float,
-) -> EngineStats:
+) -> WorkerStats:
     """The state after a step."""
     pool, step_time, prefix_cache = scheduler.pool, scheduler.step_time, scheduler.prefix_cache
-    return EngineStats(
+    return WorkerStats(
         kv_blocks_total=pool.total,
         kv_blocks_used=pool.used_count,
         kv_blocks_free=pool.free_count,

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from worker.models.errors import BrokenCheckpoint, UnsupportedModel
+from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.folder import why_unservable
 from worker.models.parameters import Parameter, Part
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.log import model_log
-from worker.models.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.families import FAMILIES, WindowRule
 from worker.models.folder import why_unservable
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from worker.models.errors import UnsupportedModel
+from worker.errors import UnsupportedModel
 from worker.models.fused import gated
 
 _INT8_INPUTS: Final = 64

@@ -21,10 +21,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from worker.errors import UnsupportedModel
 from worker.log import model_log
 from worker.models.checkpoint import Checkpoint
 from worker.models.cuda_loader import load_on_cuda
-from worker.models.errors import UnsupportedModel
 from worker.models.linear import (
     DenseFormat,
     Format,

@@ -4,16 +4,14 @@ from typing import Literal
 
 import torch
 
+from worker.errors import DeviceUnavailable
+
 DeviceName = Literal["cuda", "cpu"]
 
 _HINT = (
     "to run on the CPU, for development only, ask for it:"
     " tidegate up --device cpu, or TIDEGATE_WORKER_DEVICE=cpu"
 )
-
-
-class DeviceUnavailable(RuntimeError):
-    """The device that was asked for cannot be used; says why, and what to do."""
 
 
 def open_device(name: DeviceName) -> torch.device:

@@ -21,15 +21,12 @@ from torch import Tensor
 
 from worker.attention import AttentionBackend, PackedBatch
 from worker.attention.fixed import SPAN_TOKENS
+from worker.errors import NotDeterministic
 from worker.models.model import Model
 
 TILE_TOKENS: Final = 16
 """Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the reverse. A multiple
 of 16, so that no kernel's vector ends within a row."""
-
-
-class NotDeterministic(RuntimeError):
-    """This machine's kernels give a token another result in other company."""
 
 
 class Forward(Protocol):

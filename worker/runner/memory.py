@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
 from worker.runner import cgroup
 
@@ -20,10 +21,6 @@ _STEP_SHARE: Final = 0.1
 """Of what a limit leaves beside the weights, kept for activations when the pool is sized."""
 _STATM: Final = Path("/proc/self/statm")
 _MEMINFO: Final = Path("/proc/meminfo")
-
-
-class MemoryLimitExceeded(MemoryError):
-    """The worker takes more than its hard limit; the message says how much and what to change."""
 
 
 class MemoryMeter(Protocol):

@@ -13,10 +13,11 @@ Only a request of which not even one token can be computed fails.
 from dataclasses import dataclass
 from typing import Final
 
+from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason, TokenLogprob
 from worker.runner.base import Runner
-from worker.runner.memory import MemoryGuard, MemoryLimitExceeded, is_out_of_memory
+from worker.runner.memory import MemoryGuard, is_out_of_memory
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import EndReason, Request
 

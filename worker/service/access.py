@@ -42,7 +42,7 @@ class Secret:
         return self._token is not None
 
 
-def say_what_is_open(lane: Secret, say: Callable[[str], None] = service_log.warning) -> None:
+def warn_if_open(lane: Secret, say: Callable[[str], None] = service_log.warning) -> None:
     """Tell the operator once, at start, what anybody who reaches Triton's ports may do."""
     if not lane.is_asked:
         say(

@@ -46,7 +46,7 @@ class Drainer:
         if self._emitter.draining:
             self._ends_at = min(self._ends_at, ends_at)
             return
-        service_log.info("draining: %d jobs have %.1f s", len(self._emitter.routes), grace_s)
+        service_log.info("draining: %d jobs have %.1f s", len(self._emitter.job_replies), grace_s)
         self._emitter.draining = True
         self._ends_at = ends_at
         self._emitter.announce()
@@ -55,9 +55,9 @@ class Drainer:
         """Take the next step of the drain, if there is one."""
         if not self._emitter.draining:
             return
-        if self._emitter.routes:
+        if self._emitter.job_replies:
             if self._clock() >= self._ends_at:
-                for job in list(self._emitter.routes):
+                for job in list(self._emitter.job_replies):
                     self._engine.cancel(job, AbortCause.DRAIN)
             return
         self._emitter.close_lanes()

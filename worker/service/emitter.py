@@ -4,7 +4,7 @@ Triton's Python backend crashes as a whole when a sender is asked about cancella
 final response, and its calls cost 50 to 180 µs each, so nothing else in the worker may touch one.
 The engine's thread leaves events here; the request thread leaves actions. Each cycle::
 
-    take → run actions → apply events (text, stop strings) → flush outlets
+    take → run actions → apply events (text, stop strings) → flush replies
          → look for lost clients (bounded) → statistics and heartbeats
 
 When sending falls behind, events pile up and one response then carries several tokens; when too
@@ -14,6 +14,8 @@ many pile up, the engine's thread waits here, so that it cannot run ahead of wha
 import threading
 from collections import deque
 from collections.abc import Callable
+
+import msgspec
 
 from worker.core import (
     Clock,
@@ -26,12 +28,13 @@ from worker.core import (
     JobStarted,
     JobTokens,
 )
+from worker.errors import ResponderLost, code_of
 from worker.log import service_log
-from worker.protocol import AbortCause, ModelCard, WorkerStats
-from worker.service.call import ResponderLost
+from worker.protocol import MOST_MESSAGE_CHARS, AbortCause, End, ModelCard, WorkerStats, excerpt
+from worker.service.call import Responder
 from worker.service.kv_events import KvEvents, KvMirror
 from worker.service.lane import Lane
-from worker.service.replies import Outlet, Route
+from worker.service.replies import JobReply, Reply
 
 Action = Callable[[], None]
 
@@ -39,7 +42,7 @@ MAX_BACKLOG = 8
 """Batches of events that may wait here before the engine's thread has to."""
 LANE_CHECK_S = 0.020
 PLAIN_CHECK_S = 0.035
-"""How often an outlet is asked whether its client is gone: a round trip of 45 to 70 µs each."""
+"""How often a reply is asked whether its client is gone: a round trip of 45 to 70 µs each."""
 CHECKS_PER_CYCLE = 8
 """So that looking never delays tokens by more than about half a millisecond."""
 STATS_S = 0.1
@@ -58,11 +61,11 @@ class Emitter:
         self._actions: deque[Action] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tidegate-emitter", daemon=True)
-        # Below: touched by the emitter's thread only, but for ``routes``, which the request
+        # Below: touched by the emitter's thread only, but for ``job_replies``, which the request
         # thread adds to (before the engine can know the job).
-        self.routes: dict[Job, Route] = {}
+        self.job_replies: dict[Job, JobReply] = {}
         self._lanes: list[Lane] = []
-        self._watched: dict[float, deque[tuple[float, Outlet]]] = {
+        self._watched: dict[float, deque[tuple[float, Reply]]] = {
             LANE_CHECK_S: deque(),
             PLAIN_CHECK_S: deque(),
         }
@@ -81,6 +84,11 @@ class Emitter:
             self._actions.append(action)
             self._changed.notify_all()
 
+    def fail(self, responder: Responder, error: Exception) -> None:
+        """Answer a request with what is wrong with it."""
+        code, message = code_of(error), excerpt(error, MOST_MESSAGE_CHARS)
+        self.post(lambda: responder.fail(code, message))
+
     def sink(self, events: list[Event]) -> None:
         """Take one engine step's events; waits while the backlog is full."""
         with self._changed:
@@ -90,7 +98,7 @@ class Emitter:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Apply what was left here, then end the thread. Close outlets before."""
+        """Apply what was left here, then end the thread. Close replies before."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -115,6 +123,11 @@ class Emitter:
         lane.last_sent = self._clock()
         self.flush(lane)
 
+    def end(self, lane: Lane, end: End) -> None:
+        """Send the terminal record of a job that the engine never saw."""
+        lane.end(end)
+        self.flush(lane)
+
     def announce(self) -> None:
         """Tell every lane that the worker drains."""
         for lane in self._lanes:
@@ -128,9 +141,9 @@ class Emitter:
             if not lane.ended:
                 lane.close()
 
-    def watch(self, outlet: Outlet) -> None:
+    def watch(self, reply: Reply) -> None:
         """Look regularly whether the client of a plain request is gone."""
-        self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, outlet))
+        self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
 
     def each_cycle(self, action: Action) -> None:
         """Run ``action`` at the end of every cycle (at least once per lane check)."""
@@ -141,8 +154,8 @@ class Emitter:
         actions, batches = self._take()
         for action in actions:
             self._guarded(action)
-        for outlet in self._apply(batches):
-            self.flush(outlet)
+        for reply in self._apply(batches):
+            self.flush(reply)
         self._guarded(self._read_kv_reports)
         self._guarded(self._look_for_lost_clients)
         self._guarded(self._heartbeat)
@@ -181,51 +194,51 @@ class Emitter:
         dues = [queue[0][0] for queue in self._watched.values() if queue]
         return max(0.0, min(dues) - self._clock()) if dues else self._heartbeat_s
 
-    def _apply(self, batches: list[list[Event]]) -> list[Outlet]:
-        """Run events through their routes; returns the outlets that have something to send."""
-        touched: dict[Outlet, None] = {}
-        routes = self.routes
+    def _apply(self, batches: list[list[Event]]) -> list[Reply]:
+        """Hand events to their replies; returns those that have something to send."""
+        touched: dict[Reply, None] = {}
+        job_replies = self.job_replies
         for batch in batches:
             for event in batch:
-                route = routes.get(event.job)
-                if route is None:
+                job_reply = job_replies.get(event.job)
+                if job_reply is None:
                     continue
-                touched[route.outlet] = None
+                touched[job_reply.reply] = None
                 try:
                     if isinstance(event, JobTokens):
-                        if route.tokens(event):
+                        if job_reply.tokens(event):
                             self._engine.cancel(event.job, AbortCause.STOP_STRING)
                     elif isinstance(event, JobStarted):
-                        route.started(event)
+                        job_reply.started(event)
                     elif isinstance(event, JobPaused):
-                        route.paused()
+                        job_reply.paused()
                     elif isinstance(event, JobResumed):
-                        route.resumed()
+                        job_reply.resumed()
                     else:
-                        del routes[event.job]
-                        route.finished(event)
+                        del job_replies[event.job]
+                        job_reply.finished(event)
                 except Exception:
                     service_log.exception("an event could not be applied; its job is cancelled")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
                     if isinstance(event, JobFinished):  # nothing follows that could end it
-                        self._break(route.outlet)
+                        self._break(job_reply.reply)
         return list(touched)
 
-    def flush(self, outlet: Outlet) -> None:
-        """Send what is pending on ``outlet`` now."""
-        if isinstance(outlet, Lane):
+    def flush(self, reply: Reply) -> None:
+        """Send what is pending on ``reply`` now."""
+        if isinstance(reply, Lane):
             now = self._clock()
-            if now - outlet.last_sent >= STATS_S:
-                outlet.report(self._stats(), draining=self.draining)
-                outlet.last_sent = now
+            if now - reply.last_sent >= STATS_S:
+                reply.report(self._stats(), draining=self.draining)
+                reply.last_sent = now
         try:
-            outlet.flush()
+            reply.flush()
         except ResponderLost as error:
             service_log.warning("a response was not taken (%s); its jobs are cancelled", error)
-            self._lose(outlet)
+            self._lose(reply)
         except Exception:
             service_log.exception("a response could not be made; its request is ended")
-            self._break(outlet)
+            self._break(reply)
 
     def _look_for_lost_clients(self) -> None:
         now = self._clock()
@@ -233,28 +246,28 @@ class Emitter:
             for _ in range(min(len(queue), CHECKS_PER_CYCLE)):
                 if queue[0][0] > now:
                     break
-                _, outlet = queue.popleft()
-                if outlet.ended:
+                _, reply = queue.popleft()
+                if reply.ended:
                     continue
-                if outlet.responder.is_cancelled():
-                    self._lose(outlet)
+                if reply.responder.is_cancelled():
+                    self._lose(reply)
                 else:
-                    queue.append((now + interval, outlet))
+                    queue.append((now + interval, reply))
 
-    def _lose(self, outlet: Outlet) -> None:
+    def _lose(self, reply: Reply) -> None:
         """The client is gone: stop its jobs within one engine step."""
-        is_lane = isinstance(outlet, Lane)
-        jobs = outlet.jobs()
+        is_lane = isinstance(reply, Lane)
+        jobs = reply.running_jobs()
         for job in jobs:
             self._engine.cancel(job, AbortCause.LANE_LOST if is_lane else AbortCause.DISCONNECT)
         if is_lane:
             service_log.info("a lane is lost with %d jobs", len(jobs))
-            self._guarded(outlet.close)
+            self._guarded(reply.close)
 
-    def _break(self, outlet: Outlet) -> None:
+    def _break(self, reply: Reply) -> None:
         """Nothing can be told to this client any more: stop its jobs, end its request."""
-        self._lose(outlet)
-        self._guarded(outlet.close)
+        self._lose(reply)
+        self._guarded(reply.close)
 
     def _read_kv_reports(self) -> None:
         for report in self._engine.kv_reports():
@@ -271,34 +284,4 @@ class Emitter:
                 self.flush(lane)
 
     def _stats(self) -> WorkerStats:
-        stats = self._engine.stats()
-        return WorkerStats(
-            kv_blocks_total=stats.kv_blocks_total,
-            kv_blocks_used=stats.kv_blocks_used,
-            kv_blocks_free=stats.kv_blocks_free,
-            running=stats.running,
-            waiting=stats.waiting,
-            step_ms=stats.step_ms,
-            prefill_tokens_per_s=stats.prefill_tokens_per_s,
-            tokens_total=stats.tokens_total,
-            late_tokens_total=stats.late_tokens_total,
-            jobs_total=stats.jobs_total,
-            check_us=stats.check_us,
-            lanes=len(self._lanes),
-            steps_total=stats.steps_total,
-            busy_ms_total=stats.busy_ms_total,
-            prefill_tokens_total=stats.prefill_tokens_total,
-            cached_tokens_total=stats.cached_tokens_total,
-            kv_blocks_cached=stats.kv_blocks_cached,
-            evicted_blocks_total=stats.evicted_blocks_total,
-            hit_blocks_total=stats.hit_blocks_total,
-            missed_blocks_total=stats.missed_blocks_total,
-            disk_saved_blocks_total=stats.disk_saved_blocks_total,
-            disk_loaded_blocks_total=stats.disk_loaded_blocks_total,
-            disk_save_ms_total=stats.disk_save_ms_total,
-            disk_load_ms_total=stats.disk_load_ms_total,
-            disk_failures_total=stats.disk_failures_total,
-            disk_skipped_blocks_total=stats.disk_skipped_blocks_total,
-            stream_utilization=stats.stream_utilization,
-            paused=stats.paused,
-        )
+        return msgspec.structs.replace(self._engine.stats(), lanes=len(self._lanes))

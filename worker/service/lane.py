@@ -1,8 +1,8 @@
 """The lane contract: many jobs on one stream, answered by one frame for all that happened."""
 
 from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.errors import code_of
 from worker.protocol import (
-    Code,
     Delta,
     End,
     FinishReason,
@@ -25,7 +25,8 @@ class Lane:
     def __init__(self, name: str, responder: Responder) -> None:
         self.name = name
         self.responder = responder
-        self.routes: dict[int, LaneRoute] = {}
+        self.jobs: dict[int, LaneJob] = {}
+        """Running, by handle."""
         self.last_sent = 0.0
         self.kv_events = KvEvents()
         """What of the prefix cache is yet to be reported."""
@@ -39,8 +40,8 @@ class Lane:
     def ended(self) -> bool:
         return self._ended
 
-    def jobs(self) -> list[Job]:
-        return [route.job for route in list(self.routes.values())]
+    def running_jobs(self) -> list[Job]:
+        return [one.job for one in list(self.jobs.values())]
 
     def describe(self, card: ModelCard) -> None:
         """Put the card into the next frame."""
@@ -84,26 +85,9 @@ class Lane:
 
     def end(self, end: End) -> None:
         """The handle's terminal record; it may be used again afterwards."""
-        self.routes.pop(end.handle, None)
+        self.jobs.pop(end.handle, None)
         self._frame.ends.append(end)
         self._pending = True
-
-    def refuse(self, handle: int, prompt_tokens: int, code: Code, message: str) -> None:
-        """The terminal record of a job that the engine never saw."""
-        self.end(
-            End(
-                handle=handle,
-                reason=FinishReason.ERROR,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=0,
-                wait_ms=0.0,
-                prefill_ms=0.0,
-                decode_ms=0.0,
-                left_ms=0.0,
-                code=code,
-                message=message,
-            )
-        )
 
     def flush(self) -> None:
         if not self._pending or self._ended:
@@ -122,7 +106,7 @@ class Lane:
         self.responder.close()
 
 
-class LaneRoute:
+class LaneJob:
     """One job on a lane. Its own request stays open until it ends, for Triton's books only."""
 
     def __init__(
@@ -137,7 +121,7 @@ class LaneRoute:
         self._stopped = False
 
     @property
-    def outlet(self) -> Lane:
+    def reply(self) -> Lane:
         return self.lane
 
     def started(self, event: JobStarted) -> None:
@@ -188,3 +172,19 @@ class LaneRoute:
             cached_tokens=event.cached_tokens,
             spared=event.spared,
         )
+
+
+def refused(handle: int, prompt_tokens: int, error: Exception) -> End:
+    """The terminal record of a job that the engine never saw."""
+    return End(
+        handle=handle,
+        reason=FinishReason.ERROR,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=0,
+        wait_ms=0.0,
+        prefill_ms=0.0,
+        decode_ms=0.0,
+        left_ms=0.0,
+        code=code_of(error),
+        message=str(error),
+    )

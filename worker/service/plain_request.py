@@ -15,33 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.errors import ContextOverflow, InvalidCall
 from worker.protocol import (
-    Code,
     ModelCard,
     OnDeadline,
     Sampling,
     SamplingDefaults,
-    TokenLogprob,
     excerpt,
     read_logit_bias,
     stated_of,
     unstated_of,
 )
 from worker.protocol import tensors as names
-from worker.service.call import Call, InvalidCall, Responder, Tensors, strings
-from worker.service.replies import as_shown
-from worker.text.text_stream import TextStream
-from worker.text.tokenizer import Tokenizer
+from worker.service.call import Call
 
 DEFAULT_MAX_TOKENS = 16
 """vLLM's own default."""
-
-
-class CannotFit(ValueError):
-    """Prompt and answer do not fit into the model's context; the message says what would."""
 
 
 NEUTRAL: Mapping[str, object] = {
@@ -59,17 +49,16 @@ NEUTRAL: Mapping[str, object] = {
 }
 """vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
 
-_DEADLINE_NAMES = (
+_DEADLINES = (
     names.PARAM_DEADLINE_MS,
     names.PARAM_DEADLINE_UNIX_MS,
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
-    "on_deadline",
 )
+"""Properties of the request: they count wherever they stand, and the earliest wins (DL-1)."""
 
 TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
-"""Parameters that a client states to Triton itself, or that were looked at before; they come
-through and mean nothing here."""
+"""Request parameters for Triton itself, or checked before; they mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +83,18 @@ class PlainRequest:
     num_output_tokens: bool
 
     def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
-        """What to ask of the engine after a prompt of that many tokens. Raises ``CannotFit``."""
+        """What to ask of the engine after so many prompt tokens. Raises ``ContextOverflow``."""
         context_tokens = card.context_tokens
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
-            raise CannotFit(
+            raise ContextOverflow(
                 f"the prompt has {prompt_tokens} tokens; at most {context_tokens - 1} leave room"
                 f" for a token of the answer{card.context_note}"
             )
         if asked.max_tokens <= room:
             return asked
         if self.states_max_tokens or asked.min_tokens > room:
-            raise CannotFit(
+            raise ContextOverflow(
                 f"max_tokens is {asked.max_tokens}, but the context of {context_tokens} tokens"
                 f" leaves {room} after a prompt of {prompt_tokens}: ask for at most {room}"
                 f"{card.context_note}"
@@ -203,16 +192,22 @@ def parse_plain(
 
 def _read_stated(call: Call) -> _Stated:
     raw = call.text(names.SAMPLING_PARAMETERS)
-    source: dict[str, Any] = dict(call.parameters)
-    if raw:
-        try:
-            read = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise InvalidCall(f"{names.SAMPLING_PARAMETERS} is not JSON: {error}") from None
-        if not isinstance(read, dict):
-            raise InvalidCall(f"{names.SAMPLING_PARAMETERS} must be a JSON object")
-        # A deadline is a property of the request: it counts wherever it stands.
-        source = {k: v for k, v in source.items() if k in _DEADLINE_NAMES} | read
+    if not raw:
+        return _convert(call.parameters)
+    try:
+        read = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidCall(f"{names.SAMPLING_PARAMETERS} is not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise InvalidCall(f"{names.SAMPLING_PARAMETERS} must be a JSON object")
+    beside = {k: v for k, v in call.parameters.items() if k in (*_DEADLINES, "on_deadline")}
+    stated, first = _convert(beside | read), _convert(beside)
+    earliest = {name: _earlier(getattr(stated, name), getattr(first, name)) for name in _DEADLINES}
+    return msgspec.structs.replace(stated, **earliest)
+
+
+def _convert(source: Mapping[str, Any]) -> _Stated:
+    """Parameters as typed fields, without those that change nothing."""
     stated: dict[str, Any] = {}
     for name, value in source.items():
         if name in NEUTRAL:
@@ -232,6 +227,13 @@ def _read_stated(call: Call) -> _Stated:
         raise InvalidCall(
             f"{names.SAMPLING_PARAMETERS}: a string in it is no Unicode text"
         ) from None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """NaN stays, for whoever refuses it."""
+    if one is None or other is None:
+        return other if one is None else one
+    return other if math.isnan(other) or other < one else one
 
 
 def _positive(name: str, value: float | None) -> float | None:
@@ -256,126 +258,3 @@ def _budget_ms(stated: _Stated, default_ms: float, unix_ms: float) -> float:
     if any(math.isnan(budget) for budget in budgets):
         raise InvalidCall("a deadline must be a number of milliseconds")
     return min(budgets)
-
-
-class PlainReply:
-    """One plain request: route and outlet in one, since it has a sender of its own."""
-
-    def __init__(
-        self,
-        request: PlainRequest,
-        job: Job,
-        text: TextStream,
-        responder: Responder,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self.request = request
-        self.job = job
-        self.responder = responder
-        self._text = text
-        self._tokenizer = tokenizer
-        self._stopped = False
-        self._finished: JobFinished | None = None
-        self._pieces = [request.prompt] if request.prepend_prompt else []
-        self._new_tokens = 0
-        self._cumulative = 0.0
-        self._logprobs: list[dict[str, dict[str, Any]]] | None = (
-            [] if request.logprobs and request.states_logprobs else None
-        )
-        self._ended = False
-
-    @property
-    def outlet(self) -> "PlainReply":
-        return self
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    def jobs(self) -> list[Job]:
-        return [] if self._ended else [self.job]
-
-    def started(self, event: JobStarted) -> None:
-        pass
-
-    def tokens(self, event: JobTokens) -> bool:
-        if self._stopped:
-            return False
-        fed = self._text.feed(event.ids)
-        count = len(event.ids) if fed.stopped_at is None else fed.stopped_at + 1
-        self._stopped = fed.stopped_at is not None
-        self._pieces.extend(fed.texts[:count])
-        self._new_tokens += count
-        if event.logprobs is not None:
-            for token_id, logprob in zip(event.ids[:count], event.logprobs, strict=False):
-                self._cumulative += logprob.logprob
-                if self._logprobs is not None:
-                    self._logprobs.append(self._describe(token_id, logprob))
-        return self._stopped
-
-    def paused(self) -> None:
-        """Nobody can ask for it in this contract."""
-
-    def resumed(self) -> None: ...
-
-    def finished(self, event: JobFinished) -> None:
-        if not self._stopped:
-            tail, self._stopped = self._text.flush()
-            self._pieces.append(tail)
-        self._finished = as_shown(event, self._stopped)
-
-    def flush(self) -> None:
-        if self._ended:
-            return
-        end = self._finished
-        if end is None:
-            if self.request.stream and self._new_tokens:
-                self.responder.send(self._tensors("None"))
-            return
-        if end.code is None:
-            self.responder.send(self._tensors(end.reason.value), final=True)
-        else:
-            self.responder.fail(end.code, end.message)
-        self._ended = True
-
-    def close(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self.responder.fail(Code.INTERNAL, "the answer could not be sent")
-
-    def _tensors(self, finish_reason: str) -> Tensors:
-        """One response with everything since the last one, which is then forgotten."""
-        request = self.request
-        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings("".join(self._pieces))}
-        if request.finish_reason:
-            tensors[names.FINISH_REASON] = strings(finish_reason)
-        if request.cumulative_logprob:
-            tensors[names.CUMULATIVE_LOGPROB] = np.array([self._cumulative], dtype=np.float32)
-        if request.logprobs:
-            tensors[names.LOGPROBS] = strings(json.dumps(self._logprobs))
-        if request.num_input_tokens:
-            count = len(self.job.token_ids)
-            tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
-        if request.num_output_tokens:
-            tensors[names.NUM_OUTPUT_TOKENS] = np.array([self._new_tokens], dtype=np.uint32)
-        self._pieces, self._new_tokens = [], 0
-        if self._logprobs is not None:
-            self._logprobs = []
-        return tensors
-
-    def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
-        """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.
-
-        Of those in the list the rank is their place there, as equally likely ones have it too.
-        """
-        ranked = {token_id: (logprob.logprob, logprob.rank)}
-        for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1):
-            ranked[top_id] = top_logprob, rank
-        return {
-            str(id): {"logprob": value, "rank": rank, "decoded_token": self._token_text(id)}
-            for id, (value, rank) in ranked.items()
-        }
-
-    def _token_text(self, token_id: int) -> str:
-        detokenizer = self._tokenizer.detokenizer()
-        return detokenizer.feed([token_id])[0] + detokenizer.flush()

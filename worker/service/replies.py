@@ -18,30 +18,31 @@ def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
     return event
 
 
-class Outlet(Protocol):
-    """Something with a client at its end: a lane, or one plain request."""
+class Reply(Protocol):
+    """What goes to one client: a lane, or the answer to one plain request."""
 
     responder: Responder
 
     @property
     def ended(self) -> bool:
-        """Nothing more will be sent: the emitter forgets the outlet."""
+        """Nothing more will be sent: the emitter forgets the reply."""
 
     def flush(self) -> None:
         """Send what is pending, as one response. Raises ``ResponderLost``."""
 
-    def jobs(self) -> list[Job]:
-        """Jobs that run for this outlet, to be aborted when its client is gone."""
+    def running_jobs(self) -> list[Job]:
+        """To be aborted when the client is gone."""
 
     def close(self) -> None:
         """End without regard to what is pending."""
 
 
-class Route(Protocol):
-    """Takes one job's events, in order, for its outlet."""
+class JobReply(Protocol):
+    """Takes one job's events, in order."""
 
     @property
-    def outlet(self) -> Outlet: ...
+    def reply(self) -> Reply:
+        """What they are sent with."""
 
     def started(self, event: JobStarted) -> None: ...
 

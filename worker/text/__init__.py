@@ -7,6 +7,6 @@
 """
 
 from worker.text.text_stream import Fed, TextStream
-from worker.text.tokenizer import Tokenizer, TokenizerError
+from worker.text.tokenizer import Tokenizer
 
-__all__ = ["Fed", "TextStream", "Tokenizer", "TokenizerError"]
+__all__ = ["Fed", "TextStream", "Tokenizer"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from worker.errors import TokenizerError
 from worker.protocol.token_bytes import TokenPieces, token_bytes_of
 from worker.text.detokenizer import (
     ByteDetokenizer,
@@ -19,10 +20,6 @@ from worker.text.detokenizer import (
 from worker.text.text_stream import TextStream
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-
-
-class TokenizerError(ValueError):
-    """A tokenizer's files are missing or unreadable; the message names the file."""
 
 
 class Tokenizer:

@@ -15,10 +15,11 @@ sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
 from worker.engine.build import build_engine
+from worker.errors import ResponderLost
 from worker.log import configure_logging
 from worker.protocol import Code
-from worker.service.call import Call, ResponderLost, Tensors
-from worker.service.worker import WorkerService
+from worker.service.call import Call, Tensors
+from worker.service.worker import Worker
 from worker.settings import read_settings
 from worker.shared_memory import restrict_shared_memory
 
@@ -41,7 +42,7 @@ class TritonPythonModel:
         if settings.legacy_stub and stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
-        self._service = WorkerService(build_engine(settings), settings)
+        self._service = Worker(build_engine(settings), settings)
         self._service.start()
 
     def execute(self, requests: list[Any]) -> None:

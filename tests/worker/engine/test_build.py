@@ -13,14 +13,13 @@ from worker.core import Event, Job
 from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.errors import BrokenCheckpoint, TokenizerError
 from worker.models.config import read_config
-from worker.models.errors import BrokenCheckpoint
 from worker.protocol import Sampling
 from worker.runner import build as torch_build
 from worker.runner import precision
 from worker.runner.memory import ProcessMemory, cpu_pool_bytes
 from worker.settings import EngineName, WorkerSettings
-from worker.text import TokenizerError
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +63,16 @@ def test_digests_follow_what_changes_results(tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["synthetic-free", "synthetic-paced"])
 def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
-    bundle = build_engine(settings(tiny, engine=name, device="cuda", synthetic_step_ms=0.01))
-    assert bundle.card.engine == name
-    engine = bundle.engine
+    loaded = build_engine(settings(tiny, engine=name, device="cuda", synthetic_step_ms=0.01))
+    assert loaded.card.engine == name
+    engine = loaded.engine
     assert isinstance(engine, Engine)
     job = Job([3], Sampling(max_tokens=5), 1e12)
     engine.submit(job)
     events: list[Event] = engine.step()
     while engine.scheduler.has_work:
         events += engine.step()
-    stream = bundle.tokenizer.stream()
+    stream = loaded.tokenizer.stream()
     ids = [i for e in events for i in getattr(e, "ids", [])]
     assert "".join(stream.feed(ids).texts) == " the fox runs the fox"
 
@@ -214,7 +213,7 @@ def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyP
     built_on: list[threading.Thread] = []
     build = factory._build
 
-    def recording(*args: object) -> factory.EngineBundle:
+    def recording(*args: object) -> factory.LoadedEngine:
         built_on.append(threading.current_thread())
         return build(*args)  # type: ignore[arg-type]
 
@@ -254,9 +253,9 @@ def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -
 
 @pytest.mark.parametrize("pause", [True, False])
 def test_pausing_can_be_turned_off(pause: bool) -> None:
-    bundle = build_engine(
+    loaded = build_engine(
         WorkerSettings(model_path=DEMO, device="cpu", engine="synthetic-free", pause=pause)
     )
-    assert bundle.card.can_pause == pause
-    assert isinstance(bundle.engine, Engine)
-    assert (bundle.engine.scheduler.config.max_pauses > 0) == pause
+    assert loaded.card.can_pause == pause
+    assert isinstance(loaded.engine, Engine)
+    assert (loaded.engine.scheduler.config.max_pauses > 0) == pause

@@ -13,8 +13,9 @@ from worker.attention import PackedBatch
 from worker.core import Event, Job, JobPaused, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.errors import NotDeterministic
 from worker.protocol import Sampling, TokenLogprob
-from worker.runner.forward import NotDeterministic, TiledForward
+from worker.runner.forward import TiledForward
 from worker.sampling import sampler as sampling
 from worker.settings import WorkerSettings
 

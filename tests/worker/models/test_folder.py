@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.checkpoints import DEMO
 from worker.engine.build import build_engine
+from worker.errors import BrokenCheckpoint
 from worker.models.config import read_config
-from worker.models.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.settings import WorkerSettings
 

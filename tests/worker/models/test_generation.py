@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.checkpoints import make_checkpoint
 from worker.engine.build import build_engine
-from worker.models.errors import BrokenCheckpoint
+from worker.errors import BrokenCheckpoint
 from worker.models.generation import read_sampling_defaults
 from worker.protocol import SamplingDefaults
 from worker.settings import WorkerSettings

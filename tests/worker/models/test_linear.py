@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.models.errors import UnsupportedModel
+from worker.errors import UnsupportedModel
 from worker.models.linear import DenseFormat, Format, Int8Format, PackedFormat, packs, quantise
 
 FORMATS: dict[str, Format] = {

@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from tests.support.model import CPU, Rig
+from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models import loader
 from worker.models.checkpoint import Checkpoint, prefetch
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
 from worker.models.decoder import Decoder
-from worker.models.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.loader import Layout
 from worker.models.model import load_model, parameter_count
 from worker.models.parameters import stacked_shape

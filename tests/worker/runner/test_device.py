@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from worker.runner.device import DeviceUnavailable, open_device
+from worker.errors import DeviceUnavailable
+from worker.runner.device import open_device
 
 
 def test_the_cpu_is_had_for_the_asking() -> None:

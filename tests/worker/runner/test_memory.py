@@ -13,15 +13,9 @@ from tests.support.engine import Bench, end_of, ids_of
 from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.errors import MemoryLimitExceeded
 from worker.protocol import Code, FinishReason, Sampling
-from worker.runner.memory import (
-    GIB,
-    MemoryGuard,
-    MemoryLimitExceeded,
-    MemoryLimits,
-    ProcessMemory,
-    is_out_of_memory,
-)
+from worker.runner.memory import GIB, MemoryGuard, MemoryLimits, ProcessMemory, is_out_of_memory
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.plan import Plan
 from worker.settings import WorkerSettings

@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import Job, JobFinished, JobStarted, JobTokens
-from worker.engine.build import EngineBundle
+from worker.engine.build import LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,
@@ -21,7 +21,7 @@ from worker.protocol import (
     Sampling,
     Submit,
 )
-from worker.service.worker import WorkerService
+from worker.service.worker import Worker
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 class Harness:
     """A worker over a fake engine, with a lane open."""
 
-    service: WorkerService
+    service: Worker
     engine: FakeEngine
     tokenizer: Tokenizer
     lane: FakeResponder = field(default_factory=FakeResponder)
@@ -120,7 +120,7 @@ def serving(tokenizer: Tokenizer, *, token: str = "", **changes: object) -> Iter
     )
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
-    service = WorkerService(EngineBundle(engine, tokenizer, card), settings)
+    service = Worker(LoadedEngine(engine, tokenizer, card), settings)
     service.start()
     harness = Harness(service, engine, tokenizer)
     # an abort is answered the way the real engine answers it

@@ -78,7 +78,7 @@ def test_dl2_a_relative_deadline_counts_from_arrival(harness: Harness) -> None:
     """DL-2: not from when the intake thread gets to it."""
     service = harness.service
     waiting = threading.Event()
-    service._intake.submit(waiting.wait, 20)
+    service._plain._thread.submit(waiting.wait, 20)
     arrived = service._clock()
     service.accept(plain_call("ab", FakeResponder(), parameters={"deadline_ms": 200}))
     late = service._clock() + 0.1

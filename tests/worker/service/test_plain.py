@@ -8,6 +8,7 @@ import pytest
 from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness
 from worker.core import Job, JobFinished, JobTokens
+from worker.errors import InvalidCall
 from worker.protocol import (
     AbortCause,
     Code,
@@ -19,7 +20,7 @@ from worker.protocol import (
     TokenLogprob,
 )
 from worker.protocol import tensors as names
-from worker.service.call import Call, InvalidCall, strings
+from worker.service.call import Call, strings
 from worker.service.plain_request import parse_plain
 
 
@@ -264,6 +265,16 @@ def test_dl1_the_earliest_deadline_counts_wherever_it_stands() -> None:
     assert parse({"deadline_unix_ms": 5_100}).budget_ms == 100.0
     assert parse({"deadline_unix_ms": "5300", "deadline_ms": "200"}).budget_ms == 200.0
     assert parse({"deadline_ms": 5000}).budget_ms == 1000.0
+    both = parse(
+        {"deadline_ms": 200, "deadline_unix_ms": 5_900, "first_token_ms": 90, "token_gap_ms": 70},
+        sampling_parameters='{"deadline_ms": 700, "deadline_unix_ms": 5100, "first_token_ms": 80}',
+    )
+    assert (both.budget_ms, both.first_token_ms, both.token_gap_ms) == (100.0, 80.0, 70.0)
+    assert parse({"deadline_ms": 200}, sampling_parameters='{"deadline_ms": 700}').budget_ms == 200
+    assert parse({"deadline_ms": 700}, sampling_parameters='{"deadline_ms": 200}').budget_ms == 200
+    for stated, inner in ((200, "NaN"), ("nan", "200")):
+        with pytest.raises(InvalidCall, match="a number of milliseconds"):
+            parse({"deadline_ms": stated}, sampling_parameters=f'{{"deadline_ms": {inner}}}')
     assert parse({"on_deadline": "partial"}).on_deadline == OnDeadline.PARTIAL
     with pytest.raises(InvalidCall, match="orchestrator"):
         parse({"on_deadline": "fit"})

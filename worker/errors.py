@@ -1,0 +1,106 @@
+"""What can go wrong in a worker. Messages say what was expected and what to do.
+
+::
+
+    LoadError                          the worker cannot start
+    ├── DeviceUnavailable (RuntimeError)
+    ├── CheckpointError (ValueError)
+    │   ├── UnsupportedModel           a sound checkpoint of something that this worker does not run
+    │   └── BrokenCheckpoint           files missing, corrupt, or not fitting each other
+    ├── TokenizerError (ValueError)
+    └── NotDeterministic (RuntimeError)
+    RequestError (ValueError)          one request is refused, with ``code``
+    ├── InvalidCall
+    ├── LaneNotOpen
+    ├── ContextOverflow
+    ├── Unauthenticated
+    └── WorkerDraining
+    MemoryLimitExceeded (MemoryError)
+    ResponderLost
+
+``InvalidSampling`` is the protocol's own: orchestrator and worker raise it.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+from worker.protocol import Code, InvalidSampling
+
+
+class LoadError(Exception):
+    """The worker cannot start with these settings, files or on this machine."""
+
+
+class DeviceUnavailable(LoadError, RuntimeError):
+    """The device that was asked for cannot be used."""
+
+
+class CheckpointError(LoadError, ValueError):
+    """The checkpoint cannot be served; the message names the file or setting."""
+
+
+class UnsupportedModel(CheckpointError):
+    """The checkpoint asks for something that this worker does not have."""
+
+
+class BrokenCheckpoint(CheckpointError):
+    """A file is missing or corrupt, or configuration and weights do not fit."""
+
+
+class TokenizerError(LoadError, ValueError):
+    """The checkpoint's tokenizer is missing or cannot be used."""
+
+
+class NotDeterministic(LoadError, RuntimeError):
+    """This machine's kernels give a token another result in other company."""
+
+
+class RequestError(ValueError):
+    """A request that is refused."""
+
+    code: ClassVar[Code] = Code.INVALID_REQUEST
+
+
+class InvalidCall(RequestError):
+    """It breaks the contract."""
+
+
+class LaneNotOpen(RequestError):
+    """It names a lane that this worker does not have: another instance of the model may."""
+
+    code = Code.LANE_CLOSED
+
+
+class ContextOverflow(RequestError):
+    """Prompt and answer do not fit into the model's context; the message says what would."""
+
+    code = Code.CONTEXT_OVERFLOW
+
+
+class Unauthenticated(RequestError):
+    """It shows the wrong token, or none."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class WorkerDraining(RequestError):
+    """The worker takes no more work."""
+
+    code = Code.DRAINING
+
+
+class MemoryLimitExceeded(MemoryError):
+    """The worker takes more than its hard limit; the message says how much and what to change."""
+
+
+class ResponderLost(Exception):
+    """Triton refused a response: the request is dead, stop working for it."""
+
+
+def code_of(error: Exception) -> Code:
+    """What a client is told: whatever is not about its request is our own failure."""
+    if isinstance(error, RequestError):
+        return error.code
+    is_malformed = isinstance(error, InvalidSampling | msgspec.DecodeError)
+    return Code.INVALID_REQUEST if is_malformed else Code.INTERNAL

@@ -1,0 +1,94 @@
+"""Takes plain requests: reads, tokenises and submits them.
+
+On a thread of its own, so that a long prompt does not delay a lane.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from worker.core import Clock, Job
+from worker.engine.build import LoadedEngine
+from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
+from worker.log import service_log
+from worker.protocol import InvalidSampling, excerpt
+from worker.protocol.tensors import PARAM_TOKEN
+from worker.service.access import Secret
+from worker.service.call import Call, seconds
+from worker.service.emitter import Emitter
+from worker.service.plain_reply import PlainReply
+from worker.service.plain_request import parse_plain
+from worker.settings import WorkerSettings
+
+WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
+
+
+class PlainIntake:
+    """Of one worker; ``accept`` is called on Triton's request thread."""
+
+    def __init__(
+        self, loaded: LoadedEngine, settings: WorkerSettings, emitter: Emitter, clock: Clock
+    ) -> None:
+        self._engine = loaded.engine
+        self._tokenizer = loaded.tokenizer
+        self._card = loaded.card
+        self._default_deadline_ms = settings.default_deadline_ms
+        self._emitter = emitter
+        self._clock = clock
+        self._token = Secret(settings.plain_token, "a plain request was", clock)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
+
+    def accept(self, call: Call) -> None:
+        """Take over one request. Never raises: what is wrong with it is its answer."""
+        self._thread.submit(self._run, call, self._clock())
+
+    def close(self) -> None:
+        """Read what was accepted, then end the thread. Idempotent."""
+        self._thread.shutdown(wait=True)
+
+    def _run(self, call: Call, received: float) -> None:
+        try:
+            self._submit(call, received)
+        except (RequestError, InvalidSampling) as error:
+            self._emitter.fail(call.responder, error)
+        except Exception as error:
+            service_log.exception("a plain request could not be read")
+            self._emitter.fail(call.responder, error)
+
+    def _submit(self, call: Call, received: float) -> None:
+        if not self._token.admits(call.parameters.get(PARAM_TOKEN)):
+            raise Unauthenticated(WRONG_PLAIN_TOKEN)
+        if self._emitter.draining:
+            raise WorkerDraining("the worker is draining; retry elsewhere")
+        request = parse_plain(
+            call,
+            default_deadline_ms=self._default_deadline_ms,
+            unix_ms=time.time() * 1000,
+            vocab_size=self._card.vocab_size,
+            defaults=self._card.sampling_defaults,
+        )
+        self._check_length(request.prompt)
+        token_ids = self._tokenizer.encode(request.prompt)
+        sampling = request.sampling_for(len(token_ids), self._card)
+        job = Job(
+            token_ids=token_ids,
+            sampling=sampling,
+            deadline=received + request.budget_ms / 1000,
+            on_deadline=request.on_deadline,
+            correlation_id=excerpt(call.request_id, 128),
+            first_token_by=received + seconds(request.first_token_ms),
+            token_gap_s=seconds(request.token_gap_ms),
+        )
+        text = self._tokenizer.stream(sampling.stop, sampling.min_tokens)
+        reply = PlainReply(request, job, text, call.responder, self._tokenizer)
+        self._emitter.job_replies[job] = reply
+        self._emitter.post(lambda: self._emitter.watch(reply))
+        self._engine.submit(job)
+
+    def _check_length(self, prompt: str) -> None:
+        """Raise ``ContextOverflow`` where that is certain without tokenising, which takes a second
+        for a few megabytes."""
+        if len(prompt) > self._card.context_tokens * self._tokenizer.longest_token_bytes:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} characters, more than this model's context of "
+                f"{self._card.context_tokens} tokens can stand for{self._card.context_note}"
+            )
