@@ -12,6 +12,8 @@ The folders are those stages, in this order:
 - ``instances``   which Tritons there are, and how they are
 - ``lanes``       few long-lived streams per Triton instance
 
+``build`` wires them, ``lifecycle`` starts and ends them.
+
 Beside them: ``tasks`` (the request itself: deadline, listeners, exactly one outcome),
 ``prediction`` (what work will take), ``telemetry``, and ``pool`` (``tidegate up``). Imports run
 downwards only; ``make lint`` holds that.

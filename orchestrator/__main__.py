@@ -27,9 +27,9 @@ from orchestrator.api.http.connection import (
     raise_file_limit,
 )
 from orchestrator.api.server import build_runner
+from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.memory import return_large_blocks
-from orchestrator.service import Orchestrator
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
@@ -72,7 +72,8 @@ async def serve(settings: Settings) -> int:
         )
         settings = settings.model_copy(update={"max_connections": most})
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
-    orchestrator = Orchestrator(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
+    parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
+    orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
     runner = build_runner(orchestrator, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
@@ -84,7 +85,7 @@ async def serve(settings: Settings) -> int:
         )
         await runner.cleanup()
         return 1
-    orchestrator.start()
+    lifecycle.start()
     # What lives until now lives on: the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -93,13 +94,13 @@ async def serve(settings: Settings) -> int:
     grace_s = await orders.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     impatient = asyncio.create_task(orders.get())
-    finishing = asyncio.create_task(orchestrator.finish(grace_s))
+    finishing = asyncio.create_task(lifecycle.drain(grace_s))
     await asyncio.wait([impatient, finishing], return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     if not finishing.done():
         finishing.cancel()
-        await orchestrator.finish(0.0)
-    await orchestrator.close()
+        await lifecycle.drain(0.0)
+    await lifecycle.close()
     await runner.cleanup()
     service_log.info("stopped")
     return 0

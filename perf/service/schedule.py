@@ -79,8 +79,9 @@ def _measure(queued: int, count: int) -> _Taken:
 async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     clock = VirtualClock(loop)
     rng = random.Random(SEED)
-    orchestrator, _ = new_orchestrator(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
-    orchestrator.start()
+    parts, _ = new_orchestrator(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
+    orchestrator = parts.orchestrator
+    parts.lifecycle.start()
     await asyncio.sleep(1.0)  # a time of 0 means never
     tenants = {str(i): 1.0 for i in range(TENANTS)}
     scenario = Scenario(Speed(0.4, 8.0), tenants=tenants, margin_ms=_PATIENT_MS)
@@ -112,8 +113,8 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         held = [other for other in held if other.ending is None]
         while len(held) < _room(orchestrator) + queued:
             held.append(await submit(None))
-    await orchestrator.finish(0.0)
-    await orchestrator.close()
+    await parts.lifecycle.drain(0.0)
+    await parts.lifecycle.close()
     return taken
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.build import Components, build
 from orchestrator.clock import Clock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import LaneConfig, LaneOwner
@@ -136,8 +137,9 @@ async def _run(
     kept: int | None,
 ) -> Run:
     clock = VirtualClock(loop)
-    orchestrator, workers = new_orchestrator(fleet, clock, settings, rng)
-    orchestrator.start()
+    parts, workers = new_orchestrator(fleet, clock, settings, rng)
+    orchestrator = parts.orchestrator
+    parts.lifecycle.start()
     driver = _Driver(orchestrator, clock, states_deadline)
     if kept is not None:
         orchestrator.refusals.samples = lambda task: task.correlation_id == _KEPT
@@ -150,14 +152,14 @@ async def _run(
         await asyncio.sleep(_WATCH_EVERY_S)
         watch(orchestrator, clock.now())
     await driver.until(end_s)
-    await orchestrator.finish(0.0)
-    await orchestrator.close()
+    await parts.lifecycle.drain(0.0)
+    await parts.lifecycle.close()
     return Run(driver.fates, end_s - linger_s, orchestrator, workers)
 
 
 def new_orchestrator(
     fleet: Fleet, clock: VirtualClock, settings: Mapping[str, str], rng: random.Random
-) -> tuple[Orchestrator, list[SimWorker]]:
+) -> tuple[Components, list[SimWorker]]:
     """An orchestrator that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
     card = _card(fleet)
@@ -173,15 +175,13 @@ def new_orchestrator(
 
     values = {"instances": ",".join(addresses), "log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
-    orchestrator = Orchestrator(
-        load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane
-    )
+    parts = build(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
     encoder = PromptEncoder(card)
-    for instance in orchestrator.registry:
+    for instance in parts.orchestrator.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
     for name in ("tidegate.access", "tidegate.service"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return orchestrator, list(workers.values())
+    return parts, list(workers.values())
 
 
 def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:

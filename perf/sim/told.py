@@ -153,8 +153,9 @@ async def _measure(
 ) -> Told:
     clock = VirtualClock(loop)
     fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
-    orchestrator, _ = new_orchestrator(fleet, clock, settings, rng)
-    orchestrator.start()
+    parts, _ = new_orchestrator(fleet, clock, settings, rng)
+    orchestrator = parts.orchestrator
+    parts.lifecycle.start()
     told = Told()
     counts_until = offers[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
@@ -228,8 +229,8 @@ async def _measure(
     for offer in offers:
         loop.call_at(offer.at_s, spawn, offer)
     await asyncio.sleep(offers[-1].at_s + _LINGER_S - clock.now())
-    await orchestrator.finish(0.0)
-    await orchestrator.close()
+    await parts.lifecycle.drain(0.0)
+    await parts.lifecycle.close()
     for task in running:
         task.cancel()
     return told

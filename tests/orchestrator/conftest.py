@@ -13,6 +13,7 @@ from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from orchestrator.api.server import build_runner
+from orchestrator.build import Components, build
 from orchestrator.clock import LoopClock
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
@@ -71,11 +72,15 @@ class Event:
 class Service:
     """A running orchestrator."""
 
-    orchestrator: Orchestrator
+    parts: Components
     journal: MemoryJournal
     url: str
     http: aiohttp.ClientSession
     runner: web.AppRunner = field(repr=False)
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        return self.parts.orchestrator
 
     async def until_ready(self) -> None:
         await self.until(lambda: any(i.ready for i in self.orchestrator.registry))
@@ -110,14 +115,14 @@ async def make_service() -> AsyncIterator[MakeService]:
         settings = await asyncio.to_thread(load_settings, **(values | changes))
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
-        orchestrator = Orchestrator(settings, LoopClock(loop), random.Random(7), journal)
-        runner = build_runner(orchestrator, shutdown_timeout_s=0.2)
+        parts = build(settings, LoopClock(loop), random.Random(7), journal)
+        runner = build_runner(parts.orchestrator, shutdown_timeout_s=0.2)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        orchestrator.start()
+        parts.lifecycle.start()
         host, port = runner.addresses[0][:2]
         url = f"http://{host}:{port}"
-        service = Service(orchestrator, journal, url, aiohttp.ClientSession(base_url=url), runner)
+        service = Service(parts, journal, url, aiohttp.ClientSession(base_url=url), runner)
         made.append(service)
         if wait:
             await service.until_ready()
@@ -126,8 +131,8 @@ async def make_service() -> AsyncIterator[MakeService]:
     yield make
     for service in made:
         await service.http.close()
-        await service.orchestrator.finish(0.0)
-        await service.orchestrator.close()
+        await service.parts.lifecycle.drain(0.0)
+        await service.parts.lifecycle.close()
         await service.runner.cleanup()
         offered = sum(
             sample.value

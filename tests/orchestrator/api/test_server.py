@@ -104,7 +104,7 @@ async def test_or14_going_down_refuses_new_work_and_finishes_the_old(
     worker.plan = lambda submit: plan
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
-    finishing = asyncio.create_task(service.orchestrator.finish(60.0))
+    finishing = asyncio.create_task(service.parts.lifecycle.drain(60.0))
     await service.until(lambda: service.orchestrator.health.ready.status == 503)
     async with service.http.get("/health/ready") as response:
         assert (await response.json())["status"] == "draining"
@@ -125,7 +125,7 @@ async def test_or14_what_does_not_finish_is_ended_and_stopped(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
     await worker.until(lambda: worker.running == 1)
-    await service.orchestrator.finish(0.0)
+    await service.parts.lifecycle.drain(0.0)
     assert worker.running == 0
     async with service.http.get(task["events_url"]) as response:
         last = [event async for event in read_events(response)][-1]
@@ -228,6 +228,6 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
     (told,) = json.loads(service.orchestrator.health.ready.body)["instances"]
     assert told["prefix_hit_rate"] == 0.25
     with caplog.at_level("INFO", logger="orchestrator.service"):
-        service.orchestrator.refuse_new_work()
+        service.parts.lifecycle.refuse_new_work()
         service.orchestrator.health.refresh()
     assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1

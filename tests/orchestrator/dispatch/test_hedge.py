@@ -94,7 +94,7 @@ async def race(
 ) -> tuple[Service, FakeWorker, FakeWorker]:
     """Whatever has no token at the next look gets a rival."""
     service, first, second = await two(make_worker, make_service)
-    hedger = service.orchestrator.hedger
+    hedger = service.parts.hedger
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     while hedger.budget.is_empty:
         hedger.budget.offered()
@@ -227,7 +227,7 @@ async def test_or10_none_while_others_wait(
     workers = [await make_worker(max_running=1) for _ in range(2)]
     service = await make_service(*workers, worker_backlog=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
-    hedger, plan = service.orchestrator.hedger, Plan(stall_at=0)
+    hedger, plan = service.parts.hedger, Plan(stall_at=0)
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     for worker in workers:
         worker.plan = lambda submit: plan
@@ -237,7 +237,7 @@ async def test_or10_none_while_others_wait(
         async with service.http.post("/v2/tasks", json=TASK) as response:
             assert response.status == 202
     assert len(service.orchestrator.queue) == 1
-    service.orchestrator._dispatcher.look()
+    service.orchestrator.stages.dispatcher.look()
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
     assert hedges(service, "begun") == 0

@@ -257,7 +257,7 @@ class Scene:
         )
         for worker in self.workers:
             await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-        attempts = self.service.orchestrator._dispatcher._attempts
+        attempts = self.service.orchestrator.stages.dispatcher._attempts
         assert not attempts and not self.service.orchestrator.live_tasks
 
 
@@ -292,7 +292,7 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     await stage.ends("met", "met")
     assert [record.task_id for record in stage.service.journal.records] == [urgent, long]
     assert len(stage.worker.submits) == 2
-    stats = stage.service.orchestrator.pausing.stats
+    stats = stage.service.parts.pausing.stats
     assert (stats.paused, stats.resumed) == (1, 1)
 
 
@@ -337,7 +337,7 @@ async def test_dl5_the_deadline_of_a_paused_task_frees_all(
     task.deadline = type(task.deadline)(loop.time() + 0.05, task.deadline.unix_ms)
     assert task.timer is not None
     task.timer.cancel()
-    dispatcher = stage.service.orchestrator._dispatcher
+    dispatcher = stage.service.orchestrator.stages.dispatcher
     task.timer = stage.service.orchestrator.clock.call_at(
         task.deadline.at, lambda: dispatcher._deadline_passed(task)
     )
@@ -387,7 +387,7 @@ async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
     stage.go_on.set()
     registry = stage.service.orchestrator.registry
     registry.instances[stage.worker.address].state = InstanceState.SUSPECT
-    stage.service.orchestrator._dispatcher.look()
+    stage.service.orchestrator.stages.dispatcher.look()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED
     await stage.ends("met", "met")
 

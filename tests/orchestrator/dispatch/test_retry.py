@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.dispatch.retry import RetryBudget, RetryConfig, RetryDenied
 from orchestrator.instances.instance import InstanceState
-from orchestrator.service import LOOK_EVERY_S
+from orchestrator.lifecycle import UPKEEP_EVERY_S
 from orchestrator.tasks.transcript import is_continuable
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
@@ -172,7 +172,7 @@ async def test_dl12_none_where_the_deadline_could_not_be_kept(
     first.plan = lambda submit: Plan(stall_at=0)
     async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
         task = service.orchestrator.store.get((await response.json())["task_id"])
-    retrier, end = service.orchestrator.retrier, task.deadline.at
+    retrier, end = service.parts.retrier, task.deadline.at
     assert retrier.again(task, first.address, end - 0.005) is None
     assert retrier.denied == {RetryDenied.DEADLINE: 1}
     assert retrier.again(task, first.address, end - 30) is not None
@@ -184,7 +184,7 @@ async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
     worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = (await response.json())["task_id"]
-    await service.until(lambda: service.orchestrator.retrier.granted["retry"] == 1)
+    await service.until(lambda: service.parts.retrier.granted["retry"] == 1)
     async with service.http.delete(f"/v2/tasks/{task}") as response:
         assert response.status == 202
     sent = len(worker.submits)
@@ -252,7 +252,7 @@ async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
     worker.silent = True
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.state is InstanceState.SUSPECT)
-    await asyncio.sleep(2 * LOOK_EVERY_S)
+    await asyncio.sleep(2 * UPKEEP_EVERY_S)
     worker.silent = False
     await service.until_ready()
     plan.release.set()

@@ -46,7 +46,7 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault with one task neither breaks the lane that had room, nor keeps others waiting."""
-    placer = service.orchestrator.placer
+    placer = service.parts.placer
     choose, bad = placer.choose, []
 
     def faulty(task: Task) -> Choice | None:
@@ -81,7 +81,7 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     turns = []
     choose = queue._choose
     monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))
-    service.orchestrator._dispatcher.pump()
+    service.orchestrator.stages.dispatcher.pump()
     # Those planned anew, the first to start, the first to pause for.
     assert len(turns) <= FRESH + 2
     async with service.http.post("/v1/completions", json=TASK | {"model": "b"}) as response:
@@ -100,7 +100,7 @@ async def test_a_pump_that_fails_costs_no_lane(
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(_complete(service))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
-    placer, calls = service.orchestrator.placer, []
+    placer, calls = service.parts.placer, []
     refresh = placer.refresh
 
     def fail_twice() -> None:

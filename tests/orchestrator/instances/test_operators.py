@@ -284,7 +284,7 @@ async def test_a_reload_with_a_bad_card_is_not_served_with_the_old_tokenizer(
     instance.lanes[0].describe()
     await service.until(lambda: instance.fault != "")
     for _ in range(3):
-        service.orchestrator.monitor.check_heartbeats()
+        service.parts.monitor.check_heartbeats()
     assert state_of(service) == "connecting"
     worker.card = good
     instance.lanes[0].describe()

@@ -37,7 +37,7 @@ def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
 async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
     orchestrator = service.orchestrator
     await service.until(
-        lambda: not orchestrator.live_tasks and not orchestrator._dispatcher._attempts
+        lambda: not orchestrator.live_tasks and not orchestrator.stages.dispatcher._attempts
     )
     for worker in workers:
         await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
@@ -110,7 +110,7 @@ async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
     service = await make_service(worker)
     log = float("-inf") if not chance else 0.0
     found = Urgency(chance, log, 1e5)
-    monkeypatch.setattr(service.orchestrator.forecaster, "urgency", lambda task, now: found)
+    monkeypatch.setattr(service.parts.forecaster, "urgency", lambda task, now: found)
     began = time.monotonic()
     bodies = [CHAT | {"seed": 10, "deadline_ms": 20_000} for _ in range(6)]
     answers = await asyncio.gather(*(ask(service, "/v1/chat/completions", b) for b in bodies))

@@ -155,13 +155,13 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
 async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> None:
     """OR-2: priority, tenant, session and placement, in our API and in OpenAI's body."""
     offered: list[Task] = []
-    begin = service.orchestrator._admission.begin
+    begin = service.orchestrator.stages.admission.begin
 
     def keep(task: Task) -> None:
         offered.append(task)
         begin(task)
 
-    service.orchestrator._admission.begin = keep  # type: ignore[method-assign]
+    service.orchestrator.stages.admission.begin = keep  # type: ignore[method-assign]
     wishes = {
         "priority": "batch",
         "tenant": "acme",

@@ -1,0 +1,201 @@
+"""The composition root: settings become parts, wired. Nothing else knows every part."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from orchestrator.admission.admission import Admission, AdmissionConfig
+from orchestrator.admission.rate_limits import limiter_of
+from orchestrator.clock import Clock
+from orchestrator.dispatch.dispatcher import Dispatcher
+from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.pausing import Pausing
+from orchestrator.dispatch.retry import Retrier, RetryConfig
+from orchestrator.errors import QueueFull
+from orchestrator.health import HealthBoard
+from orchestrator.instances.discovery import Roster, source_of
+from orchestrator.instances.discovery.addresses import is_source
+from orchestrator.instances.metrics import FleetCollector
+from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
+from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
+from orchestrator.instances.served_models import ServedModels
+from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lifecycle import Lifecycle
+from orchestrator.placement import Placer
+from orchestrator.placement.policy import Policy
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prompts import EncodingStage
+from orchestrator.queue.order import AdmissionMode, QueueOrder
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.service import Orchestrator, Stages
+from orchestrator.settings import Settings
+from orchestrator.tasks.journal.memory import Journal
+from orchestrator.tasks.settle import Settler, refused
+from orchestrator.tasks.store import TaskStore
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics
+
+ENCODING_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """One orchestrator's parts, for whoever serves it, simulates it or tests it."""
+
+    orchestrator: Orchestrator
+    lifecycle: Lifecycle
+    monitor: InstanceMonitor
+    forecaster: Forecaster
+    placer: Placer
+    retrier: Retrier
+    hedger: Hedger
+    pausing: Pausing
+
+
+def build(
+    settings: Settings,
+    clock: Clock,
+    rng: random.Random,
+    journal: Journal,
+    *,
+    make_lane: LaneMaker = Lane,
+) -> Components:
+    """One orchestrator, not started yet."""
+    metrics = Metrics()
+    queue: TaskQueue[Task] = TaskQueue(settings.queue_size, settings.queue_order)
+    # One thread more than encode: a card's tokenizer is made ready there too.
+    executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
+
+    def drop(task: Task, error: QueueFull) -> None:
+        if settler.settle(task, refused(error)):
+            dispatcher.withdraw(task)
+
+    listed = tuple(entry for entry in settings.instances if not is_source(entry))
+    registry = Registry(
+        listed,
+        RegistryConfig(
+            lanes_per_instance=settings.lanes_per_instance,
+            max_backlog=settings.worker_backlog,
+            lane=LaneConfig(
+                open_timeout_s=settings.lane_open_timeout_s,
+                keepalive_s=settings.lane_keepalive_s,
+                reconnect_min_s=settings.reconnect_min_s,
+                reconnect_max_s=settings.reconnect_max_s,
+                token=settings.lane_token.get_secret_value() if settings.lane_token else "",
+            ),
+        ),
+        clock,
+        rng,
+        make_lane,
+    )
+    models = ServedModels(registry, executor, special_in_prompts=settings.special_tokens_in_prompts)
+    monitor = InstanceMonitor(
+        registry,
+        models,
+        MonitorConfig(settings.suspect_after_s, settings.down_after_s),
+        clock,
+        metrics.emission_us,
+    )
+    discovery = Roster(
+        registry,
+        listed,
+        [source_of(entry) for entry in settings.instances if is_source(entry)],
+        clock,
+        read_every_s=settings.read_instances_every_s,
+        grace_s=settings.leave_grace_s,
+    )
+    settler = Settler(metrics, journal, clock)
+    forecaster = Forecaster(
+        registry.capacity,
+        drops_infeasible=(settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE),
+    )
+    policy = settings.placement_policy
+    placer = Placer(
+        registry,
+        clock,
+        forecaster.usual_tokens,
+        Policy.compile(policy, now=clock.now) if policy else None,
+    )
+    admission = Admission(
+        registry,
+        queue,
+        forecaster,
+        placer,
+        clock,
+        rng,
+        AdmissionConfig(
+            floor_ms=settings.admission_floor_ms,
+            default_max_tokens=settings.default_max_tokens,
+            mode=settings.admission,
+            queue_policy=settings.queue_policy,
+            refusal_cap=settings.refusal_cap,
+            sample=settings.refusal_sample,
+        ),
+        drop=drop,
+        sweep=lambda: dispatcher.pump(),
+    )
+    retrier = Retrier(
+        registry,
+        registry.capacity,
+        rng,
+        RetryConfig(
+            share=settings.retry_share,
+            attempts=settings.attempts,
+            floor_ms=settings.admission_floor_ms,
+        ),
+    )
+    hedger = Hedger(registry, forecaster.usual_tokens, share=settings.hedge_share)
+    pausing = Pausing(
+        registry,
+        forecaster,
+        placer,
+        # Work that runs on past its deadline would never be worth its slot.
+        enabled=settings.pause
+        and settings.queue_order is QueueOrder.SLACK
+        and settings.deadline_scope == "request",
+    )
+    dispatcher = Dispatcher(
+        registry,
+        queue,
+        settler,
+        metrics,
+        clock,
+        grace_ms=settings.deadline_grace_ms,
+        return_margin_ms=settings.return_margin_ms,
+        forecaster=forecaster,
+        placer=placer,
+        refuses_late=admission.refuses_late,
+        infeasible=admission.infeasible,
+        retrier=retrier,
+        hedger=hedger,
+        pausing=pausing,
+        outlook=admission.outlook,
+        refusals=admission.refusals,
+        lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
+    )
+    health = HealthBoard(registry, models, queue, admission)
+    metrics.watch(registry, queue, admission.refusals, placer)
+    metrics.registry.register(FleetCollector(registry, retrier, hedger.stats))
+    store = TaskStore(
+        clock,
+        max_tasks=settings.keep_tasks,
+        max_age_s=settings.keep_tasks_s,
+        max_tokens=settings.keep_tokens,
+        max_bytes=settings.keep_bytes,
+    )
+    stages = Stages(
+        limits=limiter_of(settings, clock),
+        registry=registry,
+        models=models,
+        encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
+        admission=admission,
+        queue=queue,
+        dispatcher=dispatcher,
+        settler=settler,
+        store=store,
+    )
+    orchestrator = Orchestrator(stages, settings, metrics, health, discovery, clock, rng)
+    lifecycle = Lifecycle(orchestrator, monitor, executor)
+    return Components(
+        orchestrator, lifecycle, monitor, forecaster, placer, retrier, hedger, pausing
+    )

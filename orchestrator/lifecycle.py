@@ -1,0 +1,85 @@
+"""One service's life: start, periodic upkeep, drain, close."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from orchestrator.instances.monitor import InstanceMonitor
+from orchestrator.service import Orchestrator
+from orchestrator.telemetry.log import service_log
+
+UPKEEP_EVERY_S = 0.25
+CONFIRM_ABORTS_S = 0.5
+"""How long the end waits for workers to confirm that aborted jobs are gone."""
+
+
+class Lifecycle:
+    """Starts, maintains and ends an orchestrator's parts."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, monitor: InstanceMonitor, executor: Executor
+    ) -> None:
+        """``executor`` is shut down at the end."""
+        self._orchestrator = orchestrator
+        self._stages = orchestrator.stages
+        self._monitor = monitor
+        self._executor = executor
+        self._upkeep: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect to every instance and begin the upkeep."""
+        self._stages.registry.start(self._monitor)
+        self._orchestrator.discovery.start()
+        self._upkeep = asyncio.create_task(self._keep_up())
+
+    def refuse_new_work(self) -> None:
+        """From now on every offer is answered with 503 ``draining`` (OR-14)."""
+        self._stages.admission.draining = True
+        self._orchestrator.health.refresh()
+
+    async def drain(self, grace_s: float) -> None:
+        """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker."""
+        orchestrator, stages = self._orchestrator, self._stages
+        began = orchestrator.clock.now()
+        self.refuse_new_work()
+        await _until(lambda: not orchestrator.live_tasks, orchestrator.task_over, grace_s)
+        orchestrator.end_all()
+        lanes = [lane for instance in stages.registry for lane in instance.lanes]
+        await _until(
+            lambda: not any(lane.load for lane in lanes),
+            stages.dispatcher.attempts_done,
+            CONFIRM_ABORTS_S,
+        )
+        orchestrator.metrics.shutdown_ms.set(1000 * (orchestrator.clock.now() - began))
+
+    async def close(self) -> None:
+        """Close every lane and thread. Call ``drain`` before."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        await self._orchestrator.discovery.close()
+        self._monitor.close()
+        await self._stages.registry.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep_up(self) -> None:
+        stages = self._stages
+        while True:
+            await asyncio.sleep(UPKEEP_EVERY_S)
+            try:
+                self._monitor.check_heartbeats()
+                stages.dispatcher.look()
+                await self._orchestrator.discovery.sweep()
+                stages.store.prune()
+                self._orchestrator.health.refresh()
+            except Exception:
+                service_log.exception("upkeep failed; will retry")
+
+
+async def _until(done: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
+    """Wait until ``done``, which is asked after each ``changed``, but no longer than the limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not done():
+                changed.clear()
+                await changed.wait()
