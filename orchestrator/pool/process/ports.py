@@ -1,12 +1,17 @@
 """Ports that nobody listens on, and how a host and its port are spelled together."""
 
+import errno
 import ipaddress
+import random
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 from orchestrator.pool.errors import PortInUse
 
+FIRST_PORT = 10_000
 LAST_PORT = 65535
+_OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
@@ -23,22 +28,39 @@ def connect_host(host: str) -> str:
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """``count`` different ports that nobody listens on right now.
 
-    Another process may take one before we use it: callers retry with fresh ports when a server
+    They lie below those that the kernel gives to outgoing connections, and are drawn at random: a
+    server may take seconds until it listens, and neither a connection nor another start in the same
+    seconds is then likely to be in its way. Callers still try again with fresh ports when a server
     says that its port is taken. Raises ``PortInUse`` when there are not so many, or ``host`` is not
     one of this machine's.
     """
     family, address = _resolve(host, 0)
+    below = range(FIRST_PORT, _first_outgoing_port())
+    candidates = random.sample(below, k=min(len(below), count + 100))
     with ExitStack() as held:
-        try:
-            sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
-            for each in sockets:
-                each.bind(address)
-        except OSError as error:
-            raise PortInUse(
-                f"cannot have {count} free ports on {host}: {error.strerror}; give an address of "
-                "this machine, and ask for fewer instances than it can run"
-            ) from error
-        return [int(each.getsockname()[1]) for each in sockets]
+        bound: list[int] = []
+        for port in [*candidates, *[0] * count]:  # 0: one that the kernel chooses
+            if len(bound) == count:
+                break
+            try:
+                each = held.enter_context(socket.socket(family))
+                each.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                if port and error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise PortInUse(
+                    f"cannot have {count} free ports on {host}: {error.strerror}; give an address "
+                    "of this machine, and ask for fewer instances than it can run"
+                ) from error
+            bound.append(int(each.getsockname()[1]))
+        return bound
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768  # Linux's default
 
 
 def require_free(host: str, port: int, remedy: str) -> None:

@@ -2,10 +2,12 @@
 
 import resource
 import socket
+from pathlib import Path
 
 import pytest
 
 from orchestrator.pool.errors import PortInUse
+from orchestrator.pool.process import ports
 from orchestrator.pool.process.ports import (
     connect_host,
     free_ports,
@@ -17,10 +19,26 @@ from orchestrator.pool.process.ports import (
 
 
 def test_free_ports_are_different_and_can_be_listened_on() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    for port in ports:
+    found = free_ports(20)
+    assert len(set(found)) == 20
+    for port in found:
         require_free("127.0.0.1", port, "")
+
+
+def test_no_outgoing_connection_is_given_one_of_them() -> None:
+    """A server may listen seconds later."""
+    outgoing = range(int(ports._OUTGOING_PORTS.read_text().split()[0]), 65536)
+    if outgoing[0] > ports.FIRST_PORT + 1000:
+        assert not set(free_ports(50)) & set(outgoing)
+
+
+def test_where_the_kernel_keeps_nearly_all_ports_it_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("1024 65535", "10001 65535", "nonsense"):
+        (tmp_path / "range").write_text(text)
+        monkeypatch.setattr(ports, "_OUTGOING_PORTS", tmp_path / "range")
+        assert len(set(free_ports(5))) == 5
 
 
 def test_a_taken_port_is_named_with_the_remedy() -> None:
