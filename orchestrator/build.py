@@ -13,7 +13,7 @@ from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier, RetryConfig
 from orchestrator.errors import QueueFull
 from orchestrator.health import HealthBoard
-from orchestrator.instances.discovery import Roster, source_of
+from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import FleetCollector
 from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
@@ -96,7 +96,7 @@ def build(
         clock,
         metrics.emission_us,
     )
-    discovery = Roster(
+    discovery = DiscoverySync(
         registry,
         listed,
         [source_of(entry) for entry in settings.instances if is_source(entry)],

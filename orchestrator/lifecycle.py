@@ -69,7 +69,7 @@ class Lifecycle:
             try:
                 self._monitor.check_heartbeats()
                 stages.dispatcher.look()
-                await self._orchestrator.discovery.sweep()
+                await self._orchestrator.discovery.remove_retired()
                 stages.store.prune()
                 self._orchestrator.health.refresh()
             except Exception:

@@ -13,7 +13,7 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import DeadlineExceeded, Draining, TidegateError
 from orchestrator.health import HealthBoard
-from orchestrator.instances.discovery import Roster
+from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.refusals import Refusals
@@ -56,7 +56,7 @@ class Orchestrator:
         settings: Settings,
         metrics: Metrics,
         health: HealthBoard,
-        discovery: Roster,
+        discovery: DiscoverySync,
         clock: Clock,
         rng: random.Random,
     ) -> None:

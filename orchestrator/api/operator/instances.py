@@ -19,7 +19,7 @@ async def listing(request: web.Request) -> web.Response:
             ],
             "sources": [
                 {"source": source, "error": reason}
-                for source, reason in orchestrator.discovery.complaints.items()
+                for source, reason in orchestrator.discovery.errors.items()
             ],
         }
     )

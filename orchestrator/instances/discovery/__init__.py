@@ -10,6 +10,6 @@ from orchestrator.instances.discovery.sources import (
     WatchedFile,
     source_of,
 )
-from orchestrator.instances.discovery.sync import Roster
+from orchestrator.instances.discovery.sync import DiscoverySync
 
-__all__ = ["DnsName", "Roster", "Source", "SourceError", "WatchedFile", "source_of"]
+__all__ = ["DiscoverySync", "DnsName", "Source", "SourceError", "WatchedFile", "source_of"]

@@ -1,8 +1,8 @@
-"""Keeps the registry in step with the sources of addresses, and lets go of who has left.
+"""Keeps the registry in step with the sources of addresses.
 
-An instance that a source no longer names is not dropped: it gets no new work, its running jobs
-may finish within a grace, then its lanes close and it is forgotten, an idle one once a few more
-answers have left it out: DNS answers flap. Named again before that, it stays as it was.
+An instance that a source no longer names is retired: it gets no new work, its running jobs may
+finish within a grace, then its lanes close and it is removed, an idle one once a few more answers
+have left it out, because DNS answers flap. Named again before that, it stays as it was.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ LINGER_READS = 3
 """Answers that must leave out an idle instance before its lanes are closed."""
 
 
-class Fleet(Protocol):
-    """The part of the registry that a roster drives."""
+class InstanceSet(Protocol):
+    """The part of the registry that discovery drives."""
 
     def addresses(self) -> dict[str, float | None]:
         """Every instance, and since when it is retiring if it is, in seconds of the clock."""
@@ -34,12 +34,12 @@ class Fleet(Protocol):
     async def remove(self, address: str) -> None: ...
 
 
-class Roster:
-    """All sources together. ``listed`` are the addresses that never change."""
+class DiscoverySync:
+    """Follows all sources. ``listed`` are the addresses that never change."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        instances: InstanceSet,
         listed: Iterable[str],
         sources: Sequence[Source],
         clock: Clock,
@@ -47,7 +47,7 @@ class Roster:
         read_every_s: float,
         grace_s: float,
     ) -> None:
-        self._fleet = fleet
+        self._instances = instances
         self._listed = frozenset(listed)
         self._sources = sources
         self._clock = clock
@@ -55,7 +55,7 @@ class Roster:
         self._grace_s = grace_s
         self._linger_s = min(grace_s, LINGER_READS * read_every_s)
         self._known: dict[str, frozenset[str]] = {}
-        self._complaints: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -69,34 +69,34 @@ class Roster:
         self._following = []
 
     @property
-    def complaints(self) -> dict[str, str]:
+    def errors(self) -> dict[str, str]:
         """What is wrong with a source now, by its name."""
-        return dict(self._complaints)
+        return dict(self._errors)
 
     async def read(self, source: Source) -> None:
         """Ask one source, and add and retire what follows from its answer."""
         try:
             addresses = await source.read()
         except SourceError as error:
-            self._complain(source, str(error))
+            self._source_failed(source, str(error))
             return
-        if self._complaints.pop(source.name, None) is not None:
-            lane_log.info("instances are known again", extra=fields(source=source.name))
+        if self._errors.pop(source.name, None) is not None:
+            lane_log.info("instance source is readable again", extra=fields(source=source.name))
         if addresses is not None and addresses != self._known.get(source.name):
             self._known[source.name] = addresses
             self._apply()
 
-    async def sweep(self) -> None:
-        """Forget those leaving that are done, or out of their grace. Only one call at a time."""
+    async def remove_retired(self) -> None:
+        """Remove retired ones that are idle, or out of their grace. One call at a time."""
         now = self._clock.now()
         over = [
             address
-            for address, since in self._fleet.addresses().items()
+            for address, since in self._instances.addresses().items()
             if since is not None
-            and now - since >= (self._linger_s if self._fleet.idle(address) else self._grace_s)
+            and now - since >= (self._linger_s if self._instances.idle(address) else self._grace_s)
         ]
         for address in over:
-            await self._fleet.remove(address)
+            await self._instances.remove(address)
         if over:
             self._apply()  # one may have been named again while its lanes closed
 
@@ -105,26 +105,29 @@ class Roster:
             try:
                 await self.read(source)
             except Exception:
-                lane_log.exception("a source of instances failed", extra=fields(source=source.name))
+                lane_log.exception(
+                    "instance source failed unexpectedly; will retry",
+                    extra=fields(source=source.name),
+                )
             await asyncio.sleep(self._read_every_s)
 
     def _apply(self) -> None:
         wanted = self._listed.union(*self._known.values())
-        present = self._fleet.addresses()
+        present = self._instances.addresses()
         for address in sorted(wanted):
             if address not in present or present[address] is not None:
-                self._fleet.add(address)
+                self._instances.add(address)
         for address, since in present.items():
             if address not in wanted and since is None:
-                self._fleet.retire(address)
+                self._instances.retire(address)
 
-    def _complain(self, source: Source, reason: str) -> None:
-        # The same trouble at every look is worth one line.
-        level = logging.DEBUG if self._complaints.get(source.name) == reason else logging.WARNING
-        self._complaints[source.name] = reason
+    def _source_failed(self, source: Source, reason: str) -> None:
+        # The same error at every read is worth one line.
+        level = logging.DEBUG if self._errors.get(source.name) == reason else logging.WARNING
+        self._errors[source.name] = reason
         lane_log.log(
             level,
-            "the last list of instances is kept: %s",
+            "instance source unusable, keeping its last list: %s",
             reason,
             extra=fields(source=source.name),
         )

@@ -1,4 +1,4 @@
-"""Where addresses come from, and the roster that follows them."""
+"""Where addresses come from, and the registry kept in step with them."""
 
 import asyncio
 import os
@@ -8,7 +8,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.instances.discovery import DnsName, Roster, SourceError, WatchedFile, source_of
+from orchestrator.instances.discovery import (
+    DiscoverySync,
+    DnsName,
+    SourceError,
+    WatchedFile,
+    source_of,
+)
 from orchestrator.instances.discovery.addresses import check_address, check_entry
 from orchestrator.instances.discovery.sources import parse_addresses
 from tests.support.clock import ManualClock
@@ -27,7 +33,7 @@ class FakeSource:
         return self.answer
 
 
-class FakeFleet:
+class FakeInstances:
     """What the registry does, without lanes. Every call is kept."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -56,148 +62,148 @@ class FakeFleet:
         self.jobs.pop(address, None)
 
 
-def make_roster(*listed: str) -> tuple[Roster, FakeFleet, FakeSource, ManualClock]:
+def make_discovery(*listed: str) -> tuple[DiscoverySync, FakeInstances, FakeSource, ManualClock]:
     clock = ManualClock()
-    fleet = FakeFleet(clock)
+    instances = FakeInstances(clock)
     for address in listed:
-        fleet.add(address)
-    fleet.calls.clear()
+        instances.add(address)
+    instances.calls.clear()
     source = FakeSource()
-    roster = Roster(fleet, listed, [source], clock, read_every_s=1.0, grace_s=30.0)
-    return roster, fleet, source, clock
+    discovery = DiscoverySync(instances, listed, [source], clock, read_every_s=1.0, grace_s=30.0)
+    return discovery, instances, source, clock
 
 
-async def tell(roster: Roster, source: FakeSource, *addresses: str) -> None:
+async def tell(discovery: DiscoverySync, source: FakeSource, *addresses: str) -> None:
     source.answer = frozenset(addresses)
-    await roster.read(source)
+    await discovery.read(source)
 
 
-# ── the roster ───────────────────────────────────────────────────────────────────────────────────
+# ── the sync ────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_what_a_source_names_comes_and_goes() -> None:
-    roster, fleet, source, clock = make_roster("a:1")
-    await tell(roster, source, "b:1", "c:1")
-    await tell(roster, source, "c:1")
+    discovery, instances, source, clock = make_discovery("a:1")
+    await tell(discovery, source, "b:1", "c:1")
+    await tell(discovery, source, "c:1")
     clock.advance(3)
-    await roster.sweep()
-    assert fleet.calls == ["add b:1", "add c:1", "retire b:1", "remove b:1"]
-    assert sorted(fleet.known) == ["a:1", "c:1"]
+    await discovery.remove_retired()
+    assert instances.calls == ["add b:1", "add c:1", "retire b:1", "remove b:1"]
+    assert sorted(instances.known) == ["a:1", "c:1"]
 
 
 async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
     """OR-6: DNS answers flap; lanes and all that was learnt of an idle instance outlive that."""
-    roster, fleet, source, clock = make_roster()
-    await tell(roster, source, "a:1", "b:1")
+    discovery, instances, source, clock = make_discovery()
+    await tell(discovery, source, "a:1", "b:1")
     for _ in range(5):
-        await tell(roster, source, "a:1")
+        await tell(discovery, source, "a:1")
         clock.advance(1)
-        await roster.sweep()
-        await tell(roster, source, "a:1", "b:1")
-    assert not any(call.startswith("remove") for call in fleet.calls)
+        await discovery.remove_retired()
+        await tell(discovery, source, "a:1", "b:1")
+    assert not any(call.startswith("remove") for call in instances.calls)
 
 
 async def test_one_that_leaves_may_finish_its_jobs() -> None:
-    roster, fleet, source, clock = make_roster()
-    await tell(roster, source, "a:1", "b:1")
-    fleet.jobs = {"b:1": 1}
-    await tell(roster, source, "a:1")
+    discovery, instances, source, clock = make_discovery()
+    await tell(discovery, source, "a:1", "b:1")
+    instances.jobs = {"b:1": 1}
+    await tell(discovery, source, "a:1")
     clock.advance(29)
-    await roster.sweep()
-    assert "b:1" in fleet.known
-    fleet.jobs = {}
-    await roster.sweep()
-    assert "b:1" not in fleet.known
+    await discovery.remove_retired()
+    assert "b:1" in instances.known
+    instances.jobs = {}
+    await discovery.remove_retired()
+    assert "b:1" not in instances.known
 
 
 async def test_one_that_leaves_has_no_more_than_its_grace() -> None:
-    roster, fleet, source, clock = make_roster()
-    await tell(roster, source, "a:1", "b:1")
-    fleet.jobs = {"b:1": 1}
-    await tell(roster, source, "a:1")
+    discovery, instances, source, clock = make_discovery()
+    await tell(discovery, source, "a:1", "b:1")
+    instances.jobs = {"b:1": 1}
+    await tell(discovery, source, "a:1")
     clock.advance(30)
-    await roster.sweep()
-    assert "b:1" not in fleet.known
+    await discovery.remove_retired()
+    assert "b:1" not in instances.known
 
 
 async def test_one_named_again_while_it_leaves_is_kept() -> None:
-    roster, fleet, source, clock = make_roster()
-    await tell(roster, source, "a:1", "b:1")
-    fleet.jobs = {"b:1": 1}
-    await tell(roster, source, "a:1")
-    await tell(roster, source, "a:1", "b:1")
+    discovery, instances, source, clock = make_discovery()
+    await tell(discovery, source, "a:1", "b:1")
+    instances.jobs = {"b:1": 1}
+    await tell(discovery, source, "a:1")
+    await tell(discovery, source, "a:1", "b:1")
     clock.advance(60)
-    await roster.sweep()
-    assert fleet.known == {"a:1": None, "b:1": None}
-    assert "remove b:1" not in fleet.calls
+    await discovery.remove_retired()
+    assert instances.known == {"a:1": None, "b:1": None}
+    assert "remove b:1" not in instances.calls
 
 
 async def test_a_listed_one_stays_whatever_a_source_says() -> None:
-    roster, fleet, source, _ = make_roster("a:1")
-    await tell(roster, source, "a:1", "b:1")
-    await tell(roster, source, "b:1")
-    assert "retire a:1" not in fleet.calls
+    discovery, instances, source, _ = make_discovery("a:1")
+    await tell(discovery, source, "a:1", "b:1")
+    await tell(discovery, source, "b:1")
+    assert "retire a:1" not in instances.calls
 
 
 async def test_a_source_that_fails_keeps_its_last_list_and_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    roster, fleet, source, _ = make_roster()
-    await tell(roster, source, "a:1")
+    discovery, instances, source, _ = make_discovery()
+    await tell(discovery, source, "a:1")
     for _ in range(3):
         source.answer = SourceError("line 1: expected host:port")
-        await roster.read(source)
-    assert fleet.known == {"a:1": None}
+        await discovery.read(source)
+    assert instances.known == {"a:1": None}
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert roster.complaints == {"file:x": "line 1: expected host:port"}
-    await tell(roster, source, "a:1")
-    assert roster.complaints == {}
-    assert "known again" in caplog.text
+    assert discovery.errors == {"file:x": "line 1: expected host:port"}
+    await tell(discovery, source, "a:1")
+    assert discovery.errors == {}
+    assert "readable again" in caplog.text
 
 
-class RosterMachine(RuleBasedStateMachine):
-    """Whatever sources say, in any order: the fleet is what is named, and leavers finish."""
+class DiscoveryMachine(RuleBasedStateMachine):
+    """Whatever sources say, in any order: the instances are what is named, and leavers finish."""
 
     NAMES = ("a:1", "b:1", "c:1", "d:1")
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster, self.fleet, self.source, self.clock = make_roster("a:1")
+        self.discovery, self.instances, self.source, self.clock = make_discovery("a:1")
         self.named = {"a:1"}
 
     @rule(names=st.sets(st.sampled_from(NAMES), min_size=1))
     def told(self, names: set[str]) -> None:
-        asyncio.run(tell(self.roster, self.source, *names))
+        asyncio.run(tell(self.discovery, self.source, *names))
         self.named = names | {"a:1"}
 
     @rule()
     def fails(self) -> None:
         self.source.answer = SourceError("broken")
-        asyncio.run(self.roster.read(self.source))
+        asyncio.run(self.discovery.read(self.source))
 
     @rule(name=st.sampled_from(NAMES), jobs=st.integers(0, 2))
     def works(self, name: str, jobs: int) -> None:
-        if name in self.fleet.known:
-            self.fleet.jobs[name] = jobs
+        if name in self.instances.known:
+            self.instances.jobs[name] = jobs
 
     @rule(seconds=st.sampled_from([0.0, 5.0, 31.0]))
     def sweeps(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        before = dict(self.fleet.known)
-        asyncio.run(self.roster.sweep())
-        for name in before.keys() - self.fleet.known.keys():
+        before = dict(self.instances.known)
+        asyncio.run(self.discovery.remove_retired())
+        for name in before.keys() - self.instances.known.keys():
             since = before[name]
             assert since is not None
-            assert not self.fleet.jobs.get(name) or self.clock.now() - since >= 30
+            assert not self.instances.jobs.get(name) or self.clock.now() - since >= 30
 
     @invariant()
     def fleet_is_what_is_named(self) -> None:
-        staying = {name for name, since in self.fleet.known.items() if since is None}
+        staying = {name for name, since in self.instances.known.items() if since is None}
         assert staying == self.named
 
 
-TestRoster = RosterMachine.TestCase
+TestDiscoverySync = DiscoveryMachine.TestCase
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
