@@ -19,7 +19,7 @@ from orchestrator.instances.metrics import FleetCollector
 from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
 from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import LaneConfig, StreamLane
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.placement import Placer
 from orchestrator.placement.policy import Policy
@@ -58,7 +58,7 @@ def build(
     rng: random.Random,
     journal: Journal,
     *,
-    make_lane: LaneMaker = Lane,
+    make_lane: LaneMaker = StreamLane,
 ) -> Components:
     """One orchestrator, not started yet."""
     metrics = Metrics()

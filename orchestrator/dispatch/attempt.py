@@ -81,7 +81,7 @@ class Attempt:
 
     # what the lane tells
 
-    def started(self, wait_ms: float) -> None:
+    def on_started(self, wait_ms: float) -> None:
         if self.task.attempt is not self:
             return
         try:
@@ -90,7 +90,7 @@ class Attempt:
         except Exception:
             self._owner.listener_failed(self)
 
-    def tokens(self, delta: Delta, now: float) -> None:
+    def on_tokens(self, delta: Delta, now: float) -> None:
         task = self.task
         if task.hedge is not None and (task.attempt is self or task.hedge is self):
             self._owner.first_token(self)
@@ -104,19 +104,19 @@ class Attempt:
         except Exception:
             self._owner.listener_failed(self)
 
-    def paused(self) -> None:
+    def on_paused(self) -> None:
         """It is as we asked; the books were kept when we did."""
 
-    def resumed(self) -> None:
+    def on_resumed(self) -> None:
         """The same."""
 
-    def ended(self, end: End) -> None:
+    def on_ended(self, end: End) -> None:
         try:
             self._owner.attempt_ended(self, end)
         except Exception:
             self._owner.listener_failed(self)
 
-    def lost(self, error: TidegateError) -> None:
+    def on_lost(self, error: TidegateError) -> None:
         try:
             self._owner.attempt_lost(self, error)
         except Exception:

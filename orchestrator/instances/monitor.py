@@ -66,9 +66,9 @@ class InstanceMonitor:
 
     def lane_opened(self, lane: Lane, first: Frame) -> None:
         lane_log.info("lane opened", extra=fields(instance=lane.address))
-        self.lane_news(lane, first)
+        self.lane_reported(lane, first)
 
-    def lane_news(self, lane: Lane, frame: Frame) -> None:
+    def lane_reported(self, lane: Lane, frame: Frame) -> None:
         instance = self._registry.instances[lane.address]
         if frame.card is not None:
             self._card_received(instance, frame.card)

@@ -16,7 +16,7 @@ from orchestrator.instances.breaker import Breakers
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.lanes import Lane, LaneConfig, LaneOwner
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner, StreamLane
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
 
@@ -49,7 +49,7 @@ class Registry:
         config: RegistryConfig,
         clock: Clock,
         rng: random.Random,
-        make_lane: LaneMaker = Lane,
+        make_lane: LaneMaker = StreamLane,
     ) -> None:
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}

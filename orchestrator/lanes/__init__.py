@@ -1,9 +1,11 @@
-"""Lanes: few long-lived ``ModelStreamInfer`` calls that carry every job to a Triton instance.
+"""Lanes: few long-lived calls that carry every job to a Triton instance.
 
-- ``wire``   lane messages and frames in and out of Triton's protobuf
-- ``lane``   one lane: connects, submits, reads frames, reconnects
+- ``base``   what every kind of lane is and does, and who hears of it
+- ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
+- ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
 """
 
-from orchestrator.lanes.lane import JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.lane import StreamLane
 
-__all__ = ["JobSink", "Lane", "LaneConfig", "LaneOwner"]
+__all__ = ["JobSink", "Lane", "LaneConfig", "LaneOwner", "StreamLane"]

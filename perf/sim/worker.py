@@ -362,7 +362,7 @@ class SimLane(Lane):
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        super().__init__(address, config, owner, clock, rng)
+        super().__init__(address, owner, clock)
         self._worker = worker
         self._sim_jobs: dict[int, _Job] = {}
         self._beat: Timer | None = None
@@ -375,6 +375,15 @@ class SimLane(Lane):
         stats = self._worker.stats()
         self._owner.lane_opened(self, Frame(0, stats=stats, card=self._worker.card))
         self._beat = self._clock.call_at(self._clock.now() + HEARTBEAT_S, self._heartbeat)
+
+    def break_off(self, reason: str) -> None:
+        """It never goes silent while its worker lives."""
+
+    def reopen(self) -> None:
+        """Its worker's model is never loaded anew."""
+
+    def describe(self) -> None:
+        """The card came with the first frame, and there is no prefix cache."""
 
     def probe(self) -> None:
         """What is sent here always arrives."""
@@ -402,10 +411,7 @@ class SimLane(Lane):
         keeps_on: bool = False,
     ) -> int:
         """As the real lane's. The first token id is how long the answer is by itself."""
-        handle = self._next_handle
-        self._next_handle += 1
-        self.submitted_total += 1
-        self._jobs[handle] = sink
+        handle = self._add_job(sink)
         now = self._clock.now()
         job = _Job(
             lane=self,
@@ -470,4 +476,4 @@ class SimLane(Lane):
         now = self._clock.now()
         self.last_frame_at = now
         self._beat = self._clock.call_at(now + HEARTBEAT_S, self._heartbeat)
-        self._owner.lane_news(self, Frame(0, stats=self._worker.stats()))
+        self._owner.lane_reported(self, Frame(0, stats=self._worker.stats()))

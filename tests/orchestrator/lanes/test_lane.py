@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
-from orchestrator.lanes import Lane, LaneConfig
+from orchestrator.lanes import Lane, LaneConfig, StreamLane
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
 
@@ -34,29 +34,29 @@ class News:
         self.card_can_pause = first.card.can_pause
         self.note("opened")
 
-    def lane_news(self, lane: Lane, frame: Frame) -> None: ...
+    def lane_reported(self, lane: Lane, frame: Frame) -> None: ...
 
     def lane_closed(self, lane: Lane, reason: str) -> None: ...
 
     def emission_sampled(self, seconds: float, tokens: int) -> None: ...
 
-    def started(self, wait_ms: float) -> None:
+    def on_started(self, wait_ms: float) -> None:
         self.note("started")
 
-    def tokens(self, delta: Delta, now: float) -> None:
+    def on_tokens(self, delta: Delta, now: float) -> None:
         self.ids += delta.ids
 
-    def paused(self) -> None:
+    def on_paused(self) -> None:
         self.note("paused")
 
-    def resumed(self) -> None:
+    def on_resumed(self) -> None:
         self.note("resumed")
 
-    def ended(self, end: End) -> None:
+    def on_ended(self, end: End) -> None:
         self.end = end
         self.note("ended")
 
-    def lost(self, error: TidegateError) -> None:
+    def on_lost(self, error: TidegateError) -> None:
         self.note("lost")
 
 
@@ -66,7 +66,7 @@ async def lane_to(address: str) -> AsyncIterator[tuple[Lane, News]]:
     news = News()
     config = LaneConfig(open_timeout_s=30.0, keepalive_s=60.0, reconnect_min_s=1, reconnect_max_s=1)
     clock = LoopClock(asyncio.get_running_loop())
-    lane = Lane(address, config, news, clock, random.Random(3))
+    lane = StreamLane(address, config, news, clock, random.Random(3))
     lane.start()
     try:
         await news.until(lambda: lane.is_open)

@@ -1,0 +1,198 @@
+"""What a lane is: a way to one Triton instance that carries many jobs, whatever its wire is.
+
+A kind of lane implements ``Lane``'s abstract methods and keeps two promises: every job that was
+submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner hears of
+``lane_opened`` and ``lane_closed`` in turns. It reconnects by itself until it is closed.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.clock import Clock
+from orchestrator.errors import InstanceLost, TidegateError
+from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
+
+
+class JobSink(Protocol):
+    """Hears of one job on a lane. Called by the lane's reader: must neither wait nor raise."""
+
+    def on_started(self, wait_ms: float) -> None:
+        """The worker began with the job, which had waited there for ``wait_ms``."""
+
+    def on_tokens(self, delta: Delta, now: float) -> None:
+        """Its next tokens; ``now`` is in seconds of the clock."""
+
+    def on_paused(self) -> None:
+        """The job stands still; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
+
+    def on_resumed(self) -> None:
+        """The job goes on."""
+
+    def on_ended(self, end: End) -> None:
+        """The job's terminal record; nothing follows."""
+
+    def on_lost(self, error: TidegateError) -> None:
+        """The job will not be heard of again; nothing follows."""
+
+
+class LaneOwner(Protocol):
+    """Hears of a lane's own state."""
+
+    def lane_opened(self, lane: "Lane", first: Frame) -> None:
+        """The lane is up. ``first`` carries the model card."""
+
+    def lane_reported(self, lane: "Lane", frame: Frame) -> None:
+        """A frame with statistics, a drain, a new card or a report of the prefix cache."""
+
+    def lane_closed(self, lane: "Lane", reason: str) -> None:
+        """The lane is broken; its jobs have been told."""
+
+    def emission_sampled(self, seconds: float, tokens: int) -> None:
+        """A frame with that many tokens took this long to reach its clients' sockets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """How lanes connect. Seconds."""
+
+    open_timeout_s: float
+    keepalive_s: float
+    reconnect_min_s: float
+    reconnect_max_s: float
+    token: str = field(default="", repr=False)
+    """What workers ask of whoever opens a lane."""
+
+
+class Lane(ABC):
+    """One lane to the instance at ``address``. Its jobs are numbered by ``handle``."""
+
+    def __init__(self, address: str, owner: LaneOwner, clock: Clock) -> None:
+        self.address = address
+        self.is_open = False
+        self.is_reopening = False
+        """It was given up because it was stale, and the next attempt to connect has not failed."""
+        self.is_closing = False
+        """Triton takes no new requests for the model; jobs that it has go on."""
+        self.last_frame_at = clock.now()
+        """When it was last heard of, in seconds of the clock."""
+        self.tokens_total = 0
+        self.frames_total = 0
+        self.sessions_total = 0
+        self.submitted_total = 0
+        self._owner = owner
+        self._clock = clock
+        self._jobs: dict[int, JobSink] = {}
+        self._next_handle = 0
+
+    @property
+    def load(self) -> int:
+        """Jobs that the worker has not reported the end of."""
+        return len(self._jobs)
+
+    def silent_s(self, now: float) -> float:
+        """How long ago its last frame came, in seconds."""
+        return now - self.last_frame_at
+
+    # ── for those who have work ──────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def submit(
+        self,
+        sink: JobSink,
+        *,
+        token_ids: list[int],
+        sampling: Sampling,
+        budget_ms: float,
+        deadline_unix_ms: int,
+        on_deadline: OnDeadline,
+        correlation_id: str,
+        cache_salt: str = "",
+        session: str = "",
+        first_token_budget_ms: float | None = None,
+        token_gap_ms: float | None = None,
+        keeps_on: bool = False,
+    ) -> int:
+        """Send a job on an open lane; returns its handle. The fields are ``Submit``'s."""
+
+    @abstractmethod
+    def cancel(self, handle: int, cause: AbortCause) -> None:
+        """Stop a job within one engine step. Idempotent; its end is still reported."""
+
+    @abstractmethod
+    def pause(self, handle: int) -> None:
+        """Have a job stand still, its KV kept. Idempotent; for workers that ``can_pause``."""
+
+    @abstractmethod
+    def resume(self, handle: int) -> None:
+        """Have a paused job go on. Idempotent."""
+
+    # ── for its owner ────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def start(self) -> None:
+        """Connect, and keep connected until ``close``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give it up for good: the worker stops whatever still runs on it. Idempotent."""
+
+    @abstractmethod
+    def break_off(self, reason: str) -> None:
+        """Give this connection up and connect anew."""
+
+    @abstractmethod
+    def reopen(self) -> None:
+        """The same, since another lane to this worker was found to be stale."""
+
+    @abstractmethod
+    def describe(self) -> None:
+        """Ask for the card and a full report of the prefix cache."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Find out whether what is sent still arrives, if nothing else would; call it often."""
+
+    # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
+
+    def _add_job(self, sink: JobSink) -> int:
+        """A new job's handle."""
+        handle = self._next_handle
+        self._next_handle += 1
+        self.submitted_total += 1
+        self._jobs[handle] = sink
+        return handle
+
+    def _lose_jobs(self) -> None:
+        jobs, self._jobs = self._jobs, {}
+        for sink in jobs.values():
+            sink.on_lost(InstanceLost("the instance that worked on this was lost; try again"))
+
+    def _dispatch(self, frame: Frame, now: float) -> int:
+        """Hand a frame's parts to their jobs; returns how many tokens there were."""
+        jobs = self._jobs
+        for started in frame.started:
+            sink = jobs.get(started.handle)
+            if sink is not None:
+                sink.on_started(started.wait_ms)
+        tokens = 0
+        for delta in frame.deltas:
+            tokens += len(delta.ids)
+            sink = jobs.get(delta.handle)
+            if sink is not None:
+                sink.on_tokens(delta, now)
+        for handle in frame.paused:
+            sink = jobs.get(handle)
+            if sink is not None:
+                sink.on_paused()
+        for handle in frame.resumed:
+            sink = jobs.get(handle)
+            if sink is not None:
+                sink.on_resumed()
+        for end in frame.ends:
+            sink = jobs.pop(end.handle, None)
+            if sink is not None:
+                sink.on_ended(end)
+        self.tokens_total += tokens
+        self.frames_total += 1
+        return tokens
