@@ -16,15 +16,14 @@ from typing import Final
 
 from rich.console import Console
 
-from perf.engine.aside import aside
+from perf import SEED
+from perf.engine.checkpoints import SHAPES, make_checkpoint
 from perf.engine.parts import PARTS, Bench, Load
-from perf.engine.rig import Rig
-from perf.engine.shapes import SHAPES, make_checkpoint
+from perf.engine.rig import Rig, run_beside
 from perf.report.bundle import BenchResult, Bundle
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.recording import Recording
 from perf.report.table import show
-from perf.stack.context import SEED
 
 _FULL: Final = Load(repeats=4, new_tokens=48, prompt_tokens=512, batches=(1, 8, 32))
 _QUICK: Final = Load(repeats=2, new_tokens=12, prompt_tokens=256, batches=(1, 8))
@@ -38,7 +37,8 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
     load = _QUICK if args.quick else _FULL
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=args.scratch) as scratch:
         console.print(f"making a checkpoint of shape {name} …", style="dim")
-        checkpoint = aside(lambda: make_checkpoint(Path(scratch) / name, SHAPES[name], SEED))
+        checkpoint = Path(scratch) / name
+        run_beside(lambda: make_checkpoint(checkpoint, SHAPES[name], SEED))
         with Rig(checkpoint, args.device, **settings) as rig:
             bench = Bench(checkpoint, args.device, rig, load, Path(scratch), settings)
             card = rig.loaded.card
@@ -53,7 +53,7 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
 
 
 def main(command: Sequence[str]) -> int:
-    """Run, print, save."""
+    """EngineRun, print, save."""
     parser = new_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a small shape, few samples")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")

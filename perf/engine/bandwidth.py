@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from perf.engine.aside import aside
+from perf.engine.rig import run_beside
 
 _CPU_BYTES: Final = 512 * 2**20
 _CUDA_BYTES: Final = 4 * 2**30
@@ -17,7 +17,7 @@ class Bandwidth:
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
         elements = (_CUDA_BYTES if self._cuda else _CPU_BYTES) // 4
-        self._buffer = aside(lambda: torch.ones(elements, device=device))
+        self._buffer = run_beside(lambda: torch.ones(elements, device=device))
         self._out = torch.empty_like(self._buffer) if self._cuda else None
         self.samples: list[float] = []
         self.sample()
@@ -25,7 +25,7 @@ class Bandwidth:
 
     def sample(self) -> None:
         """Add one sample, bytes per second."""
-        self.samples.append(aside(self._measure))
+        self.samples.append(run_beside(self._measure))
 
     def _measure(self) -> float:
         begun = time.perf_counter()

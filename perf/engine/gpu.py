@@ -11,17 +11,11 @@ or hangs costs its own rows only. Ends with a table; ``--json`` also writes a bu
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +36,9 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when every section ran to its end, whatever it found; 1 otherwise."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    options = parser.parse_args(given)
     if options.section:
         _run_section(options)
         return 0
@@ -53,8 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     if missing:
         print(f"missing: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
-        if "torch" in missing or "numpy" in missing:
+        if missing != ["safetensors"]:  # without it, a section or two go on
             return 1
+    # Not before: these need msgspec.
+    from perf.report.machine import versions
+    from perf.report.recording import DirtyTree, Recording
+
+    try:
+        recording = Recording.begin(
+            ["perf.engine.gpu", *given], options.json, allow_dirty=options.allow_dirty
+        )
+    except DirtyTree as error:
+        parser.error(str(error))
     started = time.monotonic()
     scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-"))
     scratch.mkdir(parents=True, exist_ok=True)
@@ -69,12 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if not options.scratch:
             shutil.rmtree(scratch, ignore_errors=True)
-    facts = _facts(options, time.monotonic() - started)
+    facts = recording.facts() | {
+        "versions": versions("triton", "safetensors"),
+        "seconds": round(time.monotonic() - started, 1),
+    }
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(table(rows))
-    if options.json:
-        bundle = facts | {"complete": complete, "rows": [asdict(row) for row in rows]}
-        Path(options.json).write_text(json.dumps(bundle, indent=1) + "\n")
+    recording.save(facts | {"complete": complete, "rows": rows})
     return 0 if complete else 1
 
 
@@ -84,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the script itself")
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for all of it")
-    parser.add_argument("--json", help="write a bundle there")
+    parser.add_argument("--json", type=Path, help="save a bundle there")
+    parser.add_argument(
+        "--allow-dirty", action="store_true", help="though the checkout has changes"
+    )
     parser.add_argument("--scratch", help="directory for checkpoints, kept; 17 GB")
     parser.add_argument("--section", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
@@ -155,37 +165,6 @@ def _run_section(options: argparse.Namespace) -> None:
         "engine": gpu_parts.engine,
     }[options.section]
     run(report, device, scratch, tiny=options.tiny)
-
-
-def _facts(options: argparse.Namespace, seconds: float) -> dict[str, object]:
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "triton", "numpy", "safetensors", "msgspec"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    given = [f"--device {options.device}"] + (["--tiny"] if options.tiny else [])
-    given += ["--only " + " ".join(options.only)] if options.only else []
-    return {
-        "command": shlex.join(["python", "-m", "perf.engine.gpu"]) + " " + " ".join(given),
-        "commit": _output("git", "-C", str(_ROOT), "rev-parse", "HEAD") or "unknown",
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "gpu": _output(
-            "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
-        ),
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": versions,
-        "seconds": round(seconds, 1),
-    }
-
-
-def _output(*command: str) -> str:
-    """What the command prints; empty when it is missing or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

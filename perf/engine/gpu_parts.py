@@ -1,30 +1,36 @@
 """Sections ``tokens``, ``loader`` and ``engine``: the worker's engine without Triton around it."""
 
-import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
 
-from perf.engine.gpu_model import LLAMA_8B, TINY, Built, Shape, build, load, write_checkpoint
+from perf.engine.bare_engine import Built, build, load
+from perf.engine.checkpoints import (
+    LLAMA,
+    LLAMA_8B,
+    ModelShape,
+    drop_page_cache,
+    make_checkpoint,
+)
+from perf.engine.runs import NEVER, EngineRun, Prompts, Runs, Stepping, greedy
 from perf.engine.timing import copy_gb_per_s, synchronize, timed_ms
 from perf.report.rows import Report
+from perf.report.stats import median
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
-from worker.core import Event, Job, JobFinished, JobTokens
+from worker.core import Job
 from worker.models.config import ModelConfig
 from worker.models.model import Model
 from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.runner.cuda_runner import CudaRunner
 from worker.runner.forward import TiledForward
 
-_NEVER = 1e12
-_EXACT = Shape(4, 256, 512, 8, 2, 32, 1000, 512, "float32")
-_HALF = Shape(4, 256, 512, 8, 2, 32, 1000, 512, "bfloat16")
+_SMALL = ModelShape(*LLAMA, 1000, 256, 512, 4, 8, 2, max_position_embeddings=512)
+_TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
 
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────
@@ -32,9 +38,8 @@ _HALF = Shape(4, 256, 512, 8, 2, 32, 1000, 512, "bfloat16")
 
 def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
     """A small model: the same greedy tokens as on the CPU, whatever runs them."""
-    for shape in (_EXACT, _HALF):
-        path = scratch / f"small-{shape.dtype}"
-        write_checkpoint(path, shape, within_s=10)
+    for dtype in ("float32", "bfloat16"):
+        make_checkpoint(scratch / f"small-{dtype}", replace(_SMALL, torch_dtype=dtype), seed=0)
     cpu = torch.device("cpu")
     exact = load(scratch / "small-float32", cpu)
     expected = _texts(build(*exact, cpu, max_running=12, blocks=400))
@@ -72,19 +77,10 @@ def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
 
 
 def _texts(built: Built) -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    jobs = [
-        _job(rng.integers(2, 999, 1 + n * 13 % 150).tolist(), 8 + n * 5 % 40) for n in range(24)
-    ]
-    ids: dict[int, list[int]] = {id(job): [] for job in jobs}
-    for job in jobs:
-        built.engine.submit(job)
-    while True:
-        for event in built.engine.step():
-            if isinstance(event, JobTokens):
-                ids[id(event.job)] += event.ids
-        if not built.engine.scheduler.has_work:
-            return [ids[id(job)] for job in jobs]
+    prompts, runs = Prompts(999, seed=3), Runs(built.engine)
+    texts = [runs.submit(greedy(prompts.draw(1 + n * 13 % 150), 8 + n * 5 % 40)) for n in range(24)]
+    runs.step_until_idle()
+    return [run.ids for run in texts]
 
 
 def _deterministic(report: Report, model: Model, config: ModelConfig, name: str) -> None:
@@ -108,13 +104,13 @@ def _deterministic(report: Report, model: Model, config: ModelConfig, name: str)
 
 def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
     """Write the large checkpoint, then load it from disk and from the page cache."""
-    shape = TINY if tiny else LLAMA_8B
     path = scratch / "large"
-    shape, seconds = write_checkpoint(path, shape, within_s=min(45.0, report.left_s * 0.4))
+    started = time.monotonic()
+    shape = _make_large(report, path, tiny=tiny)
+    seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
-    report.add(
-        "checkpoint written", size_gb / seconds, "GB/s", f"{size_gb:.1f} GB, {shape.layers} layers"
-    )
+    note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
+    report.add("checkpoint written", size_gb / seconds, "GB/s", note)
 
     def timed(what: str) -> None:
         before = 0
@@ -134,10 +130,7 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
         del model
 
     def cold() -> None:
-        for file in path.glob("*.safetensors"):
-            handle = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
+        drop_page_cache(path)
         timed("load, cold (page cache dropped)")
 
     # The first load also starts CUDA.
@@ -145,6 +138,11 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     report.attempt("load, warm", lambda: timed("load, warm (in the page cache)"))
     report.attempt("load, warm again", lambda: timed("load, warm again"))
     report.attempt("load, cold", cold)
+
+
+def _make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:
+    shape = _TINY if tiny else LLAMA_8B
+    return make_checkpoint(path, shape, seed=0, within_s=min(45.0, report.left_s * 0.4))
 
 
 # ── engine ───────────────────────────────────────────────────────────────────────────────────
@@ -163,12 +161,12 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     """The large model: recording, decodes, cancels, a mixed load."""
     path = scratch / "large"
     if not (path / "config.json").exists():
-        write_checkpoint(path, TINY if tiny else LLAMA_8B, within_s=min(45.0, report.left_s * 0.4))
+        _make_large(report, path, tiny=tiny)
     sizes = (
         _Sizes((1, 2, 4), 40, 10, 30, 3) if tiny else _Sizes((1, 8, 16, 32, 64), 1024, 96, 300, 25)
     )
     model, config = load(path, device)
-    shape = _shape_of(config)
+    shape = ModelShape.of(path)
     most = max(sizes.batches)
     blocks = most * -(-(sizes.keys + sizes.answer) // 16) + 16
     built = build(model, config, device, max_running=most, blocks=blocks, max_step_tokens=2048)
@@ -204,23 +202,8 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     report.attempt("stop", built.engine.stop)
 
 
-def _shape_of(config: ModelConfig) -> Shape:
-    c = config
-    return Shape(
-        c.num_layers,
-        c.hidden_size,
-        c.intermediate_size,
-        c.num_heads,
-        c.num_kv_heads,
-        c.head_dim,
-        c.vocab_size,
-        c.context_tokens,
-        c.dtype,
-    )
-
-
 def _decode(
-    report: Report, built: Built, shape: Shape, batch: int, keys: int, copy_gb_s: float
+    report: Report, built: Built, shape: ModelShape, batch: int, keys: int, copy_gb_s: float
 ) -> None:
     """The recorded step by the device's clock: what the memory is used for, without the engine."""
     runner = built.runner
@@ -237,7 +220,7 @@ def _decode(
         row = np.zeros(width, np.int64)
         row[:per_row] = order[slot * per_row : (slot + 1) * per_row]
         state.begin(slot, row)
-    ids = rng.integers(2, shape.vocab, batch)
+    ids = rng.integers(2, shape.vocab_size, batch)
     positions, slots = np.full(batch, keys - 1), np.arange(batch)
     device = built.pool.device
     with torch.inference_mode():
@@ -253,31 +236,21 @@ def _decode(
     )
 
 
-def _job(ids: list[int], answer: int, *, deadline: float = _NEVER, **changes: object) -> Job:
-    parameters = {"max_tokens": answer, "temperature": 0.0, "ignore_eos": True} | changes
-    return Job(ids, Sampling(**parameters), deadline)  # type: ignore[arg-type]
-
-
-def _prompt(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
-    ids: list[int] = rng.integers(2, vocab, length).tolist()
-    return ids
-
-
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:
     """Through scheduler, sampler and events, stepped by hand; steps that only decode are timed."""
     runner, engine = built.runner, built.engine
     assert isinstance(runner, CudaRunner)
     for overlap in (True, False):
         engine._launcher = runner if overlap else None
-        rng = np.random.default_rng(5)
-        for _ in range(batch):
-            engine.submit(_job(_prompt(rng, sizes.keys - 1, vocab), sizes.answer))
-        begun: set[int] = set()
-        while len(begun) < batch:
-            begun |= {id(e.job) for e in engine.step() if isinstance(e, JobTokens)}
-        count, started = 0, time.monotonic()
-        while engine.scheduler.has_work:
-            count += sum(len(e.ids) for e in engine.step() if isinstance(e, JobTokens))
+        prompts, runs = Prompts(vocab, seed=5), Runs(engine)
+        batched = [
+            runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
+        ]
+        while not all(run.ids for run in batched):
+            runs.take(engine.step())
+        before, started = sum(len(run.ids) for run in batched), time.monotonic()
+        runs.step_until_idle()
+        count = sum(len(run.ids) for run in batched) - before
         rate = count / (time.monotonic() - started)
         name = f"engine {batch} x {sizes.keys}, overlap {'on' if overlap else 'off'}"
         report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
@@ -289,111 +262,61 @@ def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab:
 def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None:
     """Prompts and one token each; then one prompt beside decodes, and what it does to them."""
     engine = built.engine
-    rng = np.random.default_rng(8)
+    prompts, runs = Prompts(vocab, seed=8), Runs(engine)
     count = min(16, max(sizes.batches))
     for _ in range(count):
-        engine.submit(_job(_prompt(rng, sizes.keys, vocab), 1))
+        runs.submit(greedy(prompts.draw(sizes.keys), 1))
     started = time.monotonic()
-    _drain(built)
+    runs.step_until_idle()
     rate = count * sizes.keys / (time.monotonic() - started)
     report.add("prefill", rate, "tokens/s", f"{count} prompts of {sizes.keys}, nothing else")
 
-    others = [_job(_prompt(rng, 8, vocab), sizes.keys) for _ in range(count - 1)]
-    for job in others:
-        engine.submit(job)
+    others = [runs.submit(greedy(prompts.draw(8), sizes.keys)) for _ in range(count - 1)]
     for _ in range(12):
-        engine.step()
+        runs.take(engine.step())
     length = sizes.keys // 2
-    gaps: list[float] = []
-    plain: list[float] = []
-    for kind in (plain, gaps):
-        probe = _job(_prompt(rng, length, vocab), 1)
-        started = at = time.monotonic()
-        if kind is gaps:
-            engine.submit(probe)
-        for _ in range(40):
-            events = engine.step()
-            kind.append((time.monotonic() - at) * 1e3)
-            at = time.monotonic()
-            if any(isinstance(event, JobFinished) and event.job is probe for event in events):
-                note = f"{length} tokens beside {len(others)} decodes"
-                report.add("first token", (at - started) * 1e3, "ms", note)
-                break
-    note = f"largest, with a prompt beside; {max(plain):.1f} ms without"
-    report.add("time between tokens", max(gaps), "ms", note)
-    for job in others:
-        engine.cancel(job, AbortCause.CANCEL)
-    _drain(built)
+    without = _step_times(runs, None)
+    probe = runs.submit(greedy(prompts.draw(length), 1))
+    beside = _step_times(runs, probe)
+    if probe.finished is not None:
+        note = f"{length} tokens beside {len(others)} decodes"
+        report.add("first token", probe.ttft_s * 1e3, "ms", note)
+    note = f"largest, with a prompt beside; {max(without):.1f} ms without"
+    report.add("time between tokens", max(beside), "ms", note)
+    for run in others:
+        engine.cancel(run.job, AbortCause.CANCEL)
+    runs.step_until_idle()
 
 
-def _drain(built: Built) -> None:
-    built.engine.step()
-    while built.engine.scheduler.has_work:
-        built.engine.step()
-
-
-class _Running:
-    """The engine on its own thread, with what it has said."""
-
-    def __init__(self, built: Built) -> None:
-        self.built = built
-        self.ended: dict[int, JobFinished] = {}
-        self.tokens = 0
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        engine = self.built.engine
-        while not self._stopping:
-            events = engine.step()
-            if events:
-                self._note(events)
-            elif not engine.scheduler.has_work:
-                time.sleep(0.0005)
-
-    def _note(self, events: list[Event]) -> None:
-        with self._changed:
-            for event in events:
-                if isinstance(event, JobFinished):
-                    self.ended[id(event.job)] = event
-                elif isinstance(event, JobTokens):
-                    self.tokens += len(event.ids)
-            self._changed.notify_all()
-
-    def wait(self, jobs: list[Job], within_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: all(id(job) in self.ended for job in jobs), timeout=within_s
-            )
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._thread.join()
+def _step_times(runs: Runs, until: EngineRun | None, most: int = 40) -> list[float]:
+    """Of so many steps at most, in ms; fewer when ``until`` has ended."""
+    times = []
+    for _ in range(most):
+        at = time.monotonic()
+        runs.take(runs.engine.step())
+        times.append((time.monotonic() - at) * 1e3)
+        if until is not None and until.finished is not None:
+            break
+    return times
 
 
 def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
     """From the cancel to slot and blocks free, with the device quiescent, beside other jobs."""
-    running = _Running(built)
-    rng = np.random.default_rng(6)
+    rng, prompts = np.random.default_rng(6), Prompts(vocab, seed=6)
     beside = max(sizes.batches) // 2
     long = min(sizes.keys // 2, 200)
-    others = [_job(_prompt(rng, 8, vocab), sizes.keys) for _ in range(beside)]
-    for job in others:
-        built.engine.submit(job)
     times = []
-    for _ in range(sizes.cancels):
-        job = _job(_prompt(rng, long, vocab), sizes.keys)
-        built.engine.submit(job)
-        time.sleep(0.01 + float(rng.random()) * 0.05)
-        built.engine.cancel(job, AbortCause.CANCEL)
-        if running.wait([job], 10) and running.ended[id(job)].abort_ms is not None:
-            times.append(float(running.ended[id(job)].abort_ms or 0.0))
-    for job in others:
-        built.engine.cancel(job, AbortCause.CANCEL)
-    running.wait(others, 20)
-    running.stop()
+    with Stepping(built.engine) as running:
+        others = [running.submit(greedy(prompts.draw(8), sizes.keys)) for _ in range(beside)]
+        for _ in range(sizes.cancels):
+            run = running.submit(greedy(prompts.draw(long), sizes.keys))
+            time.sleep(0.01 + float(rng.random()) * 0.05)
+            built.engine.cancel(run.job, AbortCause.CANCEL)
+            if running.wait([run], 10) and run.finished and run.finished.abort_ms is not None:
+                times.append(run.finished.abort_ms)
+        for run in others:
+            built.engine.cancel(run.job, AbortCause.CANCEL)
+        running.wait(others, 20)
     step_ms = built.engine.stats().step_ms
     note = f"{len(times)} cancels beside {beside} jobs, steps of {step_ms:.1f} ms"
     if not times:
@@ -406,33 +329,37 @@ def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
 def _mixed(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
     """Prompts and answers of all lengths, cancels and deadlines among them; nothing may be left."""
     device, scheduler = built.pool.device, built.engine.scheduler
-    rng = np.random.default_rng(7)
-    running = _Running(built)
+    rng, prompts = np.random.default_rng(7), Prompts(vocab, seed=7)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     started = time.monotonic()
-    jobs = []
-    for n in range(sizes.jobs):
-        kind = rng.random()
-        changes: dict[str, object] = {"temperature": 0.8, "seed": n} if kind < 0.5 else {}
-        deadline = time.monotonic() + 0.2 if kind > 0.93 else _NEVER
-        length, answer = int(rng.integers(1, sizes.keys)), int(rng.integers(1, sizes.answer))
-        job = _job(_prompt(rng, length, vocab), answer, deadline=deadline, **changes)
-        jobs.append(job)
-        built.engine.submit(job)
-        if kind < 0.15:
-            threading.Timer(
-                float(rng.random()), built.engine.cancel, (job, AbortCause.CANCEL)
-            ).start()
-    done = running.wait(jobs, max(5.0, min(90.0, report.left_s - 5)))
-    seconds = time.monotonic() - started
-    running.stop()
-    ends = [running.ended[id(job)] for job in jobs if id(job) in running.ended]
+    runs = []
+    with Stepping(built.engine) as running:
+        for n in range(sizes.jobs):
+            kind = rng.random()
+            length, answer = int(rng.integers(1, sizes.keys)), int(rng.integers(1, sizes.answer))
+            sampling = Sampling(
+                max_tokens=answer,
+                temperature=0.8 if kind < 0.5 else 0.0,
+                seed=n if kind < 0.5 else None,
+                ignore_eos=True,
+            )
+            deadline = time.monotonic() + 0.2 if kind > 0.93 else NEVER
+            run = running.submit(Job(prompts.draw(length), sampling, deadline))
+            runs.append(run)
+            if kind < 0.15:
+                later = float(rng.random())
+                cancel = (run.job, AbortCause.CANCEL)
+                threading.Timer(later, built.engine.cancel, cancel).start()
+        done = running.wait(runs, max(5.0, min(90.0, report.left_s - 5)))
+        seconds = time.monotonic() - started
+    ends = [run.finished for run in runs if run.finished is not None]
     reasons = {
         reason.value: sum(end.reason is reason for end in ends)
         for reason in FinishReason
         if any(end.reason is reason for end in ends)
     }
-    report.add("mixed load", running.tokens / seconds, "tokens/s", f"{seconds:.1f} s, {reasons}")
+    count = sum(len(run.ids) for run in runs)
+    report.add("mixed load", count / seconds, "tokens/s", f"{seconds:.1f} s, {reasons}")
     report.add("mixed load: late tokens, most of a job", max(end.late_tokens for end in ends))
     clean = done and scheduler.pool.used_count == 0 and not scheduler.has_work
     if clean:

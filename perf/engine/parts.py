@@ -9,10 +9,11 @@ from typing import Final
 
 import torch
 
-from perf.engine.aside import aside
 from perf.engine.bandwidth import Bandwidth
-from perf.engine.peer import Peer
-from perf.engine.rig import Rig, Run
+from perf.engine.baseline import Baseline
+from perf.engine.checkpoints import drop_page_cache
+from perf.engine.rig import Rig, run_beside
+from perf.engine.runs import EngineRun
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from worker.protocol import AbortCause
@@ -47,7 +48,7 @@ class Bench:
 def decode(bench: Bench) -> list[Figure]:
     """Whole runs beside ``generate`` in turns; steps against the read bandwidth."""
     model = bench.rig.model
-    peer = aside(lambda: Peer(bench.checkpoint, bench.device, model.dtype))
+    baseline = run_beside(lambda: Baseline(bench.checkpoint, bench.device, model.dtype))
     bandwidth = Bandwidth(bench.device)
     figures = []
     for batch in bench.load.batches:
@@ -58,13 +59,13 @@ def decode(bench: Bench) -> list[Figure]:
             runs = _together(bench.rig, prompts, bench.load.new_tokens)
             bandwidth.sample()
             seconds = _ended(runs) - min(run.submitted_at for run in runs)
-            peer_seconds = _generate(bench, peer, prompts)
+            baseline_seconds = _generate(bench, baseline, prompts)
             if i == 0:  # warm-up
                 continue
             tokens = batch * bench.load.new_tokens
             ours.append(tokens / seconds)
-            theirs.append(tokens / peer_seconds)
-            ratios.append(peer_seconds / seconds)
+            theirs.append(tokens / baseline_seconds)
+            ratios.append(baseline_seconds / seconds)
             step = median([gap for run in runs for gap in run.gaps_s[1:]])
             steps.append(step)
             shares.append(model.step_bytes / step / median(bandwidth.samples[-2:]))
@@ -187,7 +188,7 @@ def load(bench: Bench) -> list[Figure]:
         starts: list[dict[str, float]] = []
         for _ in range(bench.load.repeats):
             if name == "cold":
-                _evict(bench.checkpoint)
+                drop_page_cache(bench.checkpoint)
             with Rig(bench.checkpoint, bench.device, **bench.settings) as rig:
                 starts.append(dict(rig.loaded.load_ms))
         for phase in starts[0]:
@@ -206,24 +207,24 @@ PARTS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
 }
 
 
-def _together(rig: Rig, prompts: list[list[int]], tokens: int) -> list[Run]:
+def _together(rig: Rig, prompts: list[list[int]], tokens: int) -> list[EngineRun]:
     runs = [rig.submit(prompt, tokens) for prompt in prompts]
     rig.wait(*runs)
     return runs
 
 
-def _ended(runs: list[Run]) -> float:
+def _ended(runs: list[EngineRun]) -> float:
     return max(run.token_times[-1] for run in runs)
 
 
-def _gaps(run: Run, begin: float, end: float) -> list[float]:
+def _gaps(run: EngineRun, begin: float, end: float) -> list[float]:
     """Between tokens of which the later one came from ``begin`` to ``end``."""
     later = run.token_times[2:]  # the first gap holds the rest of the others' prompts
     pairs = zip(run.token_times[1:], later, strict=False)
     return [after - before for before, after in pairs if begin <= after <= end]
 
 
-def _expect_cached(run: Run) -> None:
+def _expect_cached(run: EngineRun) -> None:
     if run.finished is None or not run.finished.cached_tokens:
         raise RuntimeError("the prompt was not in the prefix cache; nothing to compare")
 
@@ -232,7 +233,7 @@ def _warm(rig: Rig) -> None:
     rig.ask(rig.prompts.draw(rig.engine.scheduler.config.max_step_tokens), 2)
 
 
-def _generate(bench: Bench, peer: Peer, prompts: list[list[int]]) -> float:
+def _generate(bench: Bench, baseline: Baseline, prompts: list[list[int]]) -> float:
     """Seconds, with one thread per core, whatever the engine chose for a small model."""
     chosen = torch.get_num_threads()
 
@@ -240,22 +241,11 @@ def _generate(bench: Bench, peer: Peer, prompts: list[list[int]]) -> float:
         if bench.device == "cpu":
             torch.set_num_threads(len(os.sched_getaffinity(0)))
         try:
-            return peer.generate(prompts, bench.load.new_tokens)
+            return baseline.generate(prompts, bench.load.new_tokens)
         finally:
             torch.set_num_threads(chosen)
 
-    return aside(call)
-
-
-def _evict(checkpoint: Path) -> None:
-    """Have the kernel forget the weight files."""
-    for file in checkpoint.glob("*.safetensors"):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    return run_beside(call)
 
 
 def _higher(key: str, label: str, unit: str, values: list[float]) -> Figure:

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Final
 
 import torch
+
+from perf.report.stats import median
 
 _REPEATS: Final = 15
 

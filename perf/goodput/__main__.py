@@ -41,6 +41,7 @@ from rich.console import Console
 from orchestrator.pool.engines.triton import find_triton
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from perf import SEED
 from perf.goodput.cell import Cell, Scene, cell_of, show_cells
 from perf.goodput.load import (
     Load,
@@ -55,7 +56,7 @@ from perf.goodput.plot import draw
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
 from perf.load.drive import apply_open_loop
 from perf.load.lane import open_lane
-from perf.load.open_loop import NEVER_MS, Ask, Plan, Result
+from perf.load.open_loop import NEVER_MS, Ask, OpenLoopPlan, Result
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult
@@ -65,7 +66,6 @@ from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import HOST, StackSpec, orchestrating, tritons
 from worker.protocol import ModelCard
 
-SEED = 20240229
 SLOTS = 8
 INSTANCES = 2
 # engine.fit_step_time, demo model, 2 cores: 1.28 ms + 0.127 ms a row + 0.088 ms a prompt token.
@@ -239,8 +239,8 @@ class _Contest:
                 for ask, result in zip(asks, results, strict=True)
                 if ask.at_s >= size.warm_s
             ]
-            told = Scrape.between(before, after)
-            yield cell_of(self.scene, policy, factor, size.window_s, measured, told)
+            counted = Scrape.between(before, after)
+            yield cell_of(self.scene, policy, factor, size.window_s, measured, counted)
 
     def _knows_lengths(self, policy: Policy) -> bool:
         return policy.knows_lengths or self.choices.knows_lengths
@@ -249,7 +249,7 @@ class _Contest:
         """Run a load against a service, and wait until its workers have nothing left of it."""
         service = self.services[policy.name]
         results = await apply_open_loop(
-            Plan(
+            OpenLoopPlan(
                 HOST,
                 service.port,
                 self.load.path,

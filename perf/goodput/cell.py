@@ -146,9 +146,9 @@ def cell_of(
     load: float,
     window_s: float,
     measured: Sequence[tuple[Ask, Result]],
-    told: Scrape,
+    counted: Scrape,
 ) -> Cell:
-    """Judge the requests of one window; ``told`` is what the service counted meanwhile."""
+    """Judge the requests of one window; ``counted`` is what the service counted meanwhile."""
     met = [is_met(ask, result) for ask, result in measured]
     per_s = len(measured) / window_s
     low, high = bootstrap(
@@ -170,8 +170,8 @@ def cell_of(
             result.tokens for (_, result), each in zip(measured, met, strict=True) if not each
         ),
         ttft_ms=[1000 * result.first_s for _, result in measured if result.first_s],
-        sampled=round(told.total(_SAMPLES)),
-        sampled_met=round(told.total(_SAMPLES, result="met")),
+        sampled=round(counted.total(_SAMPLES)),
+        sampled_met=round(counted.total(_SAMPLES, result="met")),
         late_send_ms=1000 * max(result.late_s for _, result in measured),
         ends=dict(Counter(_end_of(*each) for each in measured)),
     )

@@ -38,7 +38,7 @@ class LoadError(RuntimeError):
     """The server answered with an error, hung up, or lost a token."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ClosedLoopPlan(msgspec.Struct, frozen=True):
     """What to send and how to measure.
 
     ``overhead_events`` are the events of a stream that carry no token (``[DONE]`` among them).
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     reframed: bool = False
 
 
-class Window(msgspec.Struct, frozen=True):
+class MeasuredWindow(msgspec.Struct, frozen=True):
     """One measured stretch of time. Gaps are between a stream's consecutive reads with events."""
 
     seconds: float
@@ -76,7 +76,7 @@ class Window(msgspec.Struct, frozen=True):
 class LoadResult(msgspec.Struct, frozen=True):
     """Windows, and the books of the whole run: all of ``tokens`` were seen as events."""
 
-    windows: list[Window]
+    windows: list[MeasuredWindow]
     requests: int
     tokens: int
     own_cpu_s: float
@@ -85,7 +85,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 class SseClient:
     """One connection: sends the request, counts events, knows when the response is whole."""
 
-    def __init__(self, plan: Plan, request: bytes, max_tokens: int) -> None:
+    def __init__(self, plan: ClosedLoopPlan, request: bytes, max_tokens: int) -> None:
         self._plan = plan
         self._request = request
         self._max_tokens = max_tokens
@@ -147,7 +147,7 @@ class SseClient:
         return unseen
 
 
-def run(plan: Plan) -> LoadResult:
+def run(plan: ClosedLoopPlan) -> LoadResult:
     """The whole load, in this thread. Raises ``LoadError`` when anything at all is missing."""
     body = msgspec.json.encode(plan.body)
     max_tokens = plan.body["max_tokens"]
@@ -165,7 +165,7 @@ def run(plan: Plan) -> LoadResult:
             client.socket.close()
 
 
-def _measure(plan: Plan, clients: list[SseClient], max_tokens: int) -> LoadResult:
+def _measure(plan: ClosedLoopPlan, clients: list[SseClient], max_tokens: int) -> LoadResult:
     reader = _Reader(plan, clients)
     for client in clients:
         client.send()
@@ -177,7 +177,7 @@ def _measure(plan: Plan, clients: list[SseClient], max_tokens: int) -> LoadResul
         cpu = {name: process_cpu_s(pid) for name, pid in plan.watch.items()}
         reader.until(begun + plan.window_s, gaps if plan.poll_ms == 0 else None)
         windows.append(
-            Window(
+            MeasuredWindow(
                 seconds=time.perf_counter() - begun,
                 tokens=reader.tokens - tokens,
                 cpu_s={name: process_cpu_s(pid) - cpu[name] for name, pid in plan.watch.items()},
@@ -198,7 +198,7 @@ def _measure(plan: Plan, clients: list[SseClient], max_tokens: int) -> LoadResul
 class _Reader:
     """Reads all clients, in rounds or as data comes, and keeps them busy."""
 
-    def __init__(self, plan: Plan, clients: list[SseClient]) -> None:
+    def __init__(self, plan: ClosedLoopPlan, clients: list[SseClient]) -> None:
         self._clients = clients
         self._poll_s = plan.poll_ms / 1000
         self._overhead_events = plan.overhead_events
@@ -244,7 +244,7 @@ class _Reader:
 
 
 def main() -> int:
-    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ClosedLoopPlan)
     try:
         result = run(plan)
     except (LoadError, OSError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from perf.load import open_loop
-from perf.load.closed_loop import EVENT, LoadError, LoadResult, Plan
+from perf.load.closed_loop import EVENT, ClosedLoopPlan, LoadError, LoadResult
 from perf.load.connection import FIRST_TEXT, HttpConnection
 from perf.load.workload import Arrival
 from perf.stack.stack import HOST
@@ -76,7 +76,7 @@ def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
-async def apply(plan: Plan) -> LoadResult:
+async def apply(plan: ClosedLoopPlan) -> LoadResult:
     """Generate the load. Raises ``LoadError`` when a token was lost or the time is up."""
     budget_s = plan.warm_s + plan.windows * plan.window_s + _MARGIN_S
     return msgspec.json.decode(
@@ -84,7 +84,7 @@ async def apply(plan: Plan) -> LoadResult:
     )
 
 
-async def apply_open_loop(plan: open_loop.Plan) -> list[open_loop.Result]:
+async def apply_open_loop(plan: open_loop.OpenLoopPlan) -> list[open_loop.Result]:
     """Offer the requests of an open loop. Raises ``LoadError`` when the time is up."""
     last_s = plan.asks[-1].at_s if plan.asks else 0.0
     budget_s = last_s + plan.linger_s + _MARGIN_S
@@ -93,7 +93,9 @@ async def apply_open_loop(plan: open_loop.Plan) -> list[open_loop.Result]:
     )
 
 
-async def _generate(module: str, plan: Plan | open_loop.Plan, budget_s: float) -> bytes:
+async def _generate(
+    module: str, plan: ClosedLoopPlan | open_loop.OpenLoopPlan, budget_s: float
+) -> bytes:
     """What a generator prints that is given ``plan`` as a file."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         await asyncio.to_thread(Path(file.name).write_bytes, msgspec.json.encode(plan))
@@ -122,7 +124,7 @@ async def flood(target: Target, *, warm_s: float, window_s: float, windows: int)
     """32 streaming clients, each taking tokens as fast as they come."""
     body = completion(target.model, MAX_TOKENS)
     return await apply(
-        Plan(
+        ClosedLoopPlan(
             host=HOST,
             port=target.port,
             path=PATH,

@@ -70,7 +70,7 @@ class Ask(msgspec.Struct, frozen=True):
 _NOTHING = Ask(0.0, NEVER_MS, {})
 
 
-class Plan(msgspec.Struct, frozen=True):
+class OpenLoopPlan(msgspec.Struct, frozen=True):
     """What to send where. ``with_deadline`` states all deadlines to the service; an answer is
     judged by them either way. With ``hang_up``, a client closes its connection at its deadline, or
     at that of its first token when none has come; later tokens that are late are waited for. In
@@ -268,7 +268,7 @@ class _Pool:
                 connection.transport.abort()
 
 
-async def run(plan: Plan) -> list[Result]:
+async def run(plan: OpenLoopPlan) -> list[Result]:
     """The whole load; results in the order of the requests."""
     requests = [_request(plan, ask) for ask in plan.asks]
     results = [Result() for _ in plan.asks]
@@ -298,7 +298,7 @@ async def _send(pool: _Pool, ask: Ask, request: bytes, result: Result, due: floa
     connection.ask(ask, request, result, due)
 
 
-def _request(plan: Plan, ask: Ask) -> bytes:
+def _request(plan: OpenLoopPlan, ask: Ask) -> bytes:
     body = msgspec.json.encode(ask.body)
     deadlines = "".join(
         f"{name}: {value}\r\n"
@@ -328,7 +328,7 @@ def _run_first() -> None:
 
 def main() -> int:
     _run_first()
-    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=OpenLoopPlan)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.disable()  # a pause would look like the service's

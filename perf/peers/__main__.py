@@ -21,6 +21,7 @@ from typing import Final
 from msgspec.structs import replace
 from rich.console import Console
 
+from perf import SEED
 from perf.load.lane import open_lane
 from perf.peers import goodput, relay, speed
 from perf.peers.goodput_cell import Cell, show_cells
@@ -30,7 +31,6 @@ from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
 from perf.report.table import show
-from perf.stack.context import SEED
 from perf.stack.stack import Stack
 from worker.protocol import ModelCard
 
@@ -63,7 +63,7 @@ QUICK: Final = Size(
 
 
 @dataclass(slots=True)
-class Run:
+class Comparison:
     """What a run has found so far."""
 
     size: Size
@@ -115,13 +115,13 @@ class Run:
         self.console.print(text, style="dim")
 
 
-def bundle_of(run: Run, recording: Recording, *, quick: bool) -> Bundle:
+def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Everything that the run found, and what it ran on."""
     more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
-    if run.triton:
-        more["triton"] = run.triton
-    bundle = recording.bundle(run.results, run.card, quick=quick, more_versions=more)
-    return replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots") if run.card else bundle
+    if comparison.triton:
+        more["triton"] = comparison.triton
+    bundle = recording.bundle(comparison.results, comparison.card, quick=quick, more_versions=more)
+    return replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots") if comparison.card else bundle
 
 
 def size_of(args: argparse.Namespace) -> Size:
@@ -150,12 +150,12 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.peers", *sys.argv[1:])
     console = new_console()
-    run = Run(size_of(args), not args.skip_install, console)
-    await run.parts(args.only or list(PARTS))
-    bundle = bundle_of(run, recording, quick=args.quick)
+    comparison = Comparison(size_of(args), not args.skip_install, console)
+    await comparison.parts(args.only or list(PARTS))
+    bundle = bundle_of(comparison, recording, quick=args.quick)
     show(bundle, console)
-    if run.cells:
-        show_cells(run.cells, console)
+    if comparison.cells:
+        show_cells(comparison.cells, console)
     recording.save(bundle)
     return int(any(each.failed for each in bundle.results))
 

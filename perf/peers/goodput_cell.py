@@ -61,9 +61,9 @@ class Turn:
     def line(self) -> str:
         """For people who wait."""
         ends = Counter("met" if is_met(*each) else each[1].code or "late" for each in self.outcomes)
-        told = ", ".join(f"{end} {count}" for end, count in sorted(ends.items()))
+        summary = ", ".join(f"{end} {count}" for end, count in sorted(ends.items()))
         return (
-            f"{self.met_per_s:.1f} met/s of {len(self.outcomes)} ({told}), "
+            f"{self.met_per_s:.1f} met/s of {len(self.outcomes)} ({summary}), "
             f"{self.cpu_s:.1f} s of CPU, idle {self.idle_cpu_s:.2f} s"
         )
 

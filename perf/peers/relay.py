@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from perf.load.closed_loop import LoadResult, Plan
+from perf.load.closed_loop import ClosedLoopPlan, LoadResult
 from perf.load.drive import (
     PATH,
     POLL_MS,
@@ -118,7 +118,7 @@ async def _turn(side: _Side, clients: int, load: Load, *, paced: bool) -> LoadRe
     seconds = warm_s + load.windows * load.window_s + 0.5
     tokens = round(seconds * 1000 / _PACED_STEP_MS) if paced else _FLOOD_TOKENS
     return await apply(
-        Plan(
+        ClosedLoopPlan(
             host=HOST,
             port=side.port,
             path=PATH,

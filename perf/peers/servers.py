@@ -21,7 +21,7 @@ from orchestrator.pool.process.process import GuardedProcess, children_of, comma
 from orchestrator.pool.units.orchestrator import http_status
 from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop
-from perf.load.open_loop import Ask, Plan, Result
+from perf.load.open_loop import Ask, OpenLoopPlan, Result
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.report.command import Skip
 from perf.stack.scrape import scrape
@@ -42,13 +42,13 @@ _POLL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One server. ``busy`` are the gauges that are 0 when it has nothing to do; ``told`` says
-    whether it can be told a deadline; ``pids`` are all of its processes by name."""
+    """One server. ``busy`` are the gauges that are 0 when it has nothing to do; ``pids`` are all
+    of its processes by name."""
 
     name: str
     label: str
     port: int
-    told: bool
+    takes_deadlines: bool
     busy: tuple[str, ...]
     pids: dict[str, int]
 
@@ -60,7 +60,8 @@ class Served:
         self, path: str, asks: Sequence[Ask], linger_s: float, *, hang_up: bool = False
     ) -> list[Result]:
         """Send it requests, and wait until nothing is left of them."""
-        plan = Plan(HOST, self.port, path, list(asks), self.told and hang_up, linger_s, hang_up)
+        states = self.takes_deadlines and hang_up
+        plan = OpenLoopPlan(HOST, self.port, path, list(asks), states, linger_s, hang_up)
         results = await apply_open_loop(plan)
         end = time.monotonic() + _IDLE_S
         while await self._is_busy():
@@ -70,8 +71,8 @@ class Served:
         return results
 
     async def _is_busy(self) -> bool:
-        told = await scrape(HOST, self.port)
-        return any(told.total(name) for name in self.busy)
+        gauges = await scrape(HOST, self.port)
+        return any(gauges.total(name) for name in self.busy)
 
 
 def tidegate(stack: Stack) -> Served:

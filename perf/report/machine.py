@@ -33,10 +33,10 @@ def describe_machine() -> Machine:
     )
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of every package that can move a figure."""
+def versions(*more: str) -> dict[str, str]:
+    """Of Python and of every package that can move a figure, and of ``more``."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -6,12 +6,13 @@ own share, by its own histograms (so percentiles are interpolated within a bucke
 
 import asyncio
 
+from perf import SEED
 from perf.load.drive import PATH, apply_open_loop, ask_of
-from perf.load.open_loop import Plan
+from perf.load.open_loop import OpenLoopPlan
 from perf.load.workload import Sizes, Speed, Workload
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
-from perf.stack.context import SEED, Bench, Context
+from perf.stack.context import Bench, Context
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import HOST, StackSpec
 
@@ -35,15 +36,15 @@ async def run(context: Context) -> list[Figure]:
         arrivals = workload.arrivals(PER_S, seconds, SEED + turn)
         before = await scrape(HOST, stack.port)
         asks = [ask_of(context.card.model, arrival) for arrival in arrivals]
-        results = await apply_open_loop(Plan(HOST, stack.port, PATH, asks, True, _LINGER_S))
+        results = await apply_open_loop(OpenLoopPlan(HOST, stack.port, PATH, asks, True, _LINGER_S))
         if not all(result.complete for result in results):
             raise RuntimeError(f"{sum(not r.complete for r in results)} requests failed")
         await asyncio.sleep(0.1)
         if not turn:  # warm-up
             continue
-        told = Scrape.between(before, await scrape(HOST, stack.port))
-        admission.append(told.quantile("tidegate_admission_ms", 0.99))
-        queueing.append(told.quantile("tidegate_queue_ms", 0.99))
+        counted = Scrape.between(before, await scrape(HOST, stack.port))
+        admission.append(counted.quantile("tidegate_admission_ms", 0.99))
+        queueing.append(counted.quantile("tidegate_queue_ms", 0.99))
         together.append(admission[-1] + queueing[-1])
         first.append(1000 * percentile([result.first_s for result in results], 50))
     of = Figure.of

@@ -22,12 +22,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from perf import SEED
 from perf.load.connection import FIRST_TEXT, HttpConnection
 from perf.load.drive import PATH, completion
 from perf.load.lane import BenchLane, open_lane
 from perf.report.bundle import Figure
 from perf.report.stats import median
-from perf.stack.context import SEED, Bench, Context
+from perf.stack.context import Bench, Context
 from perf.stack.stack import HOST, Stack, StackSpec
 
 Act = Callable[[], Awaitable[None]]

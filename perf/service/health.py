@@ -9,10 +9,11 @@ import asyncio
 import random
 import time
 
+from perf import SEED
 from perf.load.connection import HttpConnection, HttpError
 from perf.load.drive import CLIENTS, Target, flood
 from perf.report.bundle import Figure
-from perf.stack.context import SEED, Bench, Context
+from perf.stack.context import Bench, Context
 from perf.stack.stack import HOST, StackSpec
 
 _PATHS = ("/health/live", "/health/ready", "/health")

@@ -4,7 +4,7 @@ The engine is ``synthetic-paced`` with a step of 20 ms, so every stream should h
 20 ms. Gaps are taken at the client, between its reads; CPU is that of the orchestrator's process.
 """
 
-from perf.load.closed_loop import Plan
+from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.drive import PATH, apply, completion, overhead_events, rates, us_per_token
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
@@ -22,7 +22,7 @@ async def run(context: Context) -> list[Figure]:
     # One request per stream spans the whole measurement: what it costs to begin one stays out.
     seconds = warm_s + windows * window_s + 1.0
     body = completion(context.card.model, max_tokens=round(seconds * 1000 / STEP_MS))
-    plan = Plan(
+    plan = ClosedLoopPlan(
         host=HOST,
         port=stack.port,
         path=PATH,

@@ -14,8 +14,9 @@ from orchestrator.placement import Candidate, Need, Placer, PrefixIndex, Spec, p
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, Task
+from perf import SEED
 from perf.report.bundle import Figure
-from perf.stack.context import SEED, Bench, Context
+from perf.stack.context import Bench, Context
 from worker.protocol import KvReport, Sampling
 
 INSTANCES = 100

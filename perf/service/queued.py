@@ -6,7 +6,7 @@ submitted; they wait. Gaps between tokens are taken before and while they do.
 
 import asyncio
 
-from perf.load.closed_loop import Plan
+from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.connection import HttpConnection
 from perf.load.drive import PATH, apply, completion, overhead_events
 from perf.report.bundle import Figure
@@ -36,7 +36,7 @@ async def run(context: Context) -> list[Figure]:
     quiet, submitting, busy = (3, 3, 3) if context.quick else (8, 4, 8)
     windows = quiet + submitting + busy
     body = completion(model, max_tokens=round((windows * window_s + 3.0) * 1000 / STEP_MS))
-    plan = Plan(
+    plan = ClosedLoopPlan(
         host=HOST,
         port=stack.port,
         path=PATH,
@@ -81,8 +81,8 @@ async def run(context: Context) -> list[Figure]:
 
 async def _until_running(port: int) -> None:
     while True:
-        told = await scrape(HOST, port)
-        if told.total("tidegate_worker_jobs", kind="running") >= STREAMS:
+        metrics = await scrape(HOST, port)
+        if metrics.total("tidegate_worker_jobs", kind="running") >= STREAMS:
             return
         await asyncio.sleep(0.05)
 

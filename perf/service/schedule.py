@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
+from perf import SEED
 from perf.load.workload import Speed
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
@@ -25,7 +26,7 @@ from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import SimLane, WorkerSpec
-from perf.stack.context import SEED, Bench, Context
+from perf.stack.context import Bench, Context
 from worker.protocol import End
 from worker.runner.synthetic import StepCost
 

@@ -4,7 +4,7 @@ More streams mean more tokens per frame, so a token gets cheaper if anything; wh
 is a cost per token that grows with the number of streams.
 """
 
-from perf.load.closed_loop import Plan
+from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.drive import PATH, apply, completion, overhead_events, us_per_token
 from perf.report.bundle import Figure
 from perf.report.stats import median
@@ -28,7 +28,7 @@ async def run(context: Context) -> list[Figure]:
     costs = {}
     for count in (COUNTS[0], COUNTS[-1]) if context.quick else COUNTS:
         measured = await apply(
-            Plan(
+            ClosedLoopPlan(
                 host=HOST,
                 port=stack.port,
                 path=PATH,

@@ -11,9 +11,6 @@ from perf.report.bundle import Figure
 from perf.stack.stack import Stack, StackSpec, running
 from worker.protocol import ModelCard
 
-SEED = 20240229
-"""Of everything that a benchmark draws."""
-
 
 class Context:
     """Starts a stack when a benchmark asks for one, and keeps it while the next wants the same."""

@@ -4,7 +4,7 @@
 
 Serves ``POST /v1/completions`` through the very ``ChunkStream`` and ``EventStream`` of the
 orchestrator. Tokens cost nothing and come one at a time, so that every event is a write of its own:
-the opposite of what a busy lane does, and what ``stack.baseline`` does too. One loop deals a token
+the opposite of what a busy lane does, and what ``stack.baseline`` does too. One loop gives a token
 to every stream in turn, as a lane's reader would.
 """
 
@@ -30,7 +30,7 @@ _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
 _LIMITS = StreamLimits(backlog_bytes=64 * 2**20, timeout_s=30.0)
 
 
-class Dealer:
+class TokenSource:
     """Gives every running task a token in turn, until it has all that it asked for."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Dealer:
     def remove(self, task: Task) -> None:
         self._tasks.discard(task)
 
-    async def deal(self) -> None:
+    async def produce(self) -> None:
         while True:
             if not self._tasks:
                 self._filled.clear()
@@ -58,7 +58,7 @@ class Dealer:
             await asyncio.sleep(0)
 
 
-_DEALER: web.AppKey[Dealer] = web.AppKey("dealer", Dealer)
+_TOKEN_SOURCE: web.AppKey[TokenSource] = web.AppKey("token_source", TokenSource)
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:
@@ -82,30 +82,30 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         with_usage=True,
     )
     task.listen(chunks)
-    dealer = request.app[_DEALER]
-    dealer.add(task)
+    source = request.app[_TOKEN_SOURCE]
+    source.add(task)
     try:
         return await stream.run()
     finally:
-        dealer.remove(task)
+        source.remove(task)
 
 
 async def _live(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
-async def _dealing(app: web.Application) -> AsyncIterator[None]:
-    dealing = asyncio.create_task(app[_DEALER].deal())
+async def _producing(app: web.Application) -> AsyncIterator[None]:
+    producing = asyncio.create_task(app[_TOKEN_SOURCE].produce())
     yield
-    dealing.cancel()
+    producing.cancel()
     with suppress(asyncio.CancelledError):
-        await dealing
+        await producing
 
 
 def main() -> None:
     app = web.Application()
-    app[_DEALER] = Dealer()
-    app.cleanup_ctx.append(_dealing)
+    app[_TOKEN_SOURCE] = TokenSource()
+    app.cleanup_ctx.append(_producing)
     app.router.add_post("/v1/completions", _completions)
     app.router.add_get("/health/live", _live)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)

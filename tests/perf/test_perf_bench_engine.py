@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from perf.engine import __main__ as bench_engine
+from perf.engine.checkpoints import SHAPES, ModelShape, make_checkpoint, write_config
 from perf.engine.parts import PARTS
 from perf.engine.rig import Rig
-from perf.engine.shapes import SHAPES, make_checkpoint, write_config
 from perf.report.bundle import read
 from worker.models.config import read_config
 from worker.models.model import load_model, parameter_count
@@ -73,9 +73,12 @@ def test_shapes_are_those_of_the_models(name: str, millions: int, tmp_path: Path
 
 
 def test_a_made_checkpoint_loads(tmp_path: Path) -> None:
-    config = read_config(make_checkpoint(tmp_path, SHAPES["tiny"], 1))
+    shape = make_checkpoint(tmp_path, SHAPES["tiny"], 1)
+    assert shape == SHAPES["tiny"] == ModelShape.of(tmp_path)
+    config = read_config(tmp_path)
     model = load_model(tmp_path, config, torch.bfloat16, torch.device("cpu"))
     assert model.step_bytes < 2 * parameter_count(config)
+    assert sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) > shape.file_bytes
 
 
 def test_the_rig_gives_what_was_asked_for(tmp_path: Path) -> None:

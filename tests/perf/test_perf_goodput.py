@@ -215,7 +215,7 @@ async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> Non
         open_loop.Ask(0.01 * i, 500.0, {"max_tokens": kind})
         for i, kind in enumerate((1, 2, 3, 5, 6))
     ]
-    results = await open_loop.run(open_loop.Plan("127.0.0.1", port, PATH, asks, True, 0.5))
+    results = await open_loop.run(open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, True, 0.5))
     refused, broken, silent, *whole = results
     assert (refused.status, refused.code, refused.tokens) == (504, "deadline_infeasible", 0)
     assert (broken.status, broken.code, broken.tokens) == (200, "deadline_exceeded", 2)
@@ -236,7 +236,7 @@ async def test_pf2_clients_hang_up_at_their_own_deadlines(port: int) -> None:
         Ask(0.0, 700.0, {"max_tokens": 5}),
         Ask(0.0, NEVER_MS, body),
     ]
-    plan = open_loop.Plan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
+    plan = open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
     whole, first, met, patient = await open_loop.run(plan)
     assert (whole.code, whole.tokens, whole.complete) == (open_loop.HUNG_UP, 3, False)
     assert (first.code, patient.code) == ("", "")  # they waited to the end
@@ -251,7 +251,7 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
         Ask(0.1, NEVER_MS, six, token_gap_ms=0.001),
         Ask(0.2, NEVER_MS, six, first_token_ms=0.001),
     ]
-    plan = open_loop.Plan("127.0.0.1", port, PATH, asks, False, 0.5)
+    plan = open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, False, 0.5)
     kept, gap, first = await open_loop.run(plan)
     assert (kept.missed, gap.missed, first.missed) == (
         "",

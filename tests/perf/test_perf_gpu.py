@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.engine import gpu, gpu_model, gpu_parts
+from perf.engine import bare_engine, gpu, gpu_parts
+from perf.engine.checkpoints import LLAMA_8B, SHAPES, ModelShape, make_checkpoint
 from perf.report.rows import Report, read_rows
 from tests.worker.runner.test_cuda_runner import CallAgain, RefilledReference
 from worker.attention.choice import Choice
@@ -30,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
     """PF-6: a table, and a bundle that says on what."""
     bundle_file = tmp_path / "bundle.json"
-    done = run("--device", "cpu", "--tiny", "--json", str(bundle_file))
+    done = run("--device", "cpu", "--tiny", "--json", str(bundle_file), "--allow-dirty")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     bundle = json.loads(bundle_file.read_text())
     rows = {(row["section"], row["what"]): row for row in bundle["rows"]}
@@ -90,14 +91,14 @@ def test_the_engine_section_with_recorded_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA, but what a graph would replay is called again."""
-    build = gpu_model.build
+    build = bare_engine.build
 
     def recorded(*args: object, **rest: object) -> object:
         return build(*args, **rest, recorder=CallAgain())  # type: ignore[arg-type]
 
     monkeypatch.setattr(gpu_parts, "build", recorded)
     monkeypatch.setattr(
-        gpu_model,
+        bare_engine,
         "choose_attention",
         lambda setting, pool, heads: Choice("triton", RefilledReference(pool, heads)),
     )
@@ -111,7 +112,14 @@ def test_the_engine_section_with_recorded_decodes(
 
 def test_bytes_of_the_8b_shape() -> None:
     """Llama 3 8B: 8.03 billion parameters, and 128 KiB of KV a token."""
-    shape = gpu_model.LLAMA_8B
+    shape = LLAMA_8B
     assert shape.file_bytes / 2 == 8_030_261_248
     assert shape.kv_token_bytes == 128 * 1024
     assert shape.file_bytes - shape.step_bytes == 128256 * 4096 * 2
+
+
+def test_a_checkpoint_has_no_more_layers_than_the_disk_takes_in_time(tmp_path: Path) -> None:
+    shape = make_checkpoint(tmp_path, SHAPES["small"], 1, within_s=0.0)
+    assert shape.num_hidden_layers == 1
+    assert shape == ModelShape.of(tmp_path)
+    assert make_checkpoint(tmp_path, SHAPES["tiny"], 1, within_s=1e9) == SHAPES["tiny"]

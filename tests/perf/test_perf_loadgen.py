@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from perf.load.closed_loop import LoadError, Plan, run
+from perf.load.closed_loop import ClosedLoopPlan, LoadError, run
 from perf.load.cpu import process_cpu_s
 
 TOKENS = 40
@@ -60,7 +60,7 @@ def server(response: bytes, cut: int) -> Iterator[int]:
         acceptor.join()
 
 
-def plan(port: int, **changes: object) -> Plan:
+def plan(port: int, **changes: object) -> ClosedLoopPlan:
     fields: dict[str, object] = {
         "host": "127.0.0.1",
         "port": port,
@@ -73,7 +73,7 @@ def plan(port: int, **changes: object) -> Plan:
         "windows": 2,
         "watch": {"me": os.getpid()},
     }
-    return Plan(**(fields | changes))  # type: ignore[arg-type]
+    return ClosedLoopPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cut", [3, 7, 50, 100_000])

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from perf.load import open_loop
 from perf.load.drive import completion, overhead_events
-from perf.load.open_loop import HUNG_UP, Ask, Plan, Result
+from perf.load.open_loop import HUNG_UP, Ask, OpenLoopPlan, Result
 from perf.peers import __main__ as program
 from perf.peers import goodput, mock, servers, speed
 from perf.peers.goodput_cell import Cell, Turn, is_met, is_refused, show_cells
@@ -105,7 +105,7 @@ async def test_clients_hang_up_at_their_own_deadline(fake: Fake) -> None:
     kinds = (1, 2, 3, 9, 9)
     asks = [Ask(0.0, 150.0, {"max_tokens": kind}) for kind in kinds]
     asks[-1] = Ask(0.0, 5.0, {"max_tokens": 9})
-    plan = Plan("127.0.0.1", fake.port, PATH, asks, True, 1.0, hang_up=True)
+    plan = OpenLoopPlan("127.0.0.1", fake.port, PATH, asks, True, 1.0, hang_up=True)
     refused, silent, aborted, whole, hasty = await open_loop.run(plan)
     assert (refused.status, refused.code) == (504, "deadline_infeasible") and is_refused(refused)
     assert (silent.code, silent.complete) == (HUNG_UP, False) and not is_refused(silent)
@@ -202,7 +202,7 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     )
     size = program.size_of(args)
     assert (size.goodput.rates, size.goodput.window_s) == ((3.0, 5.0), 2.0)
-    run = program.Run(size, install=not args.skip_install, console=SILENT)
+    run = program.Comparison(size, install=not args.skip_install, console=SILENT)
     await run.parts(list(program.PARTS))
     path = tmp_path / "peers.json"
     recording = Recording.begin(["perf.peers"], path, allow_dirty=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.load.closed_loop import LoadError, Plan
+from perf.load.closed_loop import ClosedLoopPlan, LoadError
 from perf.load.connection import HttpConnection, HttpError
 from perf.load.drive import PATH, apply, completion, overhead_events
 from perf.stack.stack import HOST, server
@@ -24,7 +24,7 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
         overhead = await overhead_events(process.port, body)
         assert overhead == 3  # finish reason, usage, [DONE]
         result = await apply(
-            Plan(
+            ClosedLoopPlan(
                 host=HOST,
                 port=process.port,
                 path=PATH,
@@ -40,7 +40,7 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
         )
         with pytest.raises(LoadError, match=r"hung up|answered"):
             await apply(
-                Plan(
+                ClosedLoopPlan(
                     host=HOST,
                     port=process.port,
                     path="/nowhere",

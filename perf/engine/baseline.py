@@ -10,7 +10,7 @@ import torch
 from perf.report.command import Skip
 
 
-class Peer:
+class Baseline:
     """Raises ``Skip`` without transformers."""
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:

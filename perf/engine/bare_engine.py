@@ -1,0 +1,98 @@
+"""An engine put together from its parts: no tokenizer, no settings from the environment, no Triton.
+
+``torch`` and ``numpy`` are enough for it, as on a machine that is lent for its GPU.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from worker.attention import KVPool
+from worker.attention.choice import AttentionSetting, Choice, choose_attention
+from worker.engine.engine import Engine
+from worker.models.config import ModelConfig, read_config
+from worker.models.model import Model, load_model
+from worker.runner.cuda_graphs import CudaRecorder, Recorder
+from worker.runner.cuda_runner import build_cuda_runner
+from worker.runner.forward import BatchForward
+from worker.runner.torch_runner import TorchRunner
+from worker.sampling.sampler import Sampler
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+
+
+@dataclass(slots=True)
+class Built:
+    """An engine and its parts."""
+
+    engine: Engine
+    runner: TorchRunner
+    pool: KVPool
+    attention: Choice
+
+
+def load(path: Path, device: torch.device) -> tuple[Model, ModelConfig]:
+    config = read_config(path)
+    model = load_model(path, config, getattr(torch, config.dtype), device)
+    return model, config
+
+
+def build(
+    model: Model,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    max_running: int,
+    blocks: int,
+    attention: AttentionSetting = "auto",
+    overlap: bool = True,
+    recorder: Recorder | None = None,
+    block_tokens: int = 16,
+    max_step_tokens: int = 512,
+    prefix_cache: bool = False,
+) -> Built:
+    """On CUDA with recorded decodes; elsewhere kernel by kernel."""
+    pool = KVPool(
+        layers=config.num_layers,
+        blocks=blocks + 1,
+        block_tokens=block_tokens,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=getattr(torch, config.dtype),
+        device=device,
+    )
+    choice = choose_attention(attention, pool, config.num_heads)
+    max_blocks = min(blocks, config.context_tokens // block_tokens)
+    sampler = Sampler(
+        config.eos_token_ids,
+        device,
+        slots=max_running,
+        vocab_size=config.vocab_size,
+        max_tokens=max_blocks * block_tokens,
+    )
+    runner = build_cuda_runner(
+        BatchForward(model, choice.backend),
+        sampler,
+        device=device,
+        block_tokens=block_tokens,
+        max_running=max_running,
+        max_blocks=max_blocks,
+        dummy_block=blocks,
+        recorder=recorder or (CudaRecorder() if device.type == "cuda" else None),
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            vocab_size=config.vocab_size,
+            context_tokens=config.context_tokens,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            max_waiting=4096,
+            max_step_tokens=max(max_step_tokens, max_running),
+            min_start_budget_s=0.0,
+            prefix_cache=prefix_cache,
+        ),
+        BlockPool(blocks),
+    )
+    engine = Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+    return Built(engine, runner, pool, choice)

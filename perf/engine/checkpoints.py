@@ -1,0 +1,226 @@
+"""Checkpoints with random weights in the shapes of real models, made on the spot."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Final, Self
+
+import torch
+
+from worker.models.config import read_config
+from worker.models.decoder import Decoder
+
+_DEMO: Final = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
+_SHARD_BYTES: Final = 2**30
+_NOISE_BYTES: Final = 64 * 2**20
+_PROBE_WRITES: Final = 4
+_SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Names as in ``config.json``; ``torch_dtype`` is what the weights are saved in."""
+
+    architectures: tuple[str]
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool = False
+    torch_dtype: str = "bfloat16"
+    max_position_embeddings: int = 4096
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Self:
+        """Of one that ``make_checkpoint`` has written."""
+        config = json.loads((checkpoint / "config.json").read_text())
+        values = {field.name: config[field.name] for field in fields(cls)}
+        return cls(**values | {"architectures": tuple(config["architectures"])})
+
+    @property
+    def itemsize(self) -> int:
+        return int(getattr(torch, self.torch_dtype).itemsize)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(map(prod, tensors_of(self).values())) * self.itemsize
+
+    @property
+    def step_bytes(self) -> int:
+        """Weights that a decode reads: of a table that is only looked up, it takes a few rows."""
+        unread = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        return self.file_bytes - unread * self.itemsize
+
+    @property
+    def kv_token_bytes(self) -> int:
+        head_dim = self.hidden_size // self.num_attention_heads
+        return self.num_hidden_layers * 2 * self.num_key_value_heads * head_dim * self.itemsize
+
+
+LLAMA: Final = (("LlamaForCausalLM",), "llama")
+_QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")
+LLAMA_8B: Final = ModelShape(*LLAMA, 128256, 4096, 14336, 32, 32, 8)
+SHAPES: Final = {
+    "0.5b": ModelShape(*_QWEN, 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
+    "1.5b": ModelShape(*_QWEN, 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),
+    "8b": LLAMA_8B,
+    "small": ModelShape(*_QWEN, 8192, 384, 1024, 6, 6, 2, tie_word_embeddings=True),
+    "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
+}
+"""``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
+
+
+def make_checkpoint(
+    path: Path, shape: ModelShape, seed: int, *, within_s: float | None = None
+) -> ModelShape:
+    """Write a checkpoint directory, in shards, with the demo model's tokenizer.
+
+    Where the disk is too slow or too full for all of it ``within_s``, it has fewer layers; returns
+    what it has.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    noise = _noise(shape, seed)
+    if within_s is not None:
+        shape = _affordable(path, shape, noise, within_s)
+    write_config(path, shape)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_DEMO / name, path)
+    ones = torch.ones(shape.hidden_size, dtype=getattr(torch, shape.torch_dtype))
+    writer = _Writer(shape, noise, ones)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(_shards(shape)):
+        name = f"model-{number:05}.safetensors"
+        writer.write(path / name, shard)
+        weight_map |= dict.fromkeys(shard, name)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return shape
+
+
+def write_config(path: Path, shape: ModelShape) -> None:
+    """Write ``config.json``."""
+    settings = asdict(shape) | {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (path / "config.json").write_text(json.dumps(settings, indent=1))
+
+
+@cache
+def tensors_of(shape: ModelShape) -> dict[str, Dims]:
+    """What the worker's own loader asks a checkpoint of this shape for."""
+    with TemporaryDirectory() as path:
+        write_config(Path(path), shape)
+        config = read_config(Path(path))
+    return {
+        part.name: part.shape
+        for parameter in Decoder.parameters(config).values()
+        for part in (*parameter.parts, *parameter.bias)
+    }
+
+
+def drop_page_cache(checkpoint: Path) -> None:
+    """Have the kernel forget the weight files."""
+    for file in checkpoint.glob("*.safetensors"):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _affordable(path: Path, shape: ModelShape, noise: memoryview, within_s: float) -> ModelShape:
+    """With as many layers, one at least, as can be written in time to 70 % of what is free."""
+    probe = path / "probe"
+    started = time.monotonic()
+    with probe.open("wb") as out:
+        for _ in range(_PROBE_WRITES):
+            out.write(noise)
+        out.flush()
+        os.fsync(out.fileno())
+    rate = _PROBE_WRITES * len(noise) / (time.monotonic() - started)
+    probe.unlink()
+    room = os.statvfs(path)
+    affordable = min(rate * within_s, room.f_bavail * room.f_frsize * 0.7)
+    one = replace(shape, num_hidden_layers=1).file_bytes
+    layer = replace(shape, num_hidden_layers=2).file_bytes - one
+    layers = 1 + int((affordable - one) / layer)
+    return replace(shape, num_hidden_layers=max(1, min(shape.num_hidden_layers, layers)))
+
+
+def _noise(shape: ModelShape, seed: int) -> memoryview:
+    """Normal numbers of a size that keeps activations in range, as bytes."""
+    count = min(_NOISE_BYTES, shape.file_bytes) // shape.itemsize
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    return _bytes(values.mul_(shape.hidden_size**-0.5).to(getattr(torch, shape.torch_dtype)))
+
+
+def _bytes(values: torch.Tensor) -> memoryview:
+    return memoryview(values.view(torch.uint8).numpy().tobytes())
+
+
+def _shards(shape: ModelShape) -> Iterator[dict[str, Dims]]:
+    shard: dict[str, Dims] = {}
+    held = 0
+    for name, dims in tensors_of(shape).items():
+        shard[name] = dims
+        held += prod(dims) * shape.itemsize
+        if held >= _SHARD_BYTES:
+            yield shard
+            shard, held = {}, 0
+    if shard:
+        yield shard
+
+
+class _Writer:
+    """Writes weights as they come out of a buffer of noise, again and again: larger models than
+    memory holds, as fast as the disk takes them. Norms are ones."""
+
+    def __init__(self, shape: ModelShape, noise: memoryview, ones: torch.Tensor) -> None:
+        self._shape = shape
+        self._noise = noise
+        self._ones = _bytes(ones)
+        self._at = 0
+
+    def write(self, file: Path, shard: dict[str, Dims]) -> None:
+        """A safetensors file: length and text of the header, then tensor after tensor."""
+        header, end = {}, 0
+        kind = _SAFETENSORS_NAMES[self._shape.torch_dtype]
+        for name, dims in shard.items():
+            begin, end = end, end + prod(dims) * self._shape.itemsize
+            header[name] = {"dtype": kind, "shape": dims, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with file.open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for name, dims in shard.items():
+                nbytes = prod(dims) * self._shape.itemsize
+                if name.endswith("norm.weight"):
+                    out.write(self._ones[:nbytes])
+                else:
+                    self._write_noise(out, nbytes)
+            out.flush()
+            os.fsync(out.fileno())
+
+    def _write_noise(self, out: BinaryIO, left: int) -> None:
+        while left:
+            piece = self._noise[self._at : self._at + left]
+            out.write(piece)
+            left -= len(piece)
+            self._at = (self._at + len(piece)) % len(self._noise)

@@ -1,0 +1,122 @@
+"""Jobs of an engine, with the time of every event. No settings, no tokenizer."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from perf import SEED
+from worker.core import Event, Job, JobFinished, JobTokens
+from worker.engine.engine import Engine
+from worker.protocol import Sampling
+
+NEVER: Final = 1e12
+"""A deadline that no job meets the end of."""
+
+
+class Prompts:
+    """Random prompts, none of which begins like another."""
+
+    def __init__(self, vocab_size: int, seed: int = SEED) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._vocab_size = vocab_size
+
+    def draw(self, tokens: int) -> list[int]:
+        ids: list[int] = self._rng.integers(10, self._vocab_size, tokens).tolist()
+        return ids
+
+
+def greedy(ids: list[int], tokens: int, *, session: str = "") -> Job:
+    """Exactly ``tokens`` tokens, whatever they are."""
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return Job(ids, sampling, NEVER, session=session)
+
+
+@dataclass
+class EngineRun:
+    """One job: when it was submitted, when its tokens came, how it ended. Seconds."""
+
+    job: Job
+    submitted_at: float
+    token_times: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    finished: JobFinished | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times[0] - self.submitted_at
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.token_times)]
+
+
+class Runs:
+    """What an engine says of its jobs, on whichever thread it is stepped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._changed = threading.Condition()
+        self._runs: dict[int, EngineRun] = {}
+
+    def submit(self, job: Job) -> EngineRun:
+        run = EngineRun(job, time.perf_counter())
+        with self._changed:
+            self._runs[id(job)] = run
+        self.engine.submit(job)
+        return run
+
+    def take(self, events: list[Event]) -> None:
+        """Note what a step has brought."""
+        now = time.perf_counter()
+        with self._changed:
+            for event in events:
+                run = self._runs.get(id(event.job))
+                if run is None:  # submitted elsewhere
+                    continue
+                if isinstance(event, JobTokens):
+                    run.token_times += [now] * len(event.ids)
+                    run.ids += event.ids
+                elif isinstance(event, JobFinished):
+                    run.finished = event
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], within_s: float) -> bool:
+        """Until ``condition``, which is asked after every step with events."""
+        with self._changed:
+            return self._changed.wait_for(condition, within_s)
+
+    def step_until_idle(self) -> None:
+        """Step the engine on this thread until nothing is left to do."""
+        self.take(self.engine.step())
+        while self.engine.scheduler.has_work:
+            self.take(self.engine.step())
+
+
+class Stepping(Runs):
+    """Steps the engine on a thread of its own; a context manager that ends it, not the engine."""
+
+    def __enter__(self) -> "Stepping":
+        self._stopping = False
+        self._thread = threading.Thread(target=self._step, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping = True
+        self._thread.join()
+
+    def _step(self) -> None:
+        while not self._stopping:
+            if events := self.engine.step():
+                self.take(events)
+            elif not self.engine.scheduler.has_work:
+                time.sleep(0.0005)
+
+    def wait(self, runs: list[EngineRun], within_s: float) -> bool:
+        """Until each has ended."""
+        return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
