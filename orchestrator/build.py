@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import limiter_of
 from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier, RetryConfig
-from orchestrator.errors import QueueFull
+from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
@@ -23,14 +26,18 @@ from orchestrator.lanes import LaneConfig, StreamLane
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.placement import Placer
 from orchestrator.placement.policy import Policy
+from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.start_times import StartTimes
 from orchestrator.prompts import EncodingStage
-from orchestrator.queue.order import AdmissionMode, QueueOrder
+from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.service import Orchestrator, Stages
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.memory import Journal
-from orchestrator.tasks.settle import Settler, refused
+from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
@@ -62,13 +69,11 @@ def build(
 ) -> Components:
     """One orchestrator, not started yet."""
     metrics = Metrics()
-    queue: TaskQueue[Task] = TaskQueue(settings.queue_size, settings.queue_order)
+    queue: TaskQueue[Task] = TaskQueue(
+        settings.queue_size, settings.queue_order, settings.queue_policy
+    )
     # One thread more than encode: a card's tokenizer is made ready there too.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
-
-    def drop(task: Task, error: QueueFull) -> None:
-        if settler.settle(task, refused(error)):
-            dispatcher.withdraw(task)
 
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
     registry = Registry(
@@ -116,27 +121,35 @@ def build(
         forecaster.usual_tokens,
         Policy.compile(policy, now=clock.now) if policy else None,
     )
-    admission = Admission(
-        registry,
-        queue,
+    in_flight = AttemptsInFlight()
+    start_times = StartTimes(queue, forecaster, in_flight, clock)
+    promises = Promises(forecaster, clock)
+    feasibility = Feasibility(
         forecaster,
-        placer,
+        start_times,
+        promises,
         clock,
         rng,
-        AdmissionConfig(
-            floor_ms=settings.admission_floor_ms,
-            default_max_tokens=settings.default_max_tokens,
+        FeasibilityConfig(
             mode=settings.admission,
-            queue_policy=settings.queue_policy,
             refusal_cap=settings.refusal_cap,
             sample=settings.refusal_sample,
         ),
-        drop=drop,
-        sweep=lambda: dispatcher.pump(),
+    )
+    prediction = Prediction(forecaster, start_times, promises, feasibility)
+    admission = Admission(
+        registry,
+        queue,
+        placer,
+        prediction,
+        clock,
+        AdmissionConfig(
+            floor_ms=settings.admission_floor_ms,
+            default_max_tokens=settings.default_max_tokens,
+        ),
     )
     retrier = Retrier(
         registry,
-        registry.capacity,
         rng,
         RetryConfig(
             share=settings.retry_share,
@@ -144,7 +157,7 @@ def build(
             floor_ms=settings.admission_floor_ms,
         ),
     )
-    hedger = Hedger(registry, forecaster.usual_tokens, share=settings.hedge_share)
+    hedger = Hedger(registry, forecaster, share=settings.hedge_share)
     pausing = Pausing(
         registry,
         forecaster,
@@ -154,27 +167,17 @@ def build(
         and settings.queue_order is QueueOrder.SLACK
         and settings.deadline_scope == "request",
     )
-    dispatcher = Dispatcher(
-        registry,
-        queue,
-        settler,
-        metrics,
-        clock,
-        grace_ms=settings.deadline_grace_ms,
-        return_margin_ms=settings.return_margin_ms,
-        forecaster=forecaster,
-        placer=placer,
-        refuses_late=admission.refuses_late,
-        infeasible=admission.infeasible,
-        retrier=retrier,
-        hedger=hedger,
-        pausing=pausing,
-        outlook=admission.outlook,
-        refusals=admission.refusals,
-        lets_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
+    limits = TimeLimits(
+        grace_s=settings.deadline_grace_ms / 1000,
+        return_margin_s=settings.return_margin_ms / 1000,
+        max_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
     )
+    launcher = Launcher(registry, in_flight, prediction, retrier, hedger, limits, clock)
+    completion = Completion(registry, settler, metrics, prediction, retrier, hedger, clock)
+    dispatcher = Dispatcher(queue, placer, pausing, prediction, launcher, completion, clock)
+    registry.listen(dispatcher)
     health = HealthBoard(registry, models, queue, admission)
-    metrics.watch(registry, queue, admission.refusals, placer)
+    metrics.watch(registry, queue, feasibility.stats, placer)
     metrics.registry.register(FleetCollector(registry, retrier, hedger.stats))
     store = TaskStore(
         clock,
@@ -188,6 +191,7 @@ def build(
         registry=registry,
         models=models,
         encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
+        prediction=prediction,
         admission=admission,
         queue=queue,
         dispatcher=dispatcher,

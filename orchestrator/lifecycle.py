@@ -68,7 +68,7 @@ class Lifecycle:
             await asyncio.sleep(UPKEEP_EVERY_S)
             try:
                 self._monitor.check_heartbeats()
-                stages.dispatcher.look()
+                stages.dispatcher.upkeep()
                 await self._orchestrator.discovery.remove_retired()
                 stages.store.prune()
                 self._orchestrator.health.refresh()

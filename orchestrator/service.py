@@ -16,7 +16,8 @@ from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.prediction.refusals import Refusals
+from orchestrator.prediction.feasibility import RefusalStats
+from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_NAME_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
@@ -40,6 +41,7 @@ class Stages:
     registry: Registry
     models: ServedModels
     encoding: EncodingStage
+    prediction: Prediction
     admission: Admission
     queue: TaskQueue[Task]
     dispatcher: Dispatcher
@@ -106,6 +108,7 @@ class Orchestrator:
             self.stages.admission.fit(task, encoder.card)
             self.limits.charge(task)
             self.stages.admission.finish(task)
+            self.stages.dispatcher.require_room(task)
         except TidegateError as error:
             self.stages.settler.settle(task, refused(error))
             raise
@@ -180,16 +183,16 @@ class Orchestrator:
 
     def predicted_start_ms(self, task: Task) -> float:
         """From now; 0 once it is on its way."""
-        return self.stages.admission.outlook.start_ms(task) if task in self.queue else 0.0
+        return self.stages.prediction.start_times.start_ms(task) if task in self.queue else 0.0
 
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
         return self.models.resolve(name)
 
     @property
-    def refusals(self) -> Refusals:
+    def refusals(self) -> RefusalStats:
         """What was decided against, and what becomes of the sample that is kept (DL-17)."""
-        return self.stages.admission.refusals
+        return self.stages.prediction.feasibility.stats
 
     @property
     def live_tasks(self) -> int:

@@ -29,7 +29,8 @@ from pydantic_settings import (
 from orchestrator.instances.discovery.addresses import check_entry
 from orchestrator.placement.policy import Policy
 from orchestrator.pool.process.ports import is_loopback
-from orchestrator.queue.order import AdmissionMode, QueueOrder, QueuePolicy
+from orchestrator.prediction.feasibility import AdmissionMode
+from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
 

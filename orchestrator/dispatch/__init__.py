@@ -1,9 +1,13 @@
 """From the queue to a lane, and what comes of it.
 
-- ``dispatcher``  starts what can start; deadlines of what waits
-- ``attempt``     one dispatch of a task to one instance
-- ``retry``       which tasks get another attempt, and when
-- ``hedge``       a second attempt for a late first token
-- ``pausing``     who makes room for more urgent work
-- ``replan``      new plans for what waits, a few at a time
+- ``dispatcher``    starts what can start; the queue's bound; deadlines of what waits
+- ``time_limits``   when a task ends here, and what its worker may take
+- ``launch``        sends a task to an instance
+- ``attempt``       one dispatch of a task to one instance
+- ``completion``    an attempt ended or was lost: settle, retry or resume
+- ``retry``         which tasks get another attempt, and when; ``retry_budget`` how many of all
+- ``resume``        whether and how a begun text goes on elsewhere
+- ``hedge``         a second attempt for a late first token
+- ``pausing``       which running jobs make room for more urgent work
+- ``replan``        new plans for what waits, a few at a time
 """

@@ -1,5 +1,9 @@
-"""One task's job on a lane: between what the lane tells, the task and the dispatcher."""
+"""One dispatch of a task to one instance: what stands between the lane, the task and the
+dispatcher.
+"""
 
+import asyncio
+from collections.abc import Iterator
 from typing import Protocol
 
 from orchestrator.errors import TidegateError
@@ -12,12 +16,12 @@ from worker.protocol import AbortCause, Delta, End
 
 
 class AttemptOwner(Protocol):
-    """Hears what becomes of flights."""
+    """Hears what becomes of attempts."""
 
     def now(self) -> float: ...
 
     def first_token(self, attempt: "Attempt") -> None:
-        """One of two jobs for a task has a token."""
+        """One of two attempts at a task has a token."""
 
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
         """The worker is done with it."""
@@ -76,10 +80,11 @@ class Attempt:
         self.is_paused = False
         self.late_tokens = 0
         self.lost_hedge = False
+        """The task's other attempt had the first token."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
-    # what the lane tells
+    # from the lane
 
     def on_started(self, wait_ms: float) -> None:
         if self.task.attempt is not self:
@@ -105,7 +110,7 @@ class Attempt:
             self._owner.listener_failed(self)
 
     def on_paused(self) -> None:
-        """It is as we asked; the books were kept when we did."""
+        """Counted when it was asked for."""
 
     def on_resumed(self) -> None:
         """The same."""
@@ -122,14 +127,14 @@ class Attempt:
         except Exception:
             self._owner.listener_failed(self)
 
-    # what the task tells
+    # from the task
 
     def abandon(self, ending: Ending) -> None:
         self.cause = ending.cause
         self.abandoned_at = self._owner.now()
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
 
-    # what the dispatcher tells
+    # from the dispatcher
 
     def pause(self) -> None:
         """Leave the slot at the next step's border; the KV stays."""
@@ -149,3 +154,25 @@ class Attempt:
         if self.task.attempt is self:
             self.task.attempt = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)
+
+
+class AttemptsInFlight:
+    """All that were sent and have not ended, in that order, so that a simulated run repeats."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[Attempt, None] = {}
+        self.removed = asyncio.Event()
+        """Set whenever a worker is done with one; whoever waits clears it."""
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._attempts)
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def add(self, attempt: Attempt) -> None:
+        self._attempts[attempt] = None
+
+    def remove(self, attempt: Attempt) -> None:
+        self._attempts.pop(attempt, None)
+        self.removed.set()

@@ -1,18 +1,20 @@
-"""Hedging (OR-10): a job that is late with its first token gets a rival on another instance.
+"""Hedged requests (OR-10): a job that is late with its first token is sent to a second instance.
 
-The first token wins; the loser is cancelled, and its end is waited for. Only while nothing waits
-in the queue, where another instance has a free slot, when slack is short, and for at most one
-request in fifty: a second copy of a job is work that somebody else could have used.
+The first token wins; the other attempt is cancelled, and its end is waited for. Only while nothing
+waits in the queue, where another instance has a free slot, when slack is short, and for at most one
+request in fifty: a second copy of a job is work that somebody else could have used. (Dean and
+Barroso, The tail at scale, 2013.)
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.dispatch.retry import RetryBudget
+from orchestrator.dispatch.attempt import Attempt
+from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Spec, feasible
 from orchestrator.prediction import Load, StepModel, Work
-from orchestrator.prediction.forecaster import least_tokens
+from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.tasks.task import Task
 
 SHORT_SLACK = 2.0
@@ -21,29 +23,41 @@ SHORT_SLACK = 2.0
 
 @dataclass(slots=True)
 class HedgeStats:
-    """What became of hedged jobs. Each race is won or lost by the rival, or nobody came first."""
+    """What became of hedges. Each is won or lost, or neither attempt had a token."""
 
     begun: int = 0
     won: int = 0
     lost: int = 0
     aborts_verified: int = 0
-    """Losers whose worker has said that they are gone."""
+    """Losers whose worker has confirmed that they are gone."""
 
 
 class Hedger:
-    """Decides which jobs get a rival, and where."""
+    """Decides which jobs are hedged, and where; keeps the attempt that wins."""
 
-    def __init__(
-        self, registry: Registry, tokens_of: Callable[[Task], int], *, share: float
-    ) -> None:
-        """``share`` of the requests offered are hedged at most; 0 hedges none.
-
-        ``tokens_of`` is how long a task's answer will usually be.
-        """
-        self._tokens_of = tokens_of
+    def __init__(self, registry: Registry, forecaster: Forecaster, *, share: float) -> None:
+        """``share`` of the requests offered are hedged at most; 0 hedges none."""
         self._registry = registry
+        self._forecaster = forecaster
         self.budget = RetryBudget(share, 1.0, is_full=False)
         self.stats = HedgeStats()
+
+    def due(self, in_flight: Iterable[Attempt], now: float) -> Iterator[tuple[Attempt, str]]:
+        """Late attempts, each with the instance for its hedge, which is counted as sent."""
+        if self.budget.is_empty:
+            return
+        for attempt in list(in_flight):
+            task = attempt.task
+            if task.attempt is not attempt or task.hedge is not None or task.completion_tokens:
+                continue
+            if not self.is_due(task, attempt.basis, attempt.dispatched_at, now):
+                continue
+            target = self.target(task)
+            if target is None:
+                continue
+            self.budget.spend()
+            self.stats.begun += 1
+            yield attempt, target
 
     def is_due(
         self, task: Task, basis: tuple[StepModel, Load] | None, sent_at: float, now: float
@@ -54,7 +68,7 @@ class Hedger:
         model, load = basis
         least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
         left_ms = task.deadline.left_ms(now)
-        usual = Work(task.prompt_tokens, 0, self._tokens_of(task))
+        usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
         if left_ms > SHORT_SLACK * model.slow_ms(usual) or left_ms <= least_ms:
             return False
         first_ms = model.estimate(Work(task.prompt_tokens), load).upper_ms
@@ -73,3 +87,26 @@ class Hedger:
             and c.load < self._registry.instances[c.name].concurrency.slots
         ]
         return min(free, key=lambda c: (c.load / c.slots, c.name)).name if free else None
+
+    def promote(self, task: Task) -> bool:
+        """The first attempt is over without a token: the hedge takes its place, if there is one."""
+        hedge, task.hedge = task.hedge, None
+        if hedge is None:
+            return False
+        assert isinstance(hedge, Attempt) and task.attempt is None
+        task.attempt, task.instance = hedge, hedge.address
+        return True
+
+    def first_token(self, winner: Attempt) -> None:
+        """One of a task's two attempts has a token: the other one is stopped."""
+        task, hedge = winner.task, winner.task.hedge
+        loser = task.attempt if hedge is winner else hedge
+        assert isinstance(loser, Attempt)
+        if hedge is winner:
+            self.stats.won += 1
+            task.attempt, task.instance = winner, winner.address
+        else:
+            self.stats.lost += 1
+        task.hedge = None
+        loser.lost_hedge = True
+        loser.withdraw()

@@ -55,6 +55,29 @@ class Pausing:
         """Whether ``victims`` would look at what runs."""
         return self._enabled and now >= self._next_at
 
+    def make_room(
+        self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
+    ) -> list[Task]:
+        """Pause running jobs for more urgent ones that wait; those paused are to be queued."""
+        victims = self.victims(queue, attempts, now)
+        for attempt in victims:
+            task = attempt.task
+            attempt.pause()
+            self.stats.paused += 1
+            task.pauses += 1
+            task.paused_on = attempt.address
+            task.paused_at = now
+        return [attempt.task for attempt in victims]
+
+    def resume(self, task: Task, now: float) -> None:
+        """A paused job has a slot again."""
+        attempt = task.attempt
+        assert isinstance(attempt, Attempt) and attempt.is_paused
+        task.paused_on = ""
+        task.prompt_ready_at += now - task.paused_at
+        self.stats.resumed += 1
+        attempt.resume(self._registry.instances[attempt.address].load)
+
     def victims(
         self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
     ) -> list[Attempt]:

@@ -196,6 +196,7 @@ class Registry:
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
             min_start_ms=min((card.min_start_budget_ms for *_, card in serving), default=0.0),
+            places=sum(i.concurrency.limit - i.load for i, *_ in serving),
         )
 
     def any_ready(self, model: str) -> bool:

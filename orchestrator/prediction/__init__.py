@@ -1,7 +1,15 @@
 """What work will take, and what is worth doing now.
 
-``step_model`` and ``step_learner`` know how fast instances are, ``answer_length`` how long answers
-get, ``urgency`` what that means for a deadline, and ``forecaster`` puts these together for a task.
+- ``step_model``     what an engine step takes, and work in such steps: pure, frozen
+- ``step_learner``   fits it to a worker's totals
+- ``quantiles``      over a sliding window
+- ``answer_length``  how long answers get
+- ``urgency``        what a deadline makes of that
+- ``forecaster``     these together, for a task: its times, and its place in the queue
+- ``releases``, ``start_times``  when what waits will start
+- ``promises``       deadlines that were named to clients, and what keeping them takes
+- ``feasibility``    certain to miss? refuse, observe, sample
+- ``calibration``    whether chances mean what they say
 """
 
 from orchestrator.prediction.answer_length import AnswerLengths, LengthCurve, LengthKey

@@ -59,6 +59,8 @@ class Capacity:
     free: int
     min_start_ms: float
     """No worker starts with less left (DL-3)."""
+    places: int = 0
+    """Jobs that may be sent before more wait here; negative where more have been sent."""
 
     @property
     def rows(self) -> int:
@@ -103,7 +105,7 @@ class Forecaster:
         """``drops_infeasible``: tasks that are certain to miss leave the queue before their
         deadline.
         """
-        self._capacity_of = capacity_of
+        self.capacity_of = capacity_of
         self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
         self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
@@ -125,7 +127,7 @@ class Forecaster:
                 work_ms[task.model] += task.work_ms
         self._wait_ms.clear()
         for model, total_ms in work_ms.items():
-            instances = max(1, len(self._capacity_of(model).models))
+            instances = max(1, len(self.capacity_of(model).models))
             self._wait_ms[model] = max(LEAST_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:
@@ -141,7 +143,7 @@ class Forecaster:
 
     def drop_at(self, task: Task) -> float:
         """When a waiting task is certain to miss, with what serves its model at this moment."""
-        return self._drop_at(task, self._capacity_of(task.model))
+        return self._drop_at(task, self.capacity_of(task.model))
 
     def _drop_at(self, task: Task, capacity: Capacity) -> float:
         if not self._drops_infeasible or task.refusal_sample or task.completion_tokens:
@@ -203,7 +205,7 @@ class Forecaster:
         """As of a moment ago: every plan asks, and to ask every instance is dear."""
         known = self._paces.get(model)
         if known is None or now >= known.until:
-            capacity = self._capacity_of(model)
+            capacity = self.capacity_of(model)
             rows = capacity.rows
             fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
             costs = None
@@ -239,7 +241,7 @@ class Forecaster:
 
     def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
         """What ``task`` takes once it has waited for ``wait_ms``."""
-        capacity = self._capacity_of(task.model)
+        capacity = self.capacity_of(task.model)
         least_ms, bottleneck = _least_ms(task, capacity)
         if not capacity.models:
             return Forecast(wait_ms, 0.0, _FIRST_GUESS_MS, 0.0, 0.0, "route")
@@ -292,7 +294,7 @@ class Forecaster:
         """How long a ``fit`` task's answer may be; None for others, and where nothing is known."""
         if task.job.on_deadline is not OnDeadline.FIT:
             return None
-        capacity = self._capacity_of(task.model)
+        capacity = self.capacity_of(task.model)
         if not capacity.models:
             return None
         work, room_ms = Work(task.prompt_tokens), FIT_SHARE * budget_ms

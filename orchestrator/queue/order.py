@@ -11,15 +11,6 @@ class QueueOrder(StrEnum):
     FIFO = "fifo"
 
 
-class AdmissionMode(StrEnum):
-    """What becomes of work that is certain to miss its deadline."""
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-    """It is let in and counted."""
-    OFF = "off"
-
-
 class QueuePolicy(StrEnum):
     """What becomes of work that finds the queue full."""
 

@@ -24,7 +24,7 @@ from heapq import merge
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from orchestrator.queue.order import QueueOrder
+from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Priority
 
@@ -179,9 +179,18 @@ class _Shares:
 class TaskQueue(Generic[T]):
     """Waiting tasks in the order in which they will leave."""
 
-    def __init__(self, bound: int, order: QueueOrder = QueueOrder.SLACK) -> None:
-        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once."""
+    def __init__(
+        self,
+        bound: int,
+        order: QueueOrder = QueueOrder.SLACK,
+        policy: QueuePolicy = QueuePolicy.REJECT,
+    ) -> None:
+        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once.
+
+        ``policy`` is what whoever pushes does when it is full.
+        """
         self.bound = bound
+        self.policy = policy
         self.work_ms = 0.0
         """Predicted work of all waiting tasks together."""
         self._order = order

@@ -289,7 +289,6 @@ class Task:
         "ending",
         "failed_on",
         "fitted_tokens",
-        "foretold",
         "given_chance",
         "hedge",
         "id",
@@ -307,6 +306,7 @@ class Task:
         "paused_at",
         "paused_on",
         "pauses",
+        "predicted_start",
         "prefix_names",
         "prompt_ready_at",
         "prompt_tokens",
@@ -367,8 +367,8 @@ class Task:
         """When its prompt will probably be computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
         """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
-        self.foretold: tuple[float, float, int] | None = None
-        """When its start was foretold, how long that would be from then, in ms, and the part of
+        self.predicted_start: tuple[float, float, int] | None = None
+        """When its start was predicted, how long that would be from then, in ms, and the part of
         the queue that it was in."""
         self.given_chance: float | None = None
         """The chance of being in time that it had when it was first sent to a worker."""

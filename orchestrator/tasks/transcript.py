@@ -1,6 +1,6 @@
 """What a task has generated, kept so that another instance can go on from there (OR-10)."""
 
-from worker.protocol import Delta, Sampling
+from worker.protocol import Delta
 
 
 class Trail:
@@ -18,15 +18,3 @@ class Trail:
 
     def text(self) -> str:
         return "".join(self._texts)
-
-
-def is_continuable(sampling: Sampling) -> bool:
-    """Whether what is drawn next depends on nothing but the text, its length and the seed."""
-    return (
-        (sampling.temperature == 0 or sampling.seed is not None)
-        and not sampling.stop
-        and sampling.logprobs is None
-        and sampling.repetition_penalty == 1
-        and sampling.presence_penalty == 0
-        and sampling.frequency_penalty == 0
-    )

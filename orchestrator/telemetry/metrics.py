@@ -23,7 +23,7 @@ from orchestrator.instances.instance import InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.prediction.calibration import Calibration
-from orchestrator.prediction.refusals import Kind, Refusals
+from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
@@ -130,7 +130,7 @@ class Metrics:
         return self.tokens_wasted / self.tokens_generated if self.tokens_generated else 0.0
 
     def watch(
-        self, registry: Registry, queue: TaskQueue[Task], refusals: Refusals, placer: Placer
+        self, registry: Registry, queue: TaskQueue[Task], refusals: RefusalStats, placer: Placer
     ) -> None:
         """Collect the state of instances, queue, admission and placement at every scrape."""
         self.registry.register(_StateCollector(self, registry, queue, refusals, placer))
@@ -160,7 +160,7 @@ class _StateCollector(Collector):
         metrics: Metrics,
         registry: Registry,
         queue: TaskQueue[Task],
-        refusals: Refusals,
+        refusals: RefusalStats,
         placer: Placer,
     ) -> None:
         self._placer = placer
@@ -219,7 +219,7 @@ class _StateCollector(Collector):
             "Such decisions that were not carried out: what the requests came to (DL-17)",
             labels=["kind", "result"],
         )
-        for kind in Kind:
+        for kind in RefusalKind:
             unserved.add_metric([kind], refusals.unserved[kind])
             for result, met in (("met", True), ("lost", False)):
                 samples.add_metric([kind, result], refusals.sampled[kind, met])

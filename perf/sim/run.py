@@ -142,7 +142,7 @@ async def _run(
     parts.lifecycle.start()
     driver = _Driver(orchestrator, clock, states_deadline)
     if kept is not None:
-        orchestrator.refusals.samples = lambda task: task.correlation_id == _KEPT
+        orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
     for number, offer in enumerate(offers):
         loop.call_at(offer.at_s, driver.offer, offer, _KEPT if number == kept else "")
     for at_s, happening in happenings.items():

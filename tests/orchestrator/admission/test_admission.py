@@ -2,19 +2,32 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.dispatch.completion import Completion
+from orchestrator.dispatch.dispatcher import Dispatcher
+from orchestrator.dispatch.launch import Launcher
+from orchestrator.dispatch.pausing import Pausing
+from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible, QueueFull
 from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
+from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
-from orchestrator.queue.order import AdmissionMode, QueuePolicy
+from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.start_times import StartTimes
+from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.settle import refused
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.settle import Settler, refused
 from orchestrator.tasks.task import Api, Ending, Job, Priority, Task
+from orchestrator.telemetry.metrics import Metrics
 from tests.support.clock import ManualClock
 from worker.protocol import End, FinishReason, OnDeadline, Outcome, Sampling
 
@@ -54,29 +67,45 @@ class Rig:
         load: int = 0,
         bound: int = 100,
         min_start_ms: float = 0.0,
-        **rules: object,
+        policy: QueuePolicy = QueuePolicy.REJECT,
+        **feasibility: Any,
     ) -> None:
         self.clock = ManualClock()
-        self.queue: TaskQueue[Task] = TaskQueue(bound)
+        self.queue: TaskQueue[Task] = TaskQueue(bound, QueueOrder.SLACK, policy)
         self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
         self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
-        self.dropped: list[Task] = []
-        site = Site(load)
-        self.admission = Admission(
-            site,  # type: ignore[arg-type]
-            self.queue,
+        site: Any = Site(load)
+        placer = Placer(site, self.clock, self.forecaster.usual_tokens)
+        in_flight = AttemptsInFlight()
+        start_times = StartTimes(self.queue, self.forecaster, in_flight, self.clock)
+        promises = Promises(self.forecaster, self.clock)
+        self.feasibility = Feasibility(
             self.forecaster,
-            Placer(site, self.clock, self.forecaster.usual_tokens),
+            start_times,
+            promises,
             self.clock,
             random.Random(1),
-            AdmissionConfig(floor_ms=10.0, default_max_tokens=64, **{"sample": 0.0} | rules),  # type: ignore[arg-type]
-            drop=lambda task, error: self.drop(task),
-            sweep=lambda: None,
+            FeasibilityConfig(**{"sample": 0.0} | feasibility),
+        )
+        prediction = Prediction(self.forecaster, start_times, promises, self.feasibility)
+        config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
+        self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
+        metrics, nobody = Metrics(), cast(Any, None)
+        settler = Settler(metrics, MemoryJournal(), self.clock)
+        limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
+        self.dispatcher = Dispatcher(
+            self.queue,
+            placer,
+            Pausing(site, self.forecaster, placer, enabled=False),
+            prediction,
+            Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
+            Completion(site, settler, metrics, prediction, nobody, nobody, self.clock),
+            self.clock,
         )
 
-    def drop(self, task: Task) -> None:
-        self.dropped.append(task)
-        self.queue.remove(task)
+    def admit(self, task: Task) -> None:
+        self.admission.finish(task)
+        self.dispatcher.require_room(task)
 
     def task(self, budget_ms: float, tokens: int = 100, prompt: int = 100, **job: object) -> Task:
         sampling = Sampling(max_tokens=tokens, ignore_eos=bool(job.pop("ignore_eos", True)))
@@ -106,7 +135,7 @@ def test_dl7_the_least_work_at_the_best_pace_decides() -> None:
     rig = Rig()
     assert rig.refuses(rig.task(790))
     assert not rig.refuses(rig.task(815))
-    assert rig.admission.refusals.refused == 1
+    assert rig.feasibility.stats.refused == 1
 
 
 def test_dl7_what_is_unknown_refuses_nobody() -> None:
@@ -172,7 +201,7 @@ def test_dl7_the_binding_constraint(
     tokens: int, prompt: int, floor_ms: float, binding: str
 ) -> None:
     rig = Rig(min_start_ms=floor_ms)
-    error = rig.admission.infeasible(rig.task(11, tokens, prompt))
+    error = rig.feasibility.infeasible(rig.task(11, tokens, prompt), can_start=True)
     assert error.details["binding_constraint"] == binding
 
 
@@ -185,7 +214,9 @@ def test_dl8_what_waited_in_vain_was_bound_by_the_queue() -> None:
     assert rig.queue.expired(rig.clock.now()) == []
     rig.clock.advance(1.0)
     assert rig.queue.expired(rig.clock.now()) == [task]
-    assert rig.admission.infeasible(task).details["binding_constraint"] == "queue"
+    assert (
+        rig.feasibility.infeasible(task, can_start=False).details["binding_constraint"] == "queue"
+    )
 
 
 def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
@@ -197,20 +228,20 @@ def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
     assert task.drop_at < rig.clock.now()
     fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, (1.0, 1.25), fastest_ms=1.0)
     slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0)
-    assert not rig.admission.refuses_late(task)
+    assert not rig.feasibility.gives_up(task)
     assert task.drop_at > rig.clock.now() + 0.5
     rig.capacity = slow
-    assert rig.admission.refuses_late(task)
+    assert rig.feasibility.gives_up(task)
 
 
 def test_dl7_off_and_observe_refuse_nothing() -> None:
     off = Rig(mode=AdmissionMode.OFF)
     assert not off.refuses(off.task(100))
-    assert off.admission.refusals.infeasible == 0
+    assert off.feasibility.stats.infeasible == 0
     observe = Rig(mode=AdmissionMode.OBSERVE)
     task = observe.task(100)
     assert not observe.refuses(task)
-    assert observe.admission.refusals.infeasible == 1
+    assert observe.feasibility.stats.infeasible == 1
     assert task.refusal_sample
     assert task.drop_at == task.deadline.at
 
@@ -226,13 +257,13 @@ def test_dl7_a_cap_of_nothing_refuses_nobody() -> None:
     rig = Rig(refusal_cap=0.0)
     task = rig.task(100)
     assert not rig.refuses(task)
-    assert not rig.admission.refuses_late(rig.task(100))
-    assert rig.admission.refusals.refused == 0
+    assert not rig.feasibility.gives_up(rig.task(100))
+    assert rig.feasibility.stats.refused == 0
 
 
 def test_dl7_the_cap_counts_what_is_refused_late() -> None:
     rig = Rig(refusal_cap=0.5)
-    refused_count = sum(rig.admission.refuses_late(rig.task(100)) for _ in range(2000))
+    refused_count = sum(rig.feasibility.gives_up(rig.task(100)) for _ in range(2000))
     assert 0.0 < refused_count / 2000 < 0.6
 
 
@@ -244,7 +275,7 @@ def test_dl7_a_sample_measures_the_false_refusals() -> None:
     for index, task in enumerate(let_in):
         outcome = Outcome.MET if index < 5 else Outcome.MISSED
         task.end(Ending(outcome, FinishReason.STOP), rig.clock.now())
-    assert rig.admission.refusals.false_rate == pytest.approx(5 / len(let_in))
+    assert rig.feasibility.stats.false_rate == pytest.approx(5 / len(let_in))
 
 
 def test_dl6_fit_shrinks_to_what_the_deadline_allows() -> None:
@@ -270,7 +301,7 @@ def test_dl6_fit_shrinks_to_what_the_deadline_allows() -> None:
 def fill(rig: Rig, priority: Callable[[int], Priority], count: int = 4) -> list[Task]:
     tasks = [rig.task(60_000, priority=priority(i)) for i in range(count)]
     for task in tasks:
-        rig.admission.finish(task)
+        rig.admit(task)
         rig.queue.push(task)
     return tasks
 
@@ -279,20 +310,21 @@ def test_or4_reject_says_when_to_come_again() -> None:
     rig = Rig(load=16, bound=4)
     fill(rig, lambda i: Priority.BATCH)
     with pytest.raises(QueueFull) as full:
-        rig.admission.finish(rig.task(60_000))
+        rig.admit(rig.task(60_000))
     assert full.value.retry_after_ms > 0  # how good it is: tests/perf/test_told.py
 
 
 def test_or4_drop_lru_drops_the_oldest_batch_task() -> None:
-    rig = Rig(load=16, bound=4, queue_policy=QueuePolicy.DROP_LRU)
+    rig = Rig(load=16, bound=4, policy=QueuePolicy.DROP_LRU)
     tasks = fill(rig, lambda i: Priority.BATCH if i in (1, 2) else Priority.INTERACTIVE)
     for expected in (tasks[1], tasks[2]):
         newcomer = rig.task(60_000)
-        rig.admission.finish(newcomer)
-        assert rig.dropped[-1] is expected
+        rig.admit(newcomer)
+        assert expected not in rig.queue
+        assert expected.ending is not None and expected.ending.outcome is Outcome.REFUSED
         rig.queue.push(newcomer)
     with pytest.raises(QueueFull):
-        rig.admission.finish(rig.task(60_000))
+        rig.admit(rig.task(60_000))
 
 
 def test_a_drop_is_a_refusal() -> None:
@@ -304,15 +336,15 @@ def test_dl7_a_sample_of_what_waited_in_vain_gets_its_try() -> None:
     rig = Rig(load=16, sample=1.0)
     task, other = rig.task(1500), rig.task(5000)
     for each in (task, other):
-        rig.admission.finish(each)
+        rig.admit(each)
         rig.queue.push(each)
     rig.clock.advance(1.0)
     assert rig.queue.expired(rig.clock.now()) == [task]
-    assert not rig.admission.refuses_late(task)
+    assert not rig.feasibility.gives_up(task)
     rig.queue.push(task)
     assert rig.queue.expired(rig.clock.now()) == []
     assert not task.is_background
     rig.clock.advance(0.6)
     assert rig.queue.expired(rig.clock.now()) == [task]
     task.end(Ending(Outcome.MISSED, FinishReason.DEADLINE), rig.clock.now())
-    assert (rig.admission.refusals.infeasible, rig.admission.refusals.sampled_missed) == (1, 1)
+    assert (rig.feasibility.stats.infeasible, rig.feasibility.stats.sampled_missed) == (1, 1)

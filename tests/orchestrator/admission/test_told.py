@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.prediction.calibration import Calibration
+from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
 from orchestrator.prediction.forecaster import Capacity, Forecaster
-from orchestrator.prediction.refusals import Kind, Refusals
 from orchestrator.prediction.releases import start_ms
 from orchestrator.tasks.task import Priority
 from tests.orchestrator.conftest import MakeService
@@ -112,31 +112,31 @@ def ended(outcome: Outcome, **fields: object) -> Any:
 
 def test_dl17_every_kind_of_decision_is_sampled_and_counted() -> None:
     draws = iter([False, True, True])
-    refusals = Refusals(lambda task: next(draws))
-    assert not refusals.keeps(ended(Outcome.REFUSED), Kind.QUEUE_FULL)
-    assert refusals.unserved[Kind.QUEUE_FULL] == 1
-    for kind, outcome in ((Kind.QUEUE, Outcome.MET), (Kind.DROPPED, Outcome.MISSED)):
+    refusals = RefusalStats(lambda task: next(draws))
+    assert not refusals.is_spared(ended(Outcome.REFUSED), RefusalKind.QUEUE_FULL)
+    assert refusals.unserved[RefusalKind.QUEUE_FULL] == 1
+    for kind, outcome in ((RefusalKind.QUEUE, Outcome.MET), (RefusalKind.DROPPED, Outcome.MISSED)):
         task = ended(outcome)
-        assert refusals.keeps(task, kind)
-        refusals.keep(task, kind)
+        assert refusals.is_spared(task, kind)
+        refusals.spare(task, kind)
         assert task.refusal_sample
-        refusals.keep(task, Kind.STOPPED)  # counted once, for the first
+        refusals.spare(task, RefusalKind.STOPPED)  # counted once, for the first
         for call in task.on_end:
             call(task)
-    assert refusals.sampled == {(Kind.QUEUE, True): 1, (Kind.DROPPED, False): 1}
+    assert refusals.sampled == {(RefusalKind.QUEUE, True): 1, (RefusalKind.DROPPED, False): 1}
     assert refusals.false_rate == 0.5
 
 
 def test_dl17_an_early_stop_is_one_of_them() -> None:
-    refusals = Refusals()
+    refusals = RefusalStats()
     end = End(1, FinishReason.DEADLINE, 5, 3, 0, 0, 0, 50, code=Code.DEADLINE_EXCEEDED)
     refusals.stopped(ended(Outcome.MISSED), end, 0.0)
-    assert refusals.unserved[Kind.STOPPED] == 1
+    assert refusals.unserved[RefusalKind.STOPPED] == 1
     task = ended(Outcome.MET)
     refusals.stopped(task, End(1, FinishReason.LENGTH, 5, 3, 0, 0, 0, 50, spared=True), 0.0)
     for call in task.on_end:
         call(task)
-    assert refusals.sampled[Kind.STOPPED, True] == 1
+    assert refusals.sampled[RefusalKind.STOPPED, True] == 1
 
 
 async def test_dl17_a_sample_is_let_in_beyond_a_full_queue(

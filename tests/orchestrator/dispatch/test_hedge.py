@@ -1,12 +1,13 @@
 """Hedging before the first token: when, how often, and that the loser is gone (OR-10)."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.dispatch.hedge import Hedger
-from orchestrator.dispatch.retry import RetryBudget
+from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.prediction import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, Task
@@ -30,7 +31,8 @@ PACE = StepModel(
 
 
 def make_hedger(service: Service) -> Hedger:
-    hedger = Hedger(service.orchestrator.registry, lambda task: 5, share=0.02)
+    forecaster: Any = SimpleNamespace(usual_tokens=lambda task: 5)
+    hedger = Hedger(service.orchestrator.registry, forecaster, share=0.02)
     while hedger.budget.is_empty:
         hedger.budget.offered()
     return hedger
@@ -237,7 +239,7 @@ async def test_or10_none_while_others_wait(
         async with service.http.post("/v2/tasks", json=TASK) as response:
             assert response.status == 202
     assert len(service.orchestrator.queue) == 1
-    service.orchestrator.stages.dispatcher.look()
+    service.orchestrator.stages.dispatcher.upkeep()
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
     assert hedges(service, "begun") == 0

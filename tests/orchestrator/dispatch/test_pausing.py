@@ -257,7 +257,7 @@ class Scene:
         )
         for worker in self.workers:
             await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]
-        attempts = self.service.orchestrator.stages.dispatcher._attempts
+        attempts = self.service.orchestrator.stages.dispatcher._in_flight
         assert not attempts and not self.service.orchestrator.live_tasks
 
 
@@ -387,7 +387,7 @@ async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
     stage.go_on.set()
     registry = stage.service.orchestrator.registry
     registry.instances[stage.worker.address].state = InstanceState.SUSPECT
-    stage.service.orchestrator.stages.dispatcher.look()
+    stage.service.orchestrator.stages.dispatcher.upkeep()
     assert text_of(list(await events_of(stage.service, long))) == EXPECTED
     await stage.ends("met", "met")
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.dispatch.retry import RetryBudget, RetryConfig, RetryDenied
+from orchestrator.dispatch.resume import is_resumable
+from orchestrator.dispatch.retry import RetryConfig, RetryDenied
+from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
-from orchestrator.tasks.transcript import is_continuable
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, FinishReason, Sampling
@@ -173,9 +174,9 @@ async def test_dl12_none_where_the_deadline_could_not_be_kept(
     async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
         task = service.orchestrator.store.get((await response.json())["task_id"])
     retrier, end = service.parts.retrier, task.deadline.at
-    assert retrier.again(task, first.address, end - 0.005) is None
+    assert retrier.decide(task, first.address, end - 0.005) is None
     assert retrier.denied == {RetryDenied.DEADLINE: 1}
-    assert retrier.again(task, first.address, end - 30) is not None
+    assert retrier.decide(task, first.address, end - 30) is not None
 
 
 async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
@@ -410,4 +411,4 @@ async def test_or10_other_weights_do_not_go_on_with_a_text(
     ],
 )
 def test_or10_which_requests_can_go_on(changes: dict[str, Any], can: bool) -> None:
-    assert is_continuable(Sampling(max_tokens=5, **changes)) is can
+    assert is_resumable(Sampling(max_tokens=5, **changes)) is can

@@ -415,5 +415,5 @@ async def test_a_fault_of_a_listener_costs_its_task_only(
     plan.release.set()
     await service.until(lambda: len(service.outcomes()) == 2)
     assert [task.ending.outcome.value for task in tasks if task.ending] == ["failed", "met"]
-    assert "could not be handled" in caplog.text
+    assert "handling a worker's message failed" in caplog.text
     assert len(worker.opens) == 1

@@ -37,7 +37,7 @@ def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
 async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
     orchestrator = service.orchestrator
     await service.until(
-        lambda: not orchestrator.live_tasks and not orchestrator.stages.dispatcher._attempts
+        lambda: not orchestrator.live_tasks and not orchestrator.stages.dispatcher._in_flight
     )
     for worker in workers:
         await worker.until(lambda w=worker: w.running == 0)  # type: ignore[misc]

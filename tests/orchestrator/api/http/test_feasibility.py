@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def at_known_pace(service: Service) -> Service:
-    service.parts.forecaster._capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
 
 
@@ -63,7 +63,7 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
 async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) -> None:
     """On an idle service too; what is settled is not kept."""
     at_known_pace(service)
-    forecaster, outlook = service.parts.forecaster, service.orchestrator.stages.admission.outlook
+    forecaster, promises = service.parts.forecaster, service.orchestrator.stages.prediction.promises
     before = dict(forecaster._safety)
     body = TASK | {"deadline_ms": 1000}
     async with service.http.post("/v1/completions", json=body) as response:
@@ -73,14 +73,14 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
         assert response.status == 200
         await response.read()
     assert service.outcomes() == ["refused", "met"]
-    assert not outlook._kept and not outlook._promises
+    assert not promises._claimed and not promises._open
     assert 0 < forecaster._safety["fake"] < FIRST_SAFETY
     assert not before
 
 
 async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:
     """Quick work is refused for a worker's floor (DL-3): no figure may promise less than that."""
-    service.parts.forecaster._capacity_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
     body = TASK | {"max_tokens": 1, "deadline_ms": 200}
     async with service.http.post("/v1/completions", json=body) as response:
         assert response.status == 504

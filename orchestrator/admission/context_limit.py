@@ -1,0 +1,41 @@
+"""How much a task may generate: ``max_tokens`` and sampling against what its model can do."""
+
+import msgspec
+
+from orchestrator.errors import ContextOverflow, InvalidRequest
+from orchestrator.tasks.task import Task
+from worker.protocol import InvalidSampling, ModelCard
+
+
+def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> None:
+    """Fill in the model's defaults, and fit ``max_tokens`` to the context.
+
+    Raises ``ContextOverflow`` or ``InvalidRequest``.
+    """
+    context, prompt = card.context_tokens, len(task.token_ids)
+    left = context - prompt
+    if left < 1:
+        raise ContextOverflow.of_prompt(prompt, context, card.context_note)
+    asked = task.job.max_tokens
+    if asked is not None and asked > left:
+        raise ContextOverflow(
+            f"max_tokens is {asked}, but the model's context of {context} tokens leaves "
+            f"{left} after a prompt of {prompt}: ask for at most {left}{card.context_note}",
+            field="max_tokens",
+        )
+    defaults = card.sampling_defaults
+    sampling = defaults.fill(task.sampling, task.job.unstated)
+    wanted = asked
+    if wanted is None:
+        most = default_max_tokens
+        if defaults.max_tokens is not None:
+            most = min(most, defaults.max_tokens)
+        wanted = min(left, max(most, sampling.min_tokens))
+    # Wider than the vocabulary is the same as all of it, and need not fit in 64 bits.
+    top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
+    sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
+    try:
+        sampling.check(card.vocab_size)
+    except InvalidSampling as error:
+        raise InvalidRequest(str(error), field=error.field) from None
+    task.sampling = sampling

@@ -1,0 +1,153 @@
+"""The end of an attempt, as one page, and the ends of tasks.
+
+An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, the
+forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import Attempt
+from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.resume import finish_of_complete_text
+from orchestrator.dispatch.retry import RETRYABLE, Retrier, RetryAfter
+from orchestrator.errors import TidegateError
+from orchestrator.instances.breaker import record_end
+from orchestrator.instances.instance import InstanceState
+from orchestrator.instances.registry import Registry
+from orchestrator.prediction.prediction import Prediction
+from orchestrator.tasks.settle import Settler, Verdict, failed, judge, overdue
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics
+from worker.protocol import AbortCause, Code, End, Outcome
+
+FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
+"""An instance's own: a hedge that is under way already is not touched by them."""
+
+
+class Completion:
+    """Says what follows from an attempt's end. The dispatcher has taken it off its task before."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settler: Settler,
+        metrics: Metrics,
+        prediction: Prediction,
+        retrier: Retrier,
+        hedger: Hedger,
+        clock: Clock,
+    ) -> None:
+        self._registry = registry
+        self._settler = settler
+        self._metrics = metrics
+        self._prediction = prediction
+        self._retrier = retrier
+        self._hedger = hedger
+        self._clock = clock
+
+    def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
+        """The worker is done with a job. ``is_current``: its task still counted on it.
+
+        Returns when the task is to be tried again, if it is.
+        """
+        now = self._clock.now()
+        self._measure(attempt, end, now)
+        instance = self._registry.instances.get(attempt.address)
+        record_end(self._registry.breakers, instance, attempt, end, now)
+        self._learn(attempt, end, now, is_current=is_current)
+        if not is_current:
+            return None
+        task = attempt.task
+        can_retry = end.code in RETRYABLE or (end.code in FAULTS and task.hedge is not None)
+        if can_retry and self._complete_text(attempt, now) is None:
+            if self._hedger.promote(task):
+                return None
+            retry = self._retrier.decide(task, attempt.address, now)
+            if retry is not None:
+                return retry
+        self._prediction.feasibility.stats.stopped(task, end, now)
+        self._settler.settle(task, judge(task, end, now), end)
+        return None
+
+    def lost(
+        self, attempt: Attempt, error: TidegateError, *, is_current: bool
+    ) -> RetryAfter | None:
+        """The lane is gone, and what the job did with it; returns what ``ended`` does."""
+        now = self._clock.now()
+        self._metrics.count_late(attempt.late_tokens)
+        instance = self._registry.instances.get(attempt.address)
+        record_end(self._registry.breakers, instance, attempt, None, now)
+        if not is_current:
+            return None
+        task = attempt.task
+        verdict = self._complete_text(attempt, now)
+        if verdict is None:
+            if self._hedger.promote(task):
+                return None
+            retry = self._retrier.decide(task, attempt.address, now)
+            if retry is not None:
+                return retry
+        self._settler.settle(task, verdict or failed(error))
+        return None
+
+    def leave_silent(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
+        """Withdraw what waits for its first token on an instance that has fallen silent, where it
+        can be tried elsewhere; tasks with a hedge go on with that.
+        """
+        silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
+        if not silent:
+            return
+        for attempt in [a for a in in_flight if a.address in silent]:
+            task = attempt.task
+            if task.attempt is not attempt or task.completion_tokens:
+                continue
+            if task.hedge is not None:
+                attempt.withdraw()
+                self._hedger.promote(task)
+                continue
+            now = self._clock.now()
+            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True)
+            if retry is not None:
+                attempt.withdraw()
+                yield attempt, retry
+
+    def first_token(self, attempt: Attempt) -> None:
+        """One of a task's two attempts has a token."""
+        self._hedger.first_token(attempt)
+
+    def settle(self, task: Task, verdict: Verdict) -> None:
+        """End a task that no worker has, or without its worker."""
+        self._settler.settle(task, verdict)
+
+    def _measure(self, attempt: Attempt, end: End, now: float) -> None:
+        metrics = self._metrics
+        metrics.count_late(attempt.late_tokens + end.late_tokens)
+        self._hedger.stats.aborts_verified += attempt.lost_hedge
+        if attempt.cause is None:
+            return
+        freed_ms = 1000 * (now - attempt.abandoned_at)
+        if attempt.cause is AbortCause.DISCONNECT:
+            metrics.disconnect_ms.observe(freed_ms)
+        metrics.cancellation_ms.observe(freed_ms)
+        if end.abort_ms is not None:
+            metrics.abort_freed_ms.labels(attempt.cause.value).observe(end.abort_ms)
+
+    def _learn(self, attempt: Attempt, end: End, now: float, *, is_current: bool) -> None:
+        task, instance = attempt.task, self._registry.instances.get(attempt.address)
+        is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
+        if (is_current or is_abandoned) and not attempt.continues:
+            pace = None if instance is None else instance.pace
+            self._prediction.forecaster.ended(task, end, pace, attempt.basis)
+        if instance is not None and end.code is None and not task.pauses:
+            worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
+            instance.way_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
+
+    def _complete_text(self, attempt: Attempt, now: float) -> Verdict | None:
+        """The end of a text that is complete though its worker could not say so any more."""
+        task, instance = attempt.task, self._registry.instances.get(attempt.address)
+        reason = finish_of_complete_text(task, instance)
+        if reason is None:
+            return None
+        in_time = task.deadline.left_ms(now) >= 0
+        return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)

@@ -1,0 +1,125 @@
+"""Sends tasks to instances: the first attempt, a retry, a hedge."""
+
+import math
+
+from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import Attempt, AttemptOwner, AttemptsInFlight
+from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.resume import remaining_request
+from orchestrator.dispatch.retry import Retrier
+from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.instances.concurrency import InFlightJob
+from orchestrator.instances.registry import Registry
+from orchestrator.placement import Choice
+from orchestrator.prediction.prediction import Prediction
+from orchestrator.tasks.task import Job, Stage, Task
+from worker.protocol import OnDeadline
+
+QUEUED_S = 0.002
+"""A task that was not sent within this had to wait for room."""
+
+
+class Launcher:
+    """Makes attempts, and keeps the list of those in flight."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        in_flight: AttemptsInFlight,
+        prediction: Prediction,
+        retrier: Retrier,
+        hedger: Hedger,
+        limits: TimeLimits,
+        clock: Clock,
+    ) -> None:
+        self.in_flight = in_flight
+        self.limits = limits
+        self._registry = registry
+        self._prediction = prediction
+        self._retrier = retrier
+        self._hedger = hedger
+        self._clock = clock
+
+    def offered(self) -> None:
+        """One more task: retries and hedges may be a share of them."""
+        self._retrier.budget.offered()
+        self._hedger.budget.offered()
+
+    def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
+        """Send a task that waited, for the first time or again."""
+        now = self._clock.now()
+        task.stage = Stage.DISPATCHED
+        task.instance = choice.name
+        if not task.completion_tokens:
+            instance, forecaster = (
+                self._registry.instances[choice.name],
+                self._prediction.forecaster,
+            )
+            forecaster.fit(task, self.limits.budget_ms(task, instance, now))
+            task.trail = self._retrier.keep_transcript(task)
+            task.marks.dispatched = now
+            if task.given_chance is None:
+                task.given_chance = forecaster.urgency(task, now).chance
+            self._prediction.start_times.started(task)
+        task.attempt = self._send(owner, task, choice, now)
+
+    def hedge_late(self, owner: AttemptOwner) -> None:
+        """Give jobs that are late with their first token a second attempt elsewhere."""
+        now = self._clock.now()
+        for attempt, target in self._hedger.due(self.in_flight, now):
+            attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0, 0.0), now)
+
+    def _send(self, owner: AttemptOwner, task: Task, choice: Choice, now: float) -> Attempt:
+        parts = task.parts
+        first_due_s = parts.due_at(task.completion_tokens + 1, task.marks.first_token) - now
+        instance = self._registry.instances[choice.name]
+        lane, load = instance.best_lane(), instance.load
+        job = self._in_flight_job(task, choice)
+        attempt = Attempt(owner, task, lane, instance.concurrency, job, now)
+        token_ids, sampling = remaining_request(task)
+        if instance.pace is not None:
+            model = instance.pace.model
+            attempt.basis = (model, instance.occupancy)
+            prompts = job.new_tokens + instance.concurrency.outstanding_work(load).prefill_tokens
+            task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000
+        attempt.handle = lane.submit(
+            attempt,
+            token_ids=token_ids,
+            sampling=sampling,
+            budget_ms=self.limits.budget_ms(task, instance, now),
+            deadline_unix_ms=task.deadline.unix_ms,
+            # What fit leaves too long after all ends cleanly.
+            on_deadline=OnDeadline.PARTIAL
+            if task.job.on_deadline is OnDeadline.FIT
+            else task.job.on_deadline,
+            correlation_id=task.correlation_id,
+            cache_salt=task.cache_salt,
+            session=_session(task.job),
+            # What is late already is no longer urgent.
+            first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
+            token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
+            keeps_on=self._prediction.feasibility.stats.runs_on(task),
+        )
+        # Only what was really sent counts as in flight.
+        attempt.breaker_token = self._registry.breakers.begin(choice.name)
+        instance.concurrency.add(job, load)
+        self.in_flight.add(attempt)
+        return attempt
+
+    def _in_flight_job(self, task: Task, choice: Choice) -> InFlightJob:
+        """What a task is to the concurrency limit of the instance that takes it."""
+        made = task.completion_tokens
+        new = task.prompt_tokens - choice.cached_tokens + made
+        most = new + task.sampling.max_tokens - made
+        return InFlightJob(
+            new_tokens=new,
+            output_tokens=max(1, self._prediction.forecaster.usual_tokens(task) - made),
+            blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
+            is_computing_prompt=lambda: not task.marks.first_token,
+            was_queued=self._clock.now() - task.marks.queued > QUEUED_S,
+        )
+
+
+def _session(job: Job) -> str:
+    """As workers know a conversation: tenants may use the same names."""
+    return f"{job.tenant}/{job.session_id}" if job.session_id else ""

@@ -1,0 +1,71 @@
+"""Whether and how a text that has begun goes on at another instance (OR-10).
+
+The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
+seed and position in the text, and its text stage decodes what it generates as the continuation of a
+prompt, so nothing is lost, repeated or drawn differently.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orchestrator.instances.instance import Instance
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.task import Task
+from worker.protocol import FinishReason, Sampling
+
+
+def is_resumable(sampling: Sampling) -> bool:
+    """Whether what is drawn next depends on nothing but the text, its length and the seed."""
+    return (
+        (sampling.temperature == 0 or sampling.seed is not None)
+        and not sampling.stop
+        and sampling.logprobs is None
+        and sampling.repetition_penalty == 1
+        and sampling.presence_penalty == 0
+        and sampling.frequency_penalty == 0
+    )
+
+
+def remaining_request(task: Task) -> tuple[list[int], Sampling]:
+    """What to send for a task: prompt and parameters, less what it has generated already."""
+    if task.trail is None or not task.trail.ids:
+        return list(task.token_ids), task.sampling
+    made = len(task.trail.ids)
+    rest = msgspec.structs.replace(
+        task.sampling,
+        max_tokens=task.sampling.max_tokens - made,
+        min_tokens=max(0, task.sampling.min_tokens - made),
+    )
+    return [*task.token_ids, *task.trail.ids], rest
+
+
+def finish_of_complete_text(task: Task, lost: Instance | None) -> FinishReason | None:
+    """How a text ended that lacks nothing but the end from its worker, which is ``lost``; None for
+    any other text.
+    """
+    if lost is None or lost.encoder is None or not _is_known(task, lost.encoder):
+        return None
+    assert task.trail is not None
+    sampling, ids = task.sampling, task.trail.ids
+    if ids and ids[-1] in lost.encoder.card.eos_token_ids and not sampling.ignore_eos:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(ids) >= sampling.max_tokens else None
+
+
+def can_resume(task: Task, lost: Instance | None, ready: Sequence[Instance]) -> bool:
+    """Whether all that was generated is known, and all that are ready have the same weights."""
+    if lost is None or lost.encoder is None or not _is_known(task, lost.encoder):
+        return False
+    digest = lost.encoder.card.model_digest
+    return all(i.card is not None and i.card.model_digest == digest for i in ready)
+
+
+def _is_known(task: Task, encoder: PromptEncoder) -> bool:
+    """Whether no id and no half character of what the worker made was lost with it."""
+    trail = task.trail
+    return (
+        trail is not None
+        and len(trail.ids) == task.completion_tokens
+        and encoder.text_of(trail.ids) == trail.text()
+    )

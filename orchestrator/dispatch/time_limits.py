@@ -1,0 +1,59 @@
+"""When a task ends here, and what its worker may take (DL-6, DL-14)."""
+
+import math
+from dataclasses import dataclass
+
+from orchestrator.instances.instance import Instance
+from orchestrator.tasks.task import Task
+from worker.protocol import OnDeadline
+
+LONG_WAY = 0.98
+"""The quantile of ways to a worker and back that a clean end allows for."""
+MOST_WAY = 0.25
+"""And at most this share of the time that is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """What an operator wants, in seconds."""
+
+    grace_s: float
+    """A worker has this long beyond the deadline to report the end itself."""
+    return_margin_s: float
+    """A text that is cut at the deadline leaves this much earlier, so that its client has it."""
+    max_run_s: float | None = None
+    """Where set, work that has started has this long, whatever its deadline."""
+
+    def ends_at(self, task: Task, now: float) -> float:
+        """When ``task`` ends unless its worker says so first; infinite for what may run on."""
+        if task.attempt is not None and self.max_run_s is not None:
+            return math.inf
+        if self.lacks_first_token(task, now):
+            return task.parts.cut_at  # workers do not know it: they get no grace
+        ends_at = self._cut_at(task, now)
+        keeps_text = task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens
+        if task.attempt is not None and task.deadline.at <= now and not keeps_text:
+            ends_at += self.grace_s
+        return ends_at
+
+    def lacks_first_token(self, task: Task, now: float) -> bool:
+        """Whether the first token's own deadline comes first, and there is none yet."""
+        return not task.completion_tokens and task.parts.cut_at < self._cut_at(task, now)
+
+    def budget_ms(self, task: Task, instance: Instance, now: float) -> float:
+        """What the worker may take. Where it is to end a text cleanly, the way back is kept."""
+        if self.max_run_s is not None:
+            return 1000 * self.max_run_s
+        left_ms = task.deadline.left_ms(now)
+        if task.job.on_deadline is OnDeadline.ERROR:
+            return left_ms
+        way_ms = instance.way_ms.at(LONG_WAY) + 1000 * self.return_margin_s
+        return left_ms - min(way_ms, MOST_WAY * left_ms)
+
+    def _cut_at(self, task: Task, now: float) -> float:
+        """The deadline, or earlier for a text that is to reach its client by then."""
+        at = task.deadline.at
+        if task.job.on_deadline is OnDeadline.ERROR:
+            return at
+        early = at - self.return_margin_s
+        return early if task.completion_tokens or now < early else at

@@ -1,0 +1,237 @@
+"""Is a deadline certain to be missed, and what becomes of such work (DL-7, DL-17).
+
+What is certain to miss is refused on arrival, or while it waits. Of every kind of decision that
+ends a request unserved a sample is not carried out: that task is let through, and nothing but its
+deadline stops it. The share of the sample that is met is the rate of false refusals.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.clock import Clock
+from orchestrator.errors import DeadlineInfeasible
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.start_times import StartTimes
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import Code, End, Outcome
+
+RESUBMIT_MS = 20.0
+"""A client needs about this long to ask again."""
+_SMOOTHING = 0.01
+
+
+class AdmissionMode(StrEnum):
+    """What becomes of work that is certain to miss its deadline."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    """It is let in and counted."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class FeasibilityConfig:
+    """What an operator wants."""
+
+    mode: AdmissionMode = AdmissionMode.ENFORCE
+    refusal_cap: float = 1.0
+    """At most this share of what is offered is refused as infeasible, over the last 100 or so."""
+    sample: float = 0.01
+    """This share of would-be refusals is let through, to measure how many would have been wrong."""
+
+
+class RefusalKind(StrEnum):
+    """Where a request can end by our own decision."""
+
+    ADMISSION = "admission"
+    """Certain to miss when it came."""
+    QUEUE = "queue"
+    """Certain to miss while it waited."""
+    QUEUE_FULL = "queue_full"
+    """There was no room to wait in."""
+    DROPPED = "dropped"
+    """It made room for newer work."""
+    STOPPED = "stopped"
+    """Its worker was certain that it would miss."""
+
+
+class RefusalStats:
+    """Draws the sample; counts decisions, and what became of those that were not carried out."""
+
+    def __init__(self, in_sample: Callable[[Task], bool] = lambda task: False) -> None:
+        """``in_sample`` draws whether a decision is not carried out."""
+        self.in_sample = in_sample
+        self.infeasible = 0
+        self.refused = 0
+        self.unserved: Counter[RefusalKind] = Counter()
+        """Decisions that were carried out."""
+        self.sampled: Counter[tuple[RefusalKind, bool]] = Counter()
+        """Those that were not, by whether the task was met after all."""
+        self.recent_share = 0.0
+        """Of what was offered of late."""
+
+    @property
+    def sampled_met(self) -> int:
+        return sum(count for (_, met), count in self.sampled.items() if met)
+
+    @property
+    def sampled_missed(self) -> int:
+        return sum(count for (_, met), count in self.sampled.items() if not met)
+
+    @property
+    def false_rate(self) -> float:
+        """Share of sampled decisions whose task was met after all; 0 without any."""
+        samples = self.sampled.total()
+        return self.sampled_met / samples if samples else 0.0
+
+    def is_spared(self, task: Task, kind: RefusalKind) -> bool:
+        """Whether a decision against ``task`` is for the sample; else it is counted as carried
+        out.
+        """
+        if task.refusal_sample or self.in_sample(task):
+            return True
+        self.unserved[kind] += 1
+        return False
+
+    def spare(self, task: Task, kind: RefusalKind) -> None:
+        """``task`` is let through; what it comes to is counted once, for the first decision."""
+        if task.refusal_sample:
+            return
+        task.refusal_sample = True
+        task.on_end.append(lambda ended: self._ended(ended, kind))
+
+    def runs_on(self, task: Task) -> bool:
+        """Whether no worker is to stop ``task`` before its deadline."""
+        return task.refusal_sample or self.in_sample(task)
+
+    def stopped(self, task: Task, end: End, now: float) -> None:
+        """A worker is done with ``task``: count it if that was a stop, or would have been."""
+        if end.spared:
+            self.spare(task, RefusalKind.STOPPED)
+        elif end.code is Code.DEADLINE_EXCEEDED and task.deadline.left_ms(now) > 0:
+            self.unserved[RefusalKind.STOPPED] += 1
+
+    def _ended(self, task: Task, kind: RefusalKind) -> None:
+        ending = task.ending
+        if ending is None or ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
+            return
+        self.sampled[kind, ending.outcome in (Outcome.MET, Outcome.PARTIAL)] += 1
+
+    def offered(self, *, refused: bool) -> None:
+        self.refused += refused
+        self.recent_share += _SMOOTHING * (refused - self.recent_share)
+
+    def refused_late(self) -> None:
+        """One that was let in, and counted as such, has to go after all."""
+        self.refused += 1
+        self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
+
+
+class Feasibility:
+    """Decides on work that is certain to miss, and says why."""
+
+    def __init__(
+        self,
+        forecaster: Forecaster,
+        start_times: StartTimes,
+        promises: Promises,
+        clock: Clock,
+        rng: random.Random,
+        config: FeasibilityConfig,
+    ) -> None:
+        self.stats = RefusalStats(lambda task: rng.random() < config.sample)
+        self._forecaster = forecaster
+        self._start_times = start_times
+        self._promises = promises
+        self._clock = clock
+        self._config = config
+
+    def admits(self, task: Task) -> bool:
+        """Plan a newcomer; whether it is let in (DL-7)."""
+        now, stats = self._clock.now(), self.stats
+        self._forecaster.plan(task, now)
+        if self._config.mode is AdmissionMode.OFF:
+            return True
+        left_ms = task.deadline.left_ms(now)
+        least_ms = self._forecaster.forecast(task).least_ms
+        if least_ms < left_ms:
+            stats.offered(refused=False)
+            return True
+        stats.infeasible += 1
+        lets_in = self._config.mode is AdmissionMode.OBSERVE or self._is_capped
+        if not lets_in and not stats.is_spared(task, RefusalKind.ADMISSION):
+            stats.offered(refused=True)
+            return False
+        stats.offered(refused=False)
+        self._let_through(task, RefusalKind.ADMISSION)
+        service_log.info(
+            "infeasible deadline let through",
+            extra=fields(
+                correlation_id=task.correlation_id,
+                left_ms=round(left_ms, 1),
+                least_ms=round(least_ms, 1),
+            ),
+        )
+        return True
+
+    def gives_up(self, task: Task) -> bool:
+        """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
+        # A faster instance may have come up since it was planned.
+        task.drop_at = self._forecaster.drop_at(task)
+        if task.drop_at > self._clock.now():
+            return False
+        self.stats.infeasible += 1
+        if not self._is_capped and not self.stats.is_spared(task, RefusalKind.QUEUE):
+            self.stats.refused_late()
+            return True
+        self._let_through(task, RefusalKind.QUEUE)
+        return False
+
+    def spares(self, task: Task, kind: RefusalKind) -> bool:
+        """Whether another decision against ``task`` is not carried out, for the sample."""
+        if not self.stats.is_spared(task, kind):
+            return False
+        self._let_through(task, kind)
+        return True
+
+    def infeasible(self, task: Task, *, can_start: bool) -> DeadlineInfeasible:
+        """Why a task cannot make its deadline from here; ``can_start`` is whether it could now."""
+        now = self._clock.now()
+        waited_ms = 1000 * (now - task.marks.received)
+        wait_ms = 0.0
+        if not can_start:
+            wait_ms = max(self._promises.wait_ms(), self._start_times.start_ms(task))
+        forecast = self._forecaster.forecast(task, wait_ms=wait_ms)
+        left_ms = task.deadline.left_ms(now)
+        # With what it has waited it would have had enough: then waiting is what it lacked.
+        in_vain = forecast.least_ms < left_ms + waited_ms and task.marks.queued > 0
+        binding = "queue" if in_vain else forecast.bottleneck
+        # Work that is quick may still need more: no worker starts with less left than its floor.
+        finish_ms = max(forecast.finish_ms, forecast.least_ms)
+        slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
+        # A moment more than the service needs, for a request that has to come first.
+        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + slow_ms + RESUBMIT_MS)
+        self._promises.make(earliest_unix_ms, task)
+        return DeadlineInfeasible(
+            f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
+            f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
+            "state a later deadline, or ask for less",
+            predicted_finish_ms=finish_ms,
+            earliest_feasible_unix_ms=earliest_unix_ms,
+            binding_constraint=binding,
+        )
+
+    @property
+    def _is_capped(self) -> bool:
+        cap = self._config.refusal_cap
+        return cap < 1 and self.stats.recent_share >= cap
+
+    def _let_through(self, task: Task, kind: RefusalKind) -> None:
+        self.stats.spare(task, kind)
+        self._forecaster.plan(task, self._clock.now())

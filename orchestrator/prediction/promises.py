@@ -1,0 +1,78 @@
+"""Deadlines that the service has named as feasible, and what keeping them takes (DL-7, DL-16).
+
+A client whose deadline is infeasible is told the earliest that is not. One that comes back with it
+finds its share of the capacity kept, for a while.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from orchestrator.clock import Clock
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.tasks.task import Task
+from worker.protocol import Outcome
+
+PROMISED_SHARE = 0.5
+"""Of the capacity, that promises are made of."""
+CLAIM_S = 2.0
+"""A promise that nobody came back for by then is void."""
+_MOST_PROMISES = 4096
+_SLOP_MS = 16
+"""A deadline that is stated as a time span comes out so much later at most."""
+_LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
+
+
+class _Promise(NamedTuple):
+    work_ms: float
+    made_at: float
+
+
+class Promises:
+    """Those that are open, and the tasks that came back for theirs."""
+
+    def __init__(self, forecaster: Forecaster, clock: Clock) -> None:
+        self._forecaster = forecaster
+        self._clock = clock
+        self._open: OrderedDict[int, _Promise] = OrderedDict()
+        """By the deadline that was named, in epoch milliseconds."""
+        self._claimed: dict[str, Task] = {}
+
+    def wait_ms(self) -> float:
+        """How long until one more promise can be kept, after those that were made before it.
+
+        Promises get a share of the capacity, so that they can be kept whoever else comes.
+        """
+        now = self._clock.now()
+        while self._open:
+            unix_ms, promise = next(iter(self._open.items()))
+            if now < promise.made_at + CLAIM_S:
+                break
+            del self._open[unix_ms]
+        work_ms = sum(promise.work_ms for promise in self._open.values())
+        work_ms += sum(task.work_ms for task in self._claimed.values())
+        ready = len(self._forecaster.capacity_of("").models)
+        return work_ms / (PROMISED_SHARE * max(1, ready))
+
+    def make(self, deadline_unix_ms: int, task: Task) -> None:
+        """``task``'s client is told that this deadline is feasible."""
+        self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
+        while len(self._open) > _MOST_PROMISES:
+            self._open.popitem(last=False)
+
+    def claim(self, task: Task) -> None:
+        """See whether ``task`` comes with a deadline that was named; each is good for one task."""
+        stated = task.deadline.unix_ms
+        for unix_ms in range(stated, stated - _SLOP_MS, -1):
+            if self._open.pop(unix_ms, None) is not None:
+                task.is_promised = True
+                self._claimed[task.id] = task
+                task.on_end.append(self._ended)
+                return
+
+    def _ended(self, task: Task) -> None:
+        self._claimed.pop(task.id, None)
+        assert task.ending is not None
+        outcome = task.ending.outcome
+        # What never got into the queue came too late, or found it full: no safety cures that.
+        if task.marks.queued and (outcome is Outcome.MET or outcome in _LOST):
+            self._forecaster.promise_ended(task.model, kept=outcome is Outcome.MET)

@@ -1,0 +1,145 @@
+"""When waiting work will start, and when the queue will have room (DL-16).
+
+Known are the jobs that run, how far each of them is and how long such answers get, who waits ahead,
+and when who waits gives up. What is not known is who will come and be more urgent, and who will be
+paused; how far that has moved starts of late is learnt, as a ratio.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from orchestrator.clock import Clock
+from orchestrator.prediction.forecaster import PROMISE_SLACK_MS, Forecaster
+from orchestrator.prediction.quantiles import Quantiles
+from orchestrator.prediction.releases import start_ms
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.task import Task
+
+MOST_AHEAD = 48
+"""Waiting tasks that are gone through one by one; those beyond are taken to start at that rate."""
+_EVERY = 2
+"""One in so many tasks that wait is predicted to learn by, whether its client asks or not."""
+_PAUSE_S = 0.05
+"""And no sooner than this after the last one: it takes a millisecond."""
+_LEAST_MS = 10.0
+"""Shorter waits are matters of luck, and teach nothing."""
+_WINDOW = 48
+_PARTS = 4
+_MOST_RATIO = math.log(4.0)
+
+
+class RunningJob(Protocol):
+    """A job on a worker, as far as predictions read it."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def is_paused(self) -> bool: ...
+
+
+class StartTimes:
+    """Predicts when tasks start, and learns from those that did."""
+
+    def __init__(
+        self,
+        queue: TaskQueue[Task],
+        forecaster: Forecaster,
+        running: Iterable[RunningJob],
+        clock: Clock,
+    ) -> None:
+        """``running`` are all jobs on workers, as they are whenever it is iterated."""
+        self._queue = queue
+        self._forecaster = forecaster
+        self._running = running
+        self._clock = clock
+        self._ratios = [Quantiles([0.0] * 5, _WINDOW) for _ in range(_PARTS)]
+        """By place in the queue: few come to stand before its first, many before its last."""
+        self._room_ratios = Quantiles([0.0] * 5, _WINDOW)
+        self._predicted_room: tuple[float, float] | None = None
+        self._seen = 0
+        self._next_at = 0.0
+
+    def start_ms(self, task: Task) -> float:
+        """From now until ``task`` starts, whether it is in the queue already or would be now."""
+        plain_ms, part = self._plain_start_ms(task)
+        start_ms = plain_ms * math.exp(self._ratios[part].at(0.5))
+        latest_ms = self._forecaster.latest_start_ms(task, self._clock.now())
+        if task.is_promised:  # kept, but no sooner than it has to be
+            return max(min(plain_ms, latest_ms), latest_ms - PROMISE_SLACK_MS)
+        return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
+
+    def room_ms(self, model: str) -> float:
+        """From now until the queue has room for one more: one starts, or gives up."""
+        now = self._clock.now()
+        residuals, free = self._residuals(model, now)
+        first_ms = start_ms(residuals, (), free) if residuals else _LEAST_MS
+        leaves_at = self._queue.next_expiry
+        if leaves_at is not None:
+            first_ms = min(first_ms, 1000 * (leaves_at - now))
+        first_ms = max(1.0, first_ms)
+        if self._predicted_room is None:
+            self._predicted_room = now, first_ms
+        return first_ms * math.exp(self._room_ratios.at(0.5))
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────
+
+    def queue_changed(self) -> None:
+        """Learn from the queue's having room again; to be called whenever it may have."""
+        if self._predicted_room is None or self._queue.full:
+            return
+        at, predicted_ms = self._predicted_room
+        self._predicted_room = None
+        self._room_ratios.add(_log_ratio(1000 * (self._clock.now() - at), predicted_ms))
+
+    def queued(self, task: Task) -> None:
+        """``task`` has joined the queue; some are remembered, to learn by."""
+        self._seen += 1
+        now = self._clock.now()
+        if self._seen % _EVERY == 0 and now >= self._next_at and not task.is_promised:
+            self._next_at = now + _PAUSE_S
+            task.predicted_start = (now, *self._plain_start_ms(task))
+
+    def started(self, task: Task) -> None:
+        """``task`` leaves the queue for the first time, to a worker."""
+        if task.predicted_start is None:
+            return
+        at, predicted_ms, part = task.predicted_start
+        task.predicted_start = None
+        took_ms = 1000 * (self._clock.now() - at)
+        if min(took_ms, predicted_ms) >= _LEAST_MS:
+            self._ratios[part].add(_log_ratio(took_ms, predicted_ms))
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _plain_start_ms(self, task: Task) -> tuple[float, int]:
+        """Without what is learnt; and in which part of the queue it stands."""
+        now = self._clock.now()
+        position = self._queue.place_of(task)
+        residuals, free = self._residuals(task.model, now)
+        part = min(_PARTS - 1, _PARTS * position // (len(self._queue) + 1))
+        if position < free:
+            return 0.0, part
+        ahead = [
+            self._forecaster.residual_ms(other, now)
+            for other in self._queue.first(min(position, MOST_AHEAD))
+            if other.model == task.model
+        ]
+        whole_ms = start_ms(residuals, ahead, free)
+        if position > MOST_AHEAD:
+            whole_ms *= (position + 1 - min(0, free)) / (MOST_AHEAD + 1 - min(0, free))
+        return whole_ms, part
+
+    def _residuals(self, model: str, now: float) -> tuple[list[tuple[float, ...]], int]:
+        """How long each job on workers may hold its place, and how many places are free."""
+        residuals = [
+            self._forecaster.residual_ms(job.task, now)
+            for job in self._running
+            if job.task.model == model and not job.is_paused
+        ]
+        return residuals, self._forecaster.capacity_of(model).places
+
+
+def _log_ratio(took_ms: float, predicted_ms: float) -> float:
+    ratio = math.log(max(1.0, took_ms) / max(1.0, predicted_ms))
+    return min(max(ratio, -_MOST_RATIO), _MOST_RATIO)
