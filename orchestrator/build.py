@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
-from orchestrator.admission.rate_limits import limiter_of
+from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
+from orchestrator.api.auth import keys_of
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
@@ -187,7 +188,7 @@ def build(
         max_bytes=settings.keep_bytes,
     )
     stages = Stages(
-        limits=limiter_of(settings, clock),
+        limits=Limiter(_rate_limits(settings), clock),
         registry=registry,
         models=models,
         encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
@@ -203,3 +204,27 @@ def build(
     return Components(
         orchestrator, lifecycle, monitor, forecaster, placer, retrier, hedger, pausing
     )
+
+
+def _rate_limits(settings: Settings) -> RateLimitConfig:
+    """What a key states itself goes before what holds for every key."""
+    default = Limits(
+        settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
+    )
+    by_key = {}
+    for key in keys_of(settings):
+        own = settings.keys.get(key.tenant)
+        if own is not None:
+            by_key[key.fingerprint] = Limits(
+                _first(own.requests_per_min, default.requests_per_min),
+                _first(own.tokens_per_min, default.tokens_per_min),
+                _first(own.concurrent, default.concurrent),
+            )
+    everyone = Limits(
+        settings.all_requests_per_min, settings.all_tokens_per_min, settings.all_concurrent
+    )
+    return RateLimitConfig(everyone, default, by_key)
+
+
+def _first(own: int | None, otherwise: int) -> int:
+    return otherwise if own is None else own

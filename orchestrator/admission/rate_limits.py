@@ -12,10 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.api.auth import keys_of
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
-from orchestrator.settings import Settings
 from orchestrator.tasks.task import Task
 
 WINDOW_S = 60.0
@@ -26,12 +24,24 @@ _BUSY_RETRY_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimitConfig:
+class Limits:
     """0 is no limit. Tokens are those of prompts and answers together."""
 
     requests_per_min: int = 0
     tokens_per_min: int = 0
     concurrent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitConfig:
+    """What an operator wants."""
+
+    everyone: Limits = Limits()
+    """For all keys together."""
+    default: Limits = Limits()
+    """For each key without limits of its own, and for requests without a key."""
+    by_key: Mapping[str, Limits] = field(default_factory=dict)
+    """By fingerprint."""
 
 
 class Rate:
@@ -78,7 +88,7 @@ class Account:
     running: int = field(default=0)
 
     @classmethod
-    def of(cls, limits: RateLimitConfig) -> "Account":
+    def of(cls, limits: Limits) -> "Account":
         return cls(
             Rate(limits.requests_per_min) if limits.requests_per_min else None,
             Rate(limits.tokens_per_min) if limits.tokens_per_min else None,
@@ -89,17 +99,10 @@ class Account:
 class Limiter:
     """Holds requests to the limits of their key and to those of all keys together."""
 
-    def __init__(
-        self,
-        everyone: RateLimitConfig,
-        by_default: RateLimitConfig,
-        by_key: Mapping[str, RateLimitConfig],
-        clock: Clock,
-    ) -> None:
-        """``by_key`` is by fingerprint; a key that is not in it, or none, has ``by_default``."""
-        self._everyone = Account.of(everyone)
-        self._accounts = {key: Account.of(limits) for key, limits in by_key.items()}
-        self._by_default = by_default
+    def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
+        self._everyone = Account.of(config.everyone)
+        self._accounts = {key: Account.of(limits) for key, limits in config.by_key.items()}
+        self._default = config.default
         self._clock = clock
 
     def begin(self, task: Task) -> None:
@@ -164,7 +167,7 @@ class Limiter:
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
         account = self._accounts.get(key)
         if account is None:  # keys were checked before they came here, so they are few
-            account = self._accounts[key] = Account.of(self._by_default)
+            account = self._accounts[key] = Account.of(self._default)
         return (account, "this key"), (self._everyone, "the whole service")
 
     def _ended(self, task: Task) -> None:
@@ -176,30 +179,6 @@ class Limiter:
         for account, _ in self._accounts_of(task.job.key):
             if account.tokens is not None:
                 account.tokens.give_back(max(0, taken - used))
-
-
-def limiter_of(settings: Settings, clock: Clock) -> Limiter:
-    """The limits that the settings state; a key's own go before those of every key."""
-    by_default = RateLimitConfig(
-        settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
-    )
-    by_key = {}
-    for key in keys_of(settings):
-        own = settings.keys.get(key.tenant)
-        if own is not None:
-            by_key[key.fingerprint] = RateLimitConfig(
-                _first(own.requests_per_min, by_default.requests_per_min),
-                _first(own.tokens_per_min, by_default.tokens_per_min),
-                _first(own.concurrent, by_default.concurrent),
-            )
-    everyone = RateLimitConfig(
-        settings.all_requests_per_min, settings.all_tokens_per_min, settings.all_concurrent
-    )
-    return Limiter(everyone, by_default, by_key, clock)
-
-
-def _first(own: int | None, otherwise: int) -> int:
-    return otherwise if own is None else own
 
 
 def spell_duration(seconds: float) -> str:
