@@ -27,7 +27,7 @@ from perf.sim.offers import Offer, Scenario
 from perf.sim.run import Fleet, new_job, new_orchestrator
 from perf.sim.worker import SimLane, WorkerSpec
 from perf.stack.context import Bench, Context
-from worker.protocol import End
+from worker.protocol import Frame
 from worker.runner.synthetic import StepCost
 
 QUEUED = 1000
@@ -98,7 +98,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         return task
 
     taken = _Taken()
-    timed = _timed(SimLane.finish, taken.turn)
+    timed = _timed(SimLane.take, taken.turn)
     held = [await submit(None) for _ in range(_room(orchestrator) + queued)]
     for _ in range(count):
         task = await submit(taken.submit)
@@ -107,7 +107,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
         index = next(i for i, other in enumerate(held) if other.marks.dispatched)
         leaver = held.pop(index)
         begun = time.thread_time()
-        with patch.object(SimLane, "finish", timed):
+        with patch.object(SimLane, "take", timed):
             orchestrator.cancel(leaver)
             await asyncio.sleep(0.02)
         taken.cycle.append(1e6 * (time.thread_time() - begun))
@@ -120,12 +120,15 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
 
 
 def _timed(
-    finish: Callable[[SimLane, End], None], taken: list[float]
-) -> Callable[[SimLane, End], None]:
-    def timed(lane: SimLane, end: End) -> None:
+    take: Callable[[SimLane, Frame], None], taken: list[float]
+) -> Callable[[SimLane, Frame], None]:
+    """``take`` with the frames timed that a job's end is in."""
+
+    def timed(lane: SimLane, frame: Frame) -> None:
         begun = time.thread_time()
-        finish(lane, end)
-        taken.append(1e6 * (time.thread_time() - begun))
+        take(lane, frame)
+        if frame.ends:
+            taken.append(1e6 * (time.thread_time() - begun))
 
     return timed
 

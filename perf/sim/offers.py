@@ -42,11 +42,12 @@ def trace_offers(
     load: TraceLoad, per_s: float, seconds: float, seed: int, *, known: bool = False
 ) -> Iterator[Offer]:
     """A trace's requests; with ``known`` each states its true length, which no client can."""
+    cap_tokens = load.cap_tokens  # looks at the whole trace
     for request in load.requests(per_s, seconds, seed):
         yield Offer(
             at_s=request.at_s,
             prompt_tokens=request.prompt_tokens,
-            max_tokens=request.answer_tokens if known else load.cap_tokens,
+            max_tokens=request.answer_tokens if known else cap_tokens,
             length=request.answer_tokens,
             deadline_ms=request.deadline_ms,
             tenant="",

@@ -25,7 +25,10 @@ from worker.protocol import Delta, ModelCard, Outcome, Sampling
 
 MODEL = "sim"
 _VOCABULARY = 2**20
-_TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+_TOKENIZER = (
+    b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"},'
+    b'"decoder":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}}'
+)
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
 _KEPT = "kept"
