@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from perf.report.bundle import Bundle, Figure, read
 from perf.report.command import new_console, new_parser
 from perf.report.recording import Recording
-from perf.report.table import show
+from perf.report.table import new_table, show
 from perf.service import BENCHES
 from perf.service.run import run_all
 
@@ -62,7 +61,7 @@ def _worse_by(recorded: Figure, current: Figure) -> float:
 
 
 def _report(verdicts: list[Verdict], console: Console) -> None:
-    table = Table("gate", "recorded", "now", "worse by", "allowed", "")
+    table = new_table("gate", "recorded", "now", "worse by", "allowed", "")
     for verdict in verdicts:
         figure, now = verdict.recorded, verdict.current
         table.add_row(

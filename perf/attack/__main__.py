@@ -9,15 +9,16 @@ import sys
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from orchestrator.pool.paths import state_dir
 from perf.attack import attacks, triton_attacks
 from perf.attack.books import Books, HealthProbe
 from perf.attack.target import Budget, Tally, Target
+from perf.load.connection import HOST
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
-from perf.stack.stack import HOST, Stack, StackSpec, running
+from perf.report.table import new_table
+from perf.stack.stack import Stack, StackSpec, running
 
 HEALTH_P99_MS = 100.0
 PEAK_GROWTH_MIB = 768.0
@@ -91,7 +92,8 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
 
 def show(rows: list[Row], console: Console) -> None:
     """Tries and outcomes as a table, faults below it."""
-    table = Table("attack", "tries", "outcomes", "health p99", "orchestrator MiB", "faults")
+    columns = ("attack", "tries", "outcomes", "health p99", "orchestrator MiB", "faults")
+    table = new_table(*columns, texts=3)
     for row in rows:
         outcomes = ", ".join(f"{what} {count}" for what, count in list(row.outcomes.items())[:8])
         before, after = row.rss_mib["orchestrator"]

@@ -54,6 +54,7 @@ from perf.goodput.load import (
 )
 from perf.goodput.plot import draw
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
+from perf.load.connection import HOST
 from perf.load.drive import apply_open_loop
 from perf.load.lane import open_lane
 from perf.load.open_loop import NEVER_MS, Ask, OpenLoopPlan, Result
@@ -63,7 +64,7 @@ from perf.report.bundle import BenchResult
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
-from perf.stack.stack import HOST, StackSpec, orchestrating, tritons
+from perf.stack.stack import StackSpec, orchestrating, tritons
 from worker.protocol import ModelCard
 
 SLOTS = 8

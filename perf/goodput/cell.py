@@ -14,6 +14,7 @@ from perf.load.open_loop import Ask, Result
 from perf.load.trace import Manner
 from perf.report.bundle import Figure
 from perf.report.stats import bootstrap, percentile
+from perf.report.table import grouped, new_table
 from perf.stack.scrape import Scrape
 
 _SEED = 11
@@ -184,27 +185,22 @@ def show_cells(cells: Sequence[Cell], console: Console) -> None:
 
 
 def _table(scene: Scene, cells: Sequence[Cell]) -> Table:
-    table = Table("load", "policy", "goodput/s", "attained", "refused", "waste", title=str(scene))
-    for title in ("first token p50", "p99", "false refusals", "sent late"):
-        table.add_column(title)
-    table.columns[1].no_wrap = True
-    for column in table.columns[2:]:
-        column.justify = "right"
-    load = None
-    for cell in cells:
-        if cell.load != load:
-            table.add_section()
-        table.add_row(
-            f"{cell.load:g} ×" if cell.load != load else "",
-            cell.label,
-            f"{cell.goodput:.1f}",
-            f"{100 * cell.attainment:.1f} %",
-            f"{100 * cell.refused / max(1, cell.offered):.1f} %",
-            f"{100 * cell.waste:.2f} %",
-            f"{cell.ttft(50):.0f} ms",
-            f"{cell.ttft(99):.0f} ms",
-            f"{cell.sampled_met} of {cell.sampled}" if cell.sampled else "-",
-            f"{cell.late_send_ms:.0f} ms",
-        )
-        load = cell.load
-    return table
+    columns = "load,policy,goodput/s,attained,refused,waste,first token p50,p99,false refusals"
+    return grouped(
+        new_table(*columns.split(","), "sent late", texts=2, title=str(scene)),
+        (
+            (
+                f"{cell.load:g} ×",
+                cell.label,
+                f"{cell.goodput:.1f}",
+                f"{100 * cell.attainment:.1f} %",
+                f"{100 * cell.refused / max(1, cell.offered):.1f} %",
+                f"{100 * cell.waste:.2f} %",
+                f"{cell.ttft(50):.0f} ms",
+                f"{cell.ttft(99):.0f} ms",
+                f"{cell.sampled_met} of {cell.sampled}" if cell.sampled else "-",
+                f"{cell.late_send_ms:.0f} ms",
+            )
+            for cell in cells
+        ),
+    )

@@ -11,7 +11,6 @@ loop). After a warm-up, rates, CPU time and gaps are taken over fixed windows; t
 are running when the last window closes are read to their end.
 """
 
-import re
 import selectors
 import socket
 import sys
@@ -20,15 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from perf.load.connection import EVENT, LAST_BYTES, TAIL, USAGE, request_bytes
 from perf.load.cpu import process_cpu_s
 from perf.report.stats import percentile
 
-EVENT = b"\ndata: "
-LAST_BYTES = b"\r\n0\r\n\r\n"
-"""The end of a chunked body, so the end of a response."""
-TAIL = 1024
-"""Enough to hold the usage event, ``[DONE]`` and the end of the body."""
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _DRAIN_S = 30.0
 _MOST_UNSEEN = 0.05
 """Of a reframed stream's events."""
@@ -133,7 +127,7 @@ class SseClient:
 
     def _finish(self) -> int:
         """Account for every token of the response that just ended; how many were not seen."""
-        usage = _USAGE.findall(self._tail)
+        usage = USAGE.findall(self._tail)
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
         unseen = expected - self._events
@@ -149,14 +143,10 @@ class SseClient:
 
 def run(plan: ClosedLoopPlan) -> LoadResult:
     """The whole load, in this thread. Raises ``LoadError`` when anything at all is missing."""
-    body = msgspec.json.encode(plan.body)
     max_tokens = plan.body["max_tokens"]
     if not isinstance(max_tokens, int):
         raise ValueError("body.max_tokens must be a number")
-    request = (
-        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    request = request_bytes(plan.host, plan.port, "POST", plan.path, plan.body)
     clients = [SseClient(plan, request, max_tokens) for _ in range(plan.clients)]
     try:
         return _measure(plan, clients, max_tokens)

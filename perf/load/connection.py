@@ -1,18 +1,39 @@
-"""One kept-alive HTTP connection, as bare as a client can be: its own cost must not be measured."""
+"""HTTP/1.1 as bare as a client can speak it: its own cost must not be measured.
+
+What all load generators look for in the bytes of a response, and one kept-alive connection.
+"""
 
 import asyncio
 import re
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
-from perf.load.closed_loop import LAST_BYTES
-
+HOST: Final = "127.0.0.1"
+"""All that is measured is on this machine."""
+EVENT: Final = b"\ndata: "
+LAST_BYTES: Final = b"\r\n0\r\n\r\n"
+"""The end of a chunked body, so the end of a response."""
+TAIL: Final = 1024
+"""Enough to hold the usage event, ``[DONE]`` and the end of the body."""
+USAGE: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 FIRST_TEXT = re.compile(rb'"text": ?"[^"]')
 """The first event of a completion that carries text."""
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 """In an answer's head."""
+
+
+def request_bytes(
+    host: str, port: int, method: str, path: str, body: object = None, headers: str = ""
+) -> bytes:
+    """A whole request; ``headers`` are more lines, each with its end."""
+    data = b"" if body is None else msgspec.json.encode(body)
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{headers}"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
 
 
 class HttpError(RuntimeError):
@@ -42,12 +63,7 @@ class HttpConnection:
     def send(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
         """Start a request; what was left of the last response is forgotten."""
         self._received = b""
-        data = b"" if body is None else msgspec.json.encode(body)
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
-        self._writer.write(head.encode() + data)
+        self._writer.write(request_bytes(self._host, self._port, method, path, body))
 
     async def until(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
         """Read a streamed response until it matches. Raises ``HttpError``."""

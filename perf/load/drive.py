@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 
 from perf.load import open_loop
-from perf.load.closed_loop import EVENT, ClosedLoopPlan, LoadError, LoadResult
-from perf.load.connection import FIRST_TEXT, HttpConnection
+from perf.load.closed_loop import ClosedLoopPlan, LoadError, LoadResult
+from perf.load.connection import EVENT, FIRST_TEXT, HOST, HttpConnection
 from perf.load.workload import Arrival
-from perf.stack.stack import HOST
 
 _MARGIN_S = 45.0
 """For the generator's start and for the streams that still run at the end."""
@@ -34,11 +33,13 @@ class Target:
     model: str = "demo"
 
 
-def completion(model: str, max_tokens: int) -> dict[str, object]:
+def completion(
+    model: str, max_tokens: int, prompt: str | list[int] = "Time and tide"
+) -> dict[str, object]:
     """A streamed completion that takes all of ``max_tokens`` and reports its usage."""
     return {
         "model": model,
-        "prompt": "Time and tide",
+        "prompt": prompt,
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -49,15 +50,7 @@ def completion(model: str, max_tokens: int) -> dict[str, object]:
 
 def ask_of(model: str, arrival: Arrival) -> open_loop.Ask:
     """A streamed completion of random ids, as long as it says."""
-    body: dict[str, object] = {
-        "model": model,
-        "prompt": arrival.prompt,
-        "max_tokens": arrival.max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = completion(model, arrival.max_tokens, arrival.prompt)
     return open_loop.Ask(arrival.at_s, arrival.deadline_ms, body)
 
 

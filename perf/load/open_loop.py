@@ -21,16 +21,14 @@ from typing import Final
 
 import msgspec
 
-from perf.load.closed_loop import EVENT, LAST_BYTES, TAIL
+from perf.load.connection import CONTENT_LENGTH, EVENT, LAST_BYTES, TAIL, USAGE, request_bytes
 
 HUNG_UP = "hung_up"
 """The code of a request whose client had waited until its deadline."""
 FIRST_TOKEN, TOKEN_GAP = "first_token", "token_gap"
 """Parts of an answer that can be missed."""
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _EVENT = EVENT[1:]
 _ROLE = b'"role"'
 """In a chat's first event, which is no token."""
@@ -164,7 +162,7 @@ class _Connection(asyncio.Protocol):
             if not separator:
                 return
             result.status = int(head[9:12])
-            length = _LENGTH.search(head + b"\r\n")
+            length = CONTENT_LENGTH.search(head + b"\r\n")
             self._left = int(length[1]) if length is not None else None
         self._body(data, result)
 
@@ -197,7 +195,7 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, result: Result, now: float) -> None:
         result.end_s = now
-        usage = _USAGE.findall(self._tail)
+        usage = USAGE.findall(self._tail)
         finish = _FINISH.findall(self._tail)
         result.finish = finish[-1].decode() if finish else ""
         result.complete = result.status == 200 and b"[DONE]" in self._tail
@@ -299,7 +297,6 @@ async def _send(pool: _Pool, ask: Ask, request: bytes, result: Result, due: floa
 
 
 def _request(plan: OpenLoopPlan, ask: Ask) -> bytes:
-    body = msgspec.json.encode(ask.body)
     deadlines = "".join(
         f"{name}: {value}\r\n"
         for name, value in (
@@ -309,11 +306,7 @@ def _request(plan: OpenLoopPlan, ask: Ask) -> bytes:
         )
         if plan.with_deadline and value < NEVER_MS
     )
-    head = (
-        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{deadlines}"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    return request_bytes(plan.host, plan.port, "POST", plan.path, ask.body, deadlines)
 
 
 def _run_first() -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from perf.load.open_loop import Ask, Result
 from perf.peers.stories import PATIENCE_S
 from perf.report.bundle import Figure
 from perf.report.stats import median, percentile
+from perf.report.table import grouped, new_table
 
 _WHOLE: Final = ("stop", "length")
 """How an answer ends that is all there."""
@@ -134,30 +134,25 @@ class Cell:
 
 def show_cells(cells: Sequence[Cell], console: Console) -> None:
     """The table for people."""
-    table = Table("offered", "server", "met/s", "attained")
-    for patience in PATIENCE_S:
-        table.add_column(f"within {patience:g} s")
-    for title in ("refused", "first token p50", "p99", "sent late"):
-        table.add_column(title)
-    for column in table.columns[2:]:
-        column.justify = "right"
-    rate = None
-    for cell in cells:
-        if cell.rate != rate:
-            table.add_section()
-        ttft = cell.ttft_ms()
-        table.add_row(
-            f"{cell.rate:g}/s" if cell.rate != rate else "",
-            cell.label,
-            f"{median(cell.met_per_s):.1f}",
-            _percent([turn.attainment() for turn in cell.turns]),
-            *(_percent([turn.attainment(p) for turn in cell.turns]) for p in PATIENCE_S),
-            _percent([turn.refused for turn in cell.turns]),
-            *(f"{percentile(ttft, q):.0f} ms" if ttft else "-" for q in (50, 99)),
-            f"{cell.late_send_ms():.0f} ms",
-        )
-        rate = cell.rate
-    console.print(table)
+    patience = (f"within {patience:g} s" for patience in PATIENCE_S)
+    columns = ("met/s", "attained", *patience, "refused", "first token p50", "p99", "sent late")
+    console.print(
+        grouped(new_table("offered", "server", *columns, texts=2), (_row(cell) for cell in cells))
+    )
+
+
+def _row(cell: Cell) -> Sequence[str]:
+    ttft = cell.ttft_ms()
+    return (
+        f"{cell.rate:g}/s",
+        cell.label,
+        f"{median(cell.met_per_s):.1f}",
+        _percent([turn.attainment() for turn in cell.turns]),
+        *(_percent([turn.attainment(p) for turn in cell.turns]) for p in PATIENCE_S),
+        _percent([turn.refused for turn in cell.turns]),
+        *(f"{percentile(ttft, q):.0f} ms" if ttft else "-" for q in (50, 99)),
+        f"{cell.late_send_ms():.0f} ms",
+    )
 
 
 def _percent(shares: Sequence[float]) -> str:

@@ -8,14 +8,14 @@ them. Bare asyncio, no framework: it shares the cores with what is measured.
 """
 
 import asyncio
-import re
 import sys
 import time
 from typing import Final
 
 import msgspec
 
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+from perf.load.connection import CONTENT_LENGTH
+
 _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -116,7 +116,7 @@ class _Connection(asyncio.Protocol):
         head, separator, rest = self._received.partition(b"\r\n\r\n")
         if not separator:
             return
-        length = _LENGTH.search(head + b"\r\n")
+        length = CONTENT_LENGTH.search(head + b"\r\n")
         size = int(length[1]) if length is not None else 0
         if len(rest) < size:
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadResult
+from perf.load.connection import HOST
 from perf.load.drive import (
     PATH,
     POLL_MS,
@@ -24,7 +25,7 @@ from perf.load.drive import (
 from perf.peers.installs import ROUTER
 from perf.peers.servers import MODEL, router
 from perf.report.bundle import Figure
-from perf.stack.stack import HOST, StackSpec, running
+from perf.stack.stack import StackSpec, running
 
 _FLOODS: Final = (1, 32)
 _FLOOD_TOKENS: Final = 1024

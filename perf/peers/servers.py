@@ -19,13 +19,14 @@ from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
 from orchestrator.pool.units.orchestrator import http_status
+from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop
 from perf.load.open_loop import Ask, OpenLoopPlan, Result
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.report.command import Skip
 from perf.stack.scrape import scrape
-from perf.stack.stack import HOST, Stack, StackSpec, running, server
+from perf.stack.stack import Stack, StackSpec, running, server
 
 MODEL: Final = "demo"
 SLOTS: Final = 64

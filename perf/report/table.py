@@ -1,9 +1,31 @@
-"""A bundle as a table for people."""
+"""Tables for people: of a bundle, and of whatever else has rows."""
+
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from perf.report.bundle import Bundle, Figure
+
+
+def new_table(*columns: str, texts: int = 1, title: str | None = None) -> Table:
+    """The first ``texts`` columns are text, the others are figures."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        is_text = number < texts
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=0 < number < texts)
+    return table
+
+
+def grouped(table: Table, rows: Iterable[Sequence[str]]) -> Table:
+    """``table`` with ``rows``; those with the same first cell stand together, and say it once."""
+    group = None
+    for first, *others in rows:
+        if first != group:
+            table.add_section()
+        table.add_row(first if first != group else "", *others)
+        group = first
+    return table
 
 
 def show(bundle: Bundle, console: Console) -> None:
@@ -19,9 +41,7 @@ def show(bundle: Bundle, console: Console) -> None:
         f"model {bundle.model} {bundle.model_digest[:16]}",
         style="dim",
     )
-    table = Table("", "median", "spread", "n", title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table("", "median", "spread", "n")
     for result in bundle.results:
         table.add_section()
         table.add_row(f"[bold]{result.name}[/bold] {result.what}", "", "", "")

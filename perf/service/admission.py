@@ -7,6 +7,7 @@ own share, by its own histograms (so percentiles are interpolated within a bucke
 import asyncio
 
 from perf import SEED
+from perf.load.connection import HOST
 from perf.load.drive import PATH, apply_open_loop, ask_of
 from perf.load.open_loop import OpenLoopPlan
 from perf.load.workload import Sizes, Speed, Workload
@@ -14,7 +15,7 @@ from perf.report.bundle import Figure
 from perf.report.stats import percentile
 from perf.stack.context import Bench, Context
 from perf.stack.scrape import Scrape, scrape
-from perf.stack.stack import HOST, StackSpec
+from perf.stack.stack import StackSpec
 
 PER_S = 200.0
 _LINGER_S = 5.0

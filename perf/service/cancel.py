@@ -23,13 +23,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from perf import SEED
-from perf.load.connection import FIRST_TEXT, HttpConnection
+from perf.load.connection import FIRST_TEXT, HOST, HttpConnection
 from perf.load.drive import PATH, completion
 from perf.load.lane import BenchLane, open_lane
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, Stack, StackSpec
+from perf.stack.stack import Stack, StackSpec
 
 Act = Callable[[], Awaitable[None]]
 Start = Callable[[], AbstractAsyncContextManager[Act]]

@@ -10,11 +10,11 @@ import random
 import time
 
 from perf import SEED
-from perf.load.connection import HttpConnection, HttpError
+from perf.load.connection import HOST, HttpConnection, HttpError
 from perf.load.drive import CLIENTS, Target, flood
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, StackSpec
+from perf.stack.stack import StackSpec
 
 _PATHS = ("/health/live", "/health/ready", "/health")
 _AT_ONCE = 100

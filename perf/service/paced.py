@@ -5,10 +5,11 @@ The engine is ``synthetic-paced`` with a step of 20 ms, so every stream should h
 """
 
 from perf.load.closed_loop import ClosedLoopPlan
+from perf.load.connection import HOST
 from perf.load.drive import PATH, apply, completion, overhead_events, rates, us_per_token
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, StackSpec
+from perf.stack.stack import StackSpec
 
 STREAMS = 64
 STEP_MS = 20.0

@@ -7,13 +7,13 @@ submitted; they wait. Gaps between tokens are taken before and while they do.
 import asyncio
 
 from perf.load.closed_loop import ClosedLoopPlan
-from perf.load.connection import HttpConnection
+from perf.load.connection import HOST, HttpConnection
 from perf.load.drive import PATH, apply, completion, overhead_events
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.stack.context import Bench, Context
 from perf.stack.scrape import scrape
-from perf.stack.stack import HOST, StackSpec
+from perf.stack.stack import StackSpec
 
 STREAMS = 8
 QUEUED = 1000

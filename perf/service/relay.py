@@ -14,11 +14,11 @@ one write per token, from tokens that cost nothing.
 import re
 
 from perf.load.closed_loop import LoadResult
-from perf.load.connection import HttpConnection
+from perf.load.connection import HOST, HttpConnection
 from perf.load.drive import CLIENTS, Target, flood, in_turns, rates, ratios, us_per_token
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, StackSpec, server
+from perf.stack.stack import StackSpec, server
 
 _SINGLE_STEP_MS = 0.1
 _FRAMES = re.compile(rb"^tidegate_lane_frames_total ([\d.e+]+)", re.MULTILINE)

@@ -5,11 +5,12 @@ is a cost per token that grows with the number of streams.
 """
 
 from perf.load.closed_loop import ClosedLoopPlan
+from perf.load.connection import HOST
 from perf.load.drive import PATH, apply, completion, overhead_events, us_per_token
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, StackSpec
+from perf.stack.stack import StackSpec
 
 COUNTS = (8, 32, 128, 256)
 STEP_MS = 20.0

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from perf.load.connection import FIRST_TEXT, HttpConnection
+from perf.load.connection import FIRST_TEXT, HOST, HttpConnection
 from perf.load.drive import PATH
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.stack import HOST, Stack, StackSpec
+from perf.stack.stack import Stack, StackSpec
 from worker.protocol.tensors import MODEL_NAME, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 
 _PROMPT = "Once upon a time there was a small lighthouse at the edge of the sea, and in it"

@@ -14,10 +14,10 @@ from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from orchestrator.pool.units.triton import TritonInstance
+from perf.load.connection import HOST
 from worker.protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
 
-HOST = "127.0.0.1"
 _READY_S = 20.0
 _LOAD_S = 120.0
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadError
-from perf.load.connection import HttpConnection, HttpError
+from perf.load.connection import HOST, HttpConnection, HttpError
 from perf.load.drive import PATH, apply, completion, overhead_events
-from perf.stack.stack import HOST, server
+from perf.stack.stack import server
 
 
 @pytest.fixture(autouse=True)
