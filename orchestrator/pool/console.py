@@ -57,7 +57,7 @@ class _LineView:
 
     def __call__(self, event: LaunchEvent) -> None:
         match event.kind:
-            case EventKind.FOUND:
+            case EventKind.FETCHING | EventKind.FOUND | EventKind.WARNED:
                 self._say(f"{event.unit}: {event.text}")
             case EventKind.STARTING:
                 self._say(f"{event.unit}: {_DOING.get(event.unit, _LOADING)}")
@@ -65,8 +65,6 @@ class _LineView:
                 self._say(f"{event.unit}: {event.text}, ready after {event.seconds:.1f} s")
             case EventKind.LOST:
                 self._say(f"{event.unit}: {event.text}; starting again in {event.seconds:.1f} s")
-            case EventKind.WARNED:
-                self._say(f"{event.unit}: {event.text}")
             case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:

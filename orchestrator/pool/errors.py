@@ -3,6 +3,8 @@
 ProvisionError
  ├─ MachineUnfit       the machine lacks something; the message ends with the command that fixes it
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
+ │   └─ NoEngine       none anywhere: one can be fetched
+ ├─ FetchFailed        it could not be fetched, or is being fetched by somebody else
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
  ├─ LogUnusable        a log file cannot be written              (also OSError)
@@ -25,6 +27,14 @@ class MachineUnfit(ProvisionError):
 
 class EngineNotFound(ProvisionError, FileNotFoundError):
     """No Triton server in any of the places that were searched."""
+
+
+class NoEngine(EngineNotFound):
+    """No Triton server was named, and the machine has none."""
+
+
+class FetchFailed(ProvisionError):
+    """The Triton server of the wheel could not be fetched."""
 
 
 class PortInUse(ProvisionError, OSError):

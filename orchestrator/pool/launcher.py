@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
-from orchestrator.pool.errors import PortsUnguarded, StartFailed, StateFileUnusable
+from orchestrator.pool.engines.triton_fetch import fetch_triton
+from orchestrator.pool.engines.triton_wheel import DOWNLOAD_MB, SERVER_VERSION, WHEEL
+from orchestrator.pool.errors import NoEngine, PortsUnguarded, StartFailed, StateFileUnusable
 from orchestrator.pool.process.logs import require_writable
 from orchestrator.pool.process.ports import free_ports, is_free, is_loopback, require_free
 from orchestrator.pool.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
@@ -83,13 +85,23 @@ class Launcher:
     # ── the life of a run ────────────────────────────────────────────────────────────────────
 
     async def _serve(self) -> None:
-        install = find_triton(self.spec.triton, self.spec.home)
+        install = await self._find_triton()
         self._emit(LaunchEvent(EventKind.FOUND, "triton", install.description))
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
         self._emit(LaunchEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
         await _together(*(self._keep(unit) for unit in self._units))
+
+    async def _find_triton(self) -> TritonInstall:
+        spec = self.spec
+        try:
+            return find_triton(spec.triton, spec.home)
+        except NoEngine:
+            what = f"none on this machine; fetching {SERVER_VERSION} ({WHEEL}, {DOWNLOAD_MB} MB)"
+            self._emit(LaunchEvent(EventKind.FETCHING, "triton", f"{what} into {spec.home}"))
+            await fetch_triton(spec.home)
+            return find_triton(spec.triton, spec.home)
 
     async def _start_all(self, install: TritonInstall) -> None:
         """Start every unit at once; again with other ports when a chosen one was taken."""

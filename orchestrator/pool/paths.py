@@ -1,4 +1,4 @@
-"""Where things are: the checkout, what it holds, and where this machine's state goes.
+"""Where things are: the code that serves, what comes with it, and where this machine's state goes.
 
 Standard library only.
 """
@@ -6,13 +6,24 @@ Standard library only.
 import os
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-MODEL_REPOSITORY = CHECKOUT / "model_repository"
-DEMO_CHECKPOINT = CHECKOUT / "worker" / "demo_model" / "checkpoint"
+ROOT = Path(__file__).resolve().parents[2]
+"""What has ``orchestrator``, ``worker`` and ``model_repository``: the checkout, or
+``tidegate/_runtime`` of an installed wheel."""
+MODEL_REPOSITORY = ROOT / "model_repository"
+DEMO_CHECKPOINT = ROOT / "worker" / "demo_model" / "checkpoint"
 NGC_ROOT = Path("/opt/tritonserver")
 """Where NVIDIA's container images have their Triton."""
 
 
 def state_dir() -> Path:
-    """``TIDEGATE_HOME``, or ``.tidegate`` in the checkout: the wheel's server, logs."""
-    return Path(os.environ.get("TIDEGATE_HOME") or CHECKOUT / ".tidegate").resolve()
+    """Where the wheel's server and the logs go: ``TIDEGATE_HOME``, or ``.tidegate`` in a checkout.
+
+    An installed wheel keeps them in ``$XDG_DATA_HOME/tidegate``, ``~/.local/share`` by default:
+    its own folder goes with the next ``pip install``, and may be somebody else's.
+    """
+    if home := os.environ.get("TIDEGATE_HOME"):
+        return Path(home).resolve()
+    if (ROOT / "pyproject.toml").is_file():
+        return ROOT / ".tidegate"
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data).resolve() / "tidegate"

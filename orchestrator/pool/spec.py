@@ -52,6 +52,7 @@ class LaunchSpec:
 class EventKind(StrEnum):
     """What happens to a unit, or (the last four) to the service as a whole."""
 
+    FETCHING = "fetching"
     FOUND = "found"
     STARTING = "starting"
     READY = "ready"
@@ -64,7 +65,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchEvent:
-    """One step. ``text``: what was found, where it is reached, why it was lost,
+    """One step. ``text``: what is fetched or was found, where it is reached, why it was lost,
     what the service goes on without.
 
     ``seconds`` is how long the step took; for ``LOST`` the pause before the next start.

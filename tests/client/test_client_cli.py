@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.pool import command
 from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.paths import CHECKOUT, DEMO_CHECKPOINT
+from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.pool.spec import LaunchSpec
 from tidegate.cli import chat
 from tidegate.cli.interrupt import INTERRUPTED
@@ -228,7 +228,7 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
     assert executed == [
         [sys.executable, "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
     ]
-    assert paths == [f"{CHECKOUT}{os.pathsep}/ours"]
+    assert paths == [f"{ROOT}{os.pathsep}/ours"]
 
 
 def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

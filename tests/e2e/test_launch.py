@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.paths import CHECKOUT
+from orchestrator.pool.paths import ROOT
 from orchestrator.pool.process.ports import is_free
 from orchestrator.pool.units.triton_control import TritonControl
 from tests.support.processes import Marked, eventually
@@ -40,7 +40,7 @@ class Up:
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*wrapper, *UP, "--state-file", str(self._state_file), *arguments],
-                cwd=CHECKOUT,
+                cwd=ROOT,
                 env=self.marked.env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -215,7 +215,7 @@ async def drains(address: str) -> bool:
 def fails(marked: Marked, *arguments: str) -> str:
     """Run it to its failure; the last message."""
     done = subprocess.run(
-        [*UP, *arguments], cwd=CHECKOUT, env=marked.env, capture_output=True, text=True
+        [*UP, *arguments], cwd=ROOT, env=marked.env, capture_output=True, text=True
     )
     assert done.returncode == 1, done.stdout
     marked.wait_gone(set())

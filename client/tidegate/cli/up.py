@@ -13,10 +13,10 @@ Start everything on this machine and keep it up: Triton with the model, and the 
 front of it. Prints the address and a curl line once it serves.
 
 What happens:
-  1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one that
-     `make setup` took out of a wheel.
+  1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one of a
+     wheel, which is fetched where it was not yet.
   2. Triton and the orchestrator start together, each in a process group of its own, with their
-     output in .tidegate/logs/PORT/ (16 MiB each and three earlier ones, for their owner only).
+     output in TIDEGATE_HOME/logs/PORT/ (16 MiB each and three earlier ones, for their owner only).
   3. Whatever dies is started again on the same ports; what keeps dying ends the run.
   4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
      shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.
@@ -32,7 +32,8 @@ environment:
   TIDEGATE_HOST, TIDEGATE_PORT    where it listens (as --host, --port)
   TIDEGATE_TOKEN                  ask this token of every client; needed to listen off loopback
   TIDEGATE_TRITON                 as --triton
-  TIDEGATE_HOME                   logs and the wheel's Triton; .tidegate in the checkout
+  TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
+                                  a checkout
   TIDEGATE_WORKER_…               settings of the worker (worker/settings.py): …_MAX_RUNNING, say
   TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
 

@@ -1,8 +1,8 @@
 """The Triton engine provider: which server to run, and how one is started.
 
 Searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the wheel that
-set-up unpacked. The first that exists is used; one that exists but does not fit is an error with
-its fix, never skipped in silence.
+``triton_wheel`` unpacked. The first that exists is used; one that exists but does not fit is an
+error with its fix, never skipped in silence.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.pool.engines import triton_wheel as wheel
-from orchestrator.pool.errors import EngineNotFound
+from orchestrator.pool.errors import EngineNotFound, NoEngine
 from orchestrator.pool.paths import NGC_ROOT
 from orchestrator.pool.preflight.host import check_stub_python, libpython_dir
 from orchestrator.pool.process.process import command_environment
@@ -84,7 +84,8 @@ class TritonSpec:
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
     """The server to run. ``configured`` is a binary, or a directory laid out like the NGC image's.
 
-    Raises ``EngineNotFound`` when there is none, ``MachineUnfit`` when what there is cannot run.
+    Raises ``EngineNotFound`` (``NoEngine`` when none was configured and there is none at all),
+    ``MachineUnfit`` when what there is cannot run.
     """
     if configured is not None:
         return _from_root(_root_of(configured), "path")
@@ -92,9 +93,10 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
         return _from_root(ngc_root, "ngc")
     if wheel.is_prepared(home):
         return _from_wheel(home)
-    raise EngineNotFound(
-        f"No Triton server: none in {ngc_root}, and none from the wheel in {home}: run make setup "
-        "in the checkout, or give one with --triton PATH (TIDEGATE_TRITON)."
+    raise NoEngine(
+        f"No Triton server: none in {ngc_root}, and none from the wheel in {home}: tidegate up "
+        "fetches one, as does make setup in a checkout; or give one with --triton PATH "
+        "(TIDEGATE_TRITON)."
     )
 
 

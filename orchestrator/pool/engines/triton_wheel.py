@@ -11,16 +11,21 @@ A directory appears under its final name only when it is complete, so an interru
 repeated and nothing else has to be remembered. Standard library only.
 """
 
+import fcntl
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.pool.errors import MachineUnfit
+from orchestrator.pool.errors import FetchFailed, MachineUnfit
 from orchestrator.pool.preflight.host import check_platform, libpython_dir, python_version
 
 WHEEL = "nvidia-pytriton==0.7.0"
 SERVER_VERSION = "2.51.0"
+DOWNLOAD_MB = 50
 
+PIP_ARGUMENTS = ("--no-deps", "--only-binary=:all:", WHEEL)
+"""For ``pip install --target``: its dependencies are those of a library that we do not use."""
 _STUB = "triton_python_backend_stub"
 
 
@@ -44,6 +49,11 @@ def is_prepared(home: Path) -> bool:
     return backend_dir(home).is_dir()
 
 
+def is_downloaded(home: Path) -> bool:
+    """Whether the wheel's contents are there, for whichever Python."""
+    return wheel_dir(home).is_dir()
+
+
 def prepare(home: Path, download: Callable[[Path], None]) -> None:
     """Make ``is_prepared`` true; ``download`` unpacks the wheel into the directory it is given.
 
@@ -53,33 +63,52 @@ def prepare(home: Path, download: Callable[[Path], None]) -> None:
     if is_prepared(home):
         return
     check_platform()
-    root = wheel_dir(home)
-    if not root.is_dir():
-        _complete(root, download)
+    if not is_downloaded(home):
+        with completing(wheel_dir(home)) as target:
+            download(target)
+    lay_out(home)
+
+
+def lay_out(home: Path) -> None:
+    """Make the backend directory of the running Python out of what was downloaded."""
     server = server_dir(home)
     stub = server / "python_backend_stubs" / python_version() / _STUB
     if not stub.exists():
         raise MachineUnfit(
-            f"The Triton server of the wheel has no stub for Python {python_version()}: "
-            "make clean && make PYTHON=python3.11"
+            f"The Triton server of the wheel has no stub for Python {python_version()}: use "
+            "Python 3.11, 3.12 or 3.13 (in a checkout: make clean && make PYTHON=python3.11)"
         )
     libpython_dir(stub)
     (server / "bin" / "tritonserver").chmod(0o755)
-    _complete(backend_dir(home), lambda target: _lay_out(server, stub, target / "python"))
+    with completing(backend_dir(home)) as target:
+        python = target / "python"
+        python.mkdir()
+        for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+            shutil.copy2(server / "backends" / "python" / name, python / name)
+        shutil.copy2(stub, python / _STUB)
+        (python / _STUB).chmod(0o755)
 
 
-def _lay_out(server: Path, stub: Path, target: Path) -> None:
-    target.mkdir(parents=True)
-    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
-        shutil.copy2(server / "backends" / "python" / name, target / name)
-    shutil.copy2(stub, target / _STUB)
-    (target / _STUB).chmod(0o755)
+@contextmanager
+def completing(final: Path) -> Iterator[Path]:
+    """An empty directory that becomes ``final`` when the body has filled it.
 
-
-def _complete(final: Path, fill: Callable[[Path], None]) -> None:
-    """Have ``fill`` write into a directory that becomes ``final`` when it returns."""
+    Raises ``FetchFailed`` while another process does the same.
+    """
     partial = final.with_name(final.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    fill(partial)
-    partial.rename(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with open(final.with_name(final.name + ".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FetchFailed(
+                f"{final} is being set up by another process: try again when that is done"
+            ) from None
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            if not final.is_dir():  # else another process was done just before
+                partial.rename(final)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

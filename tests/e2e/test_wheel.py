@@ -1,0 +1,131 @@
+"""The wheel, installed where nothing else of ours is, serves; and takes no name but its own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from orchestrator.pool.paths import ROOT, state_dir
+from tests.support.processes import Marked, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+BUILT_FROM = ("client", "orchestrator", "worker", "model_repository")
+LOADING_S = 90.0
+
+COMPLETES = """
+import asyncio, sys
+from tidegate import Client
+
+async def main():
+    async with Client(sys.argv[1]) as client:
+        answer = await client.generate("Once upon a time", max_tokens=8, temperature=0)
+    print(len(answer.token_ids))
+
+asyncio.run(main())
+"""
+OURS = "import importlib.util as u; print([n for n in {} if u.find_spec(n)])"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools would leave a build/ in the checkout, and reuse it."""
+    copy, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in BUILT_FROM:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(built), str(copy))
+    (wheel,) = built.iterdir()
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment that has the wheel, and what it depends on: our own, borrowed by a path,
+    which leaves out the editable install of the checkout."""
+    environment = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    (site,) = environment.glob("lib/python3*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> None:
+    marked = Marked()
+    env = {name: value for name, value in marked.env.items() if name != "PYTHONPATH"}
+    env["TIDEGATE_HOME"] = str(state_dir())  # which has a Triton: nothing is fetched
+    state_file, output = tmp_path / "state.json", tmp_path / "output"
+    command = [python.with_name("tidegate"), "up", "--device", "cpu", "--port", "0"]
+    with output.open("wb") as log:
+        up = subprocess.Popen(
+            [*command, "--state-file", state_file],
+            cwd=tmp_path,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def run(program: str, *arguments: str) -> str:
+        command = [python, "-c", program, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    try:
+        eventually(
+            lambda: state_file.exists() or up.poll() is not None,
+            lambda: f"not up:\n{output.read_text()}",
+            LOADING_S,
+        )
+        assert up.poll() is None, output.read_text()
+        regions = marked.regions()
+        assert run(COMPLETES, json.loads(state_file.read_text())["url"]) == "8"
+        up.terminate()
+        assert up.wait(60) == 0
+        marked.wait_gone(regions)
+    finally:
+        for pid in marked.pids():
+            os.kill(pid, signal.SIGKILL)
+        up.wait()
+    generic = ["orchestrator", "worker", "perf", "client", "model_repository"]
+    assert run(OURS.format(generic)) == "[]"
+
+
+def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zipfile", "--list", wheel], capture_output=True, text=True
+    )
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    runtime = "tidegate/_runtime/"
+    tops = {name.removeprefix(runtime).split("/")[0] for name in names if runtime in name}
+    assert tops == {"orchestrator", "worker", "model_repository"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
+    assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
+    assert not [name for name in names if "training" in name or "tests" in name]
+    expected = {
+        str(path.relative_to(ROOT))
+        for top in ("orchestrator", "worker")
+        for path in (ROOT / top).rglob("*.py")
+        if "training" not in path.parts
+    }
+    assert expected == {
+        name.removeprefix(runtime)
+        for name in names
+        if name.endswith(".py") and name.startswith((f"{runtime}orchestrator", f"{runtime}worker"))
+    }
