@@ -32,11 +32,19 @@ class FleetCollector(Collector):
             "How often an instance's breaker opened (DL-11)",
             labels=["instance"],
         )
+        load = GaugeMetricFamily(
+            "tidegate_model_load_ms",
+            "How long the instance's model took to load (LB-6)",
+            labels=["instance", "model"],
+        )
         for instance in self._registry:
+            if instance.card is not None and instance.stats is not None:
+                load.add_metric([instance.address, instance.card.model], instance.stats.load_ms)
             now = breakers.state(instance.address)
             for possible in BreakerState:
                 state.add_metric([instance.address, possible.value], float(possible is now))
             opened.add_metric([instance.address], breakers.ejections[instance.address])
+        yield load
         yield state
         yield opened
         again = CounterMetricFamily(

@@ -206,6 +206,7 @@ class FakeWorker:
             steps_total=steps,
             busy_ms_total=steps * (self.step_ms or 0.0),
             paused=sum(lane.paused for lane in self.lanes),
+            load_ms=1234.5,
         )
 
 

@@ -201,7 +201,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
     before the disk had taken those before them. ``stream_utilization`` is the share of the time in
     which the GPU was at a step, sampled; 0 where there is none. ``paused`` jobs were started, hold
-    their KV blocks and are not ``running``.
+    their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load (LB-6).
     """
 
     kv_blocks_total: int
@@ -232,6 +232,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_skipped_blocks_total: int = 0
     stream_utilization: float = 0.0
     paused: int = 0
+    load_ms: float = 0.0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -52,8 +52,12 @@ STATS_S = 0.1
 class Emitter:
     """Sends what jobs produce to where it belongs, and notices when nobody is left to read."""
 
-    def __init__(self, engine: EngineService, *, heartbeat_s: float, clock: Clock) -> None:
+    def __init__(
+        self, engine: EngineService, *, heartbeat_s: float, clock: Clock, load_ms: float = 0.0
+    ) -> None:
+        """``load_ms``: how long the model took to load, which statistics carry."""
         self._engine = engine
+        self._load_ms = load_ms
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -284,4 +288,5 @@ class Emitter:
                 self.flush(lane)
 
     def _stats(self) -> WorkerStats:
-        return msgspec.structs.replace(self._engine.stats(), lanes=len(self._lanes))
+        stats = self._engine.stats()
+        return msgspec.structs.replace(stats, lanes=len(self._lanes), load_ms=self._load_ms)

@@ -73,7 +73,12 @@ class Worker:
         self._max_message_bytes = MESSAGE_BYTES + BYTES_PER_TOKEN * loaded.card.context_tokens
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
-        self._emitter = Emitter(self._engine, heartbeat_s=settings.heartbeat_ms / 1000, clock=clock)
+        self._emitter = Emitter(
+            self._engine,
+            heartbeat_s=settings.heartbeat_ms / 1000,
+            clock=clock,
+            load_ms=loaded.load_ms.get("total", 0.0),
+        )
         self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
         self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)
         self._plain = PlainIntake(loaded, settings, self._emitter, clock)

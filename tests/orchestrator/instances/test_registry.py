@@ -95,6 +95,13 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
         assert worker.address in (await response.json())["error"]["message"]
 
 
+async def test_lb6_how_long_a_model_took_to_load_is_a_metric(
+    service: Service, worker: FakeWorker
+) -> None:
+    value = service.metric("tidegate_model_load_ms", instance=worker.address, model="fake")
+    assert value == 1234.5
+
+
 async def test_or12_only_an_admin_may_drain(worker: FakeWorker, make_service: MakeService) -> None:
     service = await make_service(worker, token="user", admin_token="root")
     for token, status in (("user", 403), ("root", 202)):

@@ -120,7 +120,7 @@ def serving(tokenizer: Tokenizer, *, token: str = "", **changes: object) -> Iter
     )
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
-    service = Worker(LoadedEngine(engine, tokenizer, card), settings)
+    service = Worker(LoadedEngine(engine, tokenizer, card, {"total": 1234.5}), settings)
     service.start()
     harness = Harness(service, engine, tokenizer)
     # an abort is answered the way the real engine answers it

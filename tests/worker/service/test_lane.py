@@ -31,6 +31,7 @@ def test_the_first_frame_carries_card_cache_and_statistics(harness: Harness) -> 
     assert frame.card is not None and frame.card.model == "fake"
     assert frame.cache is not None and frame.cache.full
     assert frame.stats is not None and frame.stats.kv_blocks_total == 8
+    assert frame.stats.load_ms == 1234.5
 
 
 def test_tokens_and_end_travel_in_order_and_the_jobs_request_is_closed(harness: Harness) -> None:
