@@ -1,9 +1,9 @@
 """CPU of admission and scheduling per request, with an empty queue and with 1,000 in it (LB-1).
 
-The real orchestrator as a library, on virtual time before model workers (``perf.sim``): what is
+The real orchestrator and workers as a library, on virtual time (``perf.sim``): what is
 timed is everything from a parsed request to its being queued or on a lane; all that the word of a
 worker that a job is over sets off, until the next one is sent; and 20 ms of the service's life in
-which a client gives up: two jobs end in them, plans are made anew for all that wait, and the model
+which a client gives up: two jobs end in them, plans are made anew for all that wait, and the four
 workers take their share. No socket, no other process; CPU time of the thread, so that what else
 runs on the machine does not count.
 """
@@ -22,9 +22,9 @@ from perf import SEED
 from perf.load.workload import Speed
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
+from perf.sim.arrivals import Arrival, Scenario
 from perf.sim.loop import VirtualClock, VirtualLoop
-from perf.sim.offers import Offer, Scenario
-from perf.sim.run import Fleet, new_job, new_orchestrator
+from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from perf.sim.worker import SimLane, WorkerSpec
 from perf.stack.context import Bench, Context
 from worker.protocol import Frame
@@ -86,11 +86,11 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     await asyncio.sleep(1.0)  # a time of 0 means never
     tenants = {str(i): 1.0 for i in range(TENANTS)}
     scenario = Scenario(Speed(0.4, 8.0), tenants=tenants, margin_ms=_PATIENT_MS)
-    offers = scenario.offers(10_000.0, 1e9, SEED)
+    arrivals = scenario.arrivals(10_000.0, 1e9, SEED)
 
     async def submit(taken: list[float] | None) -> Task:
-        offer: Offer = next(offers)
-        job, prompt = new_job(offer, clock.now(), offer.deadline_ms)
+        arrival: Arrival = next(arrivals)
+        job, prompt = new_job(arrival, clock.now(), arrival.deadline_ms)
         begun = time.thread_time()
         task = await orchestrator.submit(job, prompt)
         if taken is not None:

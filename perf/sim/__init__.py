@@ -1,7 +1,14 @@
-"""Hours of load in seconds: the real orchestrator under a virtual clock, in front of model workers.
+"""Hours of load in seconds: the real orchestrator and the real workers under a virtual clock.
 
-Everything between the API and the lanes is the real code: admission, forecast, queue, placement,
-dispatch, settlement. Only lanes are replaced (``worker``), and the event loop's time (``loop``).
+Only what is around and beneath them is not there: HTTP and gRPC, Triton and the model.
+
+- ``__main__``   one policy after the other; on traces the ``campaign``, with ``rivals``
+- ``simulate``   arrivals through orchestrator and workers, and what became of each
+- ``arrivals``   who asks for what, and when
+- ``worker``     the real worker without Triton and a model; ``loop`` a clock that jumps
+- ``summary``    goodput and the like of a run; ``campaign_report``, ``plot``
+- ``reported``   what clients are told, beside what comes of it
+- ``counterfactual``  which refusals were wrong
 
     python -m perf.sim [--minutes 3] [--loads 0.5 1 2] [--seed N]
 """

@@ -20,25 +20,27 @@ from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
 from perf.report.stats import percentile
 from perf.sim import plot
-from perf.sim.campaign import KNOWN, LABELS, PACE, SLOTS, run_campaign
+from perf.sim.arrivals import Scenario
+from perf.sim.campaign import KNOWN, LABELS, SLOTS, STEP_COST, run_campaign
 from perf.sim.campaign_report import save, show
-from perf.sim.offers import Scenario
-from perf.sim.run import Fleet, Run, simulate
-from perf.sim.table import Summary
+from perf.sim.simulate import Fleet, SimRun, simulate
+from perf.sim.summary import Summary
 from perf.sim.worker import WorkerSpec
 
-FLEET = Fleet(WorkerSpec(PACE, SLOTS, kv_tokens=SLOTS * 512))
-SPEED = Speed(1000 * PACE.prompt_token_s, 1000 * (PACE.step_s + PACE.row_s * SLOTS / 2))
+FLEET = Fleet(WorkerSpec(STEP_COST, SLOTS, kv_tokens=SLOTS * 512))
+SPEED = Speed(
+    1000 * STEP_COST.prompt_token_s, 1000 * (STEP_COST.step_s + STEP_COST.row_s * SLOTS / 2)
+)
 WARM_S = 20.0
 UNBOUNDED = {"QUEUE_SIZE": "-1"}
 
 
 def run_policy(
     policy: Policy, scenario: Scenario, fleet: Fleet, per_s: float, seconds: float, seed: int
-) -> Run:
+) -> SimRun:
     """One policy under one load."""
     return simulate(
-        scenario.offers(per_s, seconds, seed),
+        scenario.arrivals(per_s, seconds, seed),
         fleet,
         UNBOUNDED | dict(policy.settings),
         seed=seed,
@@ -48,7 +50,7 @@ def run_policy(
 
 def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
     """Requests per second with every slot full: the middle of a flood without deadlines."""
-    flood = [offer for offer in scenario.offers(1000.0, 0.6, seed)]
+    flood = [arrival for arrival in scenario.arrivals(1000.0, 0.6, seed)]
     run = simulate(
         flood,
         fleet,
@@ -57,7 +59,7 @@ def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
         states_deadline=False,
         linger_s=600.0,
     )
-    ends = sorted(fate.ended_s for fate in run.fates)
+    ends = sorted(result.ended_s for result in run.results)
     return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 
 

@@ -16,23 +16,23 @@ from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, re
 from perf.load.workload import Speed
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
-from perf.sim.offers import Offer, trace_offers
+from perf.sim.arrivals import Arrival, trace_arrivals
 from perf.sim.rivals.fleet import Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.run import Fleet, simulate
+from perf.sim.simulate import Fleet, simulate
 from perf.sim.worker import WorkerSpec
 from worker.protocol import Outcome
 from worker.runner.synthetic import StepCost
 
 # perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
-PACE = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
+STEP_COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
 SLOTS = 8
 INSTANCES = 2
 # Token counts and fixed deadlines are scaled, so is the least that a worker starts with.
-SPEC = WorkerSpec(PACE, SLOTS, kv_tokens=SLOTS * 1024, min_start_s=0.1 / ANSWER_SCALE)
+SPEC = WorkerSpec(STEP_COST, SLOTS, kv_tokens=SLOTS * 1024, min_start_s=0.1 / ANSWER_SCALE)
 FLEET = Fleet(SPEC, INSTANCES)
-SPEED = Speed(1000 * PACE.prompt_token_s, 1000 * (PACE.step_s + PACE.row_s * SLOTS))
-MACHINE = Machine(SLOTS, PACE.prompt_token_s, PACE.step_s + PACE.row_s * SLOTS)
+SPEED = Speed(1000 * STEP_COST.prompt_token_s, 1000 * (STEP_COST.step_s + STEP_COST.row_s * SLOTS))
+MACHINE = Machine(SLOTS, STEP_COST.prompt_token_s, STEP_COST.step_s + STEP_COST.row_s * SLOTS)
 WARM_S = 8.0
 _LINGER_S = 20.0
 _FLOOD = 600
@@ -146,8 +146,8 @@ def capacity_of(trace: Path) -> float:
     """Requests per second with every slot full: the middle of a flood without deadlines."""
     load = load_of(trace, "poisson", Manner.PROPORTIONAL)
     flood = [
-        replace(offer, deadline_ms=math.inf)
-        for offer in trace_offers(load, _FLOOD / 0.6, 0.6, seed=1)
+        replace(arrival, deadline_ms=math.inf)
+        for arrival in trace_arrivals(load, _FLOOD / 0.6, 0.6, seed=1)
     ]
     _, fifo = RIVALS["fifo"]
     jobs = RivalFleet(SPEC, INSTANCES, fifo(MACHINE), seed=1).run(flood)
@@ -158,8 +158,8 @@ def capacity_of(trace: Path) -> float:
 def run_cell(spec: CellSpec) -> CellRun:
     """One run, on this process."""
     load = load_of(spec.trace, spec.arrivals, spec.manner)
-    offers = list(
-        trace_offers(
+    arrivals = list(
+        trace_arrivals(
             load,
             spec.load * spec.capacity,
             spec.seconds + WARM_S,
@@ -168,26 +168,26 @@ def run_cell(spec: CellSpec) -> CellRun:
         )
     )
     if spec.policy in RIVALS:
-        return _run_rival(spec, offers)
+        return _run_rival(spec, arrivals)
     settings = {"QUEUE_SIZE": "-1"} | _SETTINGS[spec.policy]
-    run = simulate(offers, FLEET, settings, seed=spec.seed, linger_s=_LINGER_S)
-    fates = [fate for fate in run.fates if fate.offer.at_s >= WARM_S]
-    made = sum(fate.tokens for fate in fates)
-    kept = sum(fate.tokens for fate in fates if fate.met)
-    met = sum(fate.met for fate in fates)
+    run = simulate(arrivals, FLEET, settings, seed=spec.seed, linger_s=_LINGER_S)
+    results = [result for result in run.results if result.arrival.at_s >= WARM_S]
+    made = sum(result.tokens for result in results)
+    kept = sum(result.tokens for result in results if result.met)
+    met = sum(result.met for result in results)
     return CellRun(
         met / spec.seconds,
-        met / len(fates),
+        met / len(results),
         1 - kept / made if made else 0.0,
-        sum(fate.outcome is Outcome.REFUSED for fate in fates) / len(fates),
-        sum(fate.first_s > 0 for fate in fates) / len(fates),
+        sum(result.outcome is Outcome.REFUSED for result in results) / len(results),
+        sum(result.first_s > 0 for result in results) / len(results),
     )
 
 
-def _run_rival(spec: CellSpec, offers: list[Offer]) -> CellRun:
+def _run_rival(spec: CellSpec, arrivals: list[Arrival]) -> CellRun:
     _, policy = RIVALS[spec.policy]
     fleet = RivalFleet(SPEC, INSTANCES, policy(MACHINE), spec.seed)
-    jobs = [job for job in fleet.run(offers) if job.arrived >= WARM_S]
+    jobs = [job for job in fleet.run(arrivals) if job.arrived >= WARM_S]
     made = sum(job.made for job in jobs)
     kept = sum(job.made for job in jobs if job.met)
     met = sum(job.met for job in jobs)

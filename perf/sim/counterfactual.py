@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perf.sim.offers import Offer
-from perf.sim.run import Fate, Fleet, simulate
+from perf.sim.arrivals import Arrival
+from perf.sim.simulate import Fleet, SimResult, simulate
 from worker.protocol import Code, Outcome
 
 _OURS = (Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL)
@@ -31,24 +31,24 @@ class FalseRefusals:
         return self.met / self.tried if self.tried else 0.0
 
 
-def is_unserved(fate: Fate) -> bool:
+def is_unserved(result: SimResult) -> bool:
     """Whether it was our decision that ended this."""
-    if fate.outcome is Outcome.REFUSED:
-        return fate.code in _OURS
-    before = fate.ended_s < fate.offer.at_s + fate.offer.deadline_ms / 1000 - 1e-3
-    return fate.outcome is Outcome.MISSED and before and not fate.part_missed
+    if result.outcome is Outcome.REFUSED:
+        return result.code in _OURS
+    before = result.ended_s < result.arrival.at_s + result.arrival.deadline_ms / 1000 - 1e-3
+    return result.outcome is Outcome.MISSED and before and not result.part_missed
 
 
 def false_refusals(
-    offers: Iterable[Offer], fleet: Fleet, settings: Mapping[str, str], seed: int, sample: int
+    arrivals: Iterable[Arrival], fleet: Fleet, settings: Mapping[str, str], seed: int, sample: int
 ) -> FalseRefusals:
     """Try ``sample`` of the unserved again, drawn at random."""
-    offers = list(offers)
-    fates = simulate(offers, fleet, settings, seed=seed, kept=-1).fates
-    unserved = [at for at, fate in enumerate(fates) if is_unserved(fate)]
+    arrivals = list(arrivals)
+    results = simulate(arrivals, fleet, settings, seed=seed, kept=-1).results
+    unserved = [at for at, result in enumerate(results) if is_unserved(result)]
     tried = random.Random(seed).sample(unserved, min(sample, len(unserved)))
     met = 0
     for at in tried:
-        again = simulate(offers, fleet, settings, seed=seed, kept=at).fates[at]
+        again = simulate(arrivals, fleet, settings, seed=seed, kept=at).results[at]
         met += again.met
-    return FalseRefusals(len(fates), len(unserved), len(tried), met)
+    return FalseRefusals(len(results), len(unserved), len(tried), met)

@@ -58,7 +58,7 @@ class WorkerSpec:
     average to the orchestrator, in order.
     """
 
-    pace: StepCost
+    cost: StepCost
     slots: int
     kv_tokens: int
     step_tokens: int = 512
@@ -72,13 +72,13 @@ class _Runner:
     """One token per row. Its steps return at once; ``took_s`` is what the latest one took."""
 
     def __init__(self, spec: WorkerSpec, rng: random.Random) -> None:
-        self.pace = spec.pace
+        self.cost = spec.cost
         self.took_s = 0.0
         self._noise = spec.noise
         self._rng = rng
 
     def execute(self, plan: Plan) -> StepResult:
-        self.took_s = self.pace.of(plan) * self._rng.lognormvariate(0.0, self._noise)
+        self.took_s = self.cost.of(plan) * self._rng.lognormvariate(0.0, self._noise)
         ids: list[list[int]] = []
         for row in plan.rows:
             request = row.request
@@ -93,7 +93,7 @@ class _Runner:
 
 
 class SimWorker:
-    """One instance. ``pace`` may be replaced while it runs."""
+    """One instance. ``cost`` may be replaced while it runs."""
 
     def __init__(self, spec: WorkerSpec, card: ModelCard, clock: Clock, rng: random.Random) -> None:
         self.started_late = 0
@@ -135,12 +135,12 @@ class SimWorker:
         self._tick()
 
     @property
-    def pace(self) -> StepCost:
-        return self._runner.pace
+    def cost(self) -> StepCost:
+        return self._runner.cost
 
-    @pace.setter
-    def pace(self, pace: StepCost) -> None:
-        self._runner.pace = pace
+    @cost.setter
+    def cost(self, cost: StepCost) -> None:
+        self._runner.cost = cost
 
     @property
     def tokens_late(self) -> int:

@@ -3,7 +3,7 @@
 from functools import cache
 
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
-from perf.sim.offers import Scenario
+from perf.sim.arrivals import Scenario
 
 SCENARIO = Scenario(SPEED)
 SEED = 7

@@ -9,10 +9,10 @@ import pytest
 from orchestrator.tasks.task import Priority
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, run_policy
-from perf.sim.campaign import PACE
+from perf.sim.campaign import STEP_COST
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
-from perf.sim.run import Fate, Fleet, Run, simulate
-from perf.sim.table import Summary
+from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
+from perf.sim.summary import Summary
 from perf.sim.worker import SimWorker
 from tests.perf.sim_load import SCENARIO, SEED, plain_capacity
 from worker.protocol import OnDeadline, Outcome
@@ -23,7 +23,7 @@ PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
 WARM_S = 10.0
 
 
-Runs = dict[tuple[str, float], Run]
+Runs = dict[tuple[str, float], SimRun]
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,17 @@ def runs() -> Runs:
     }
 
 
-def after_warm_up(run: Run) -> list[Fate]:
-    return [fate for fate in run.fates if fate.offer.at_s >= WARM_S]
+def after_warm_up(run: SimRun) -> list[SimResult]:
+    return [result for result in run.results if result.arrival.at_s >= WARM_S]
 
 
 def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
     for run in runs.values():
-        assert run.fates
-        assert {fate.endings for fate in run.fates} == {1}
-        assert all(fate.outcome is not None for fate in run.fates)
+        assert run.results
+        assert {result.endings for result in run.results} == {1}
+        assert all(result.outcome is not None for result in run.results)
         settled = run.orchestrator.metrics.settled
-        counted = Counter(fate.outcome for fate in run.fates)
+        counted = Counter(result.outcome for result in run.results)
         assert {o: n for o, n in settled.items() if n} == dict(counted)
 
 
@@ -57,8 +57,8 @@ def test_dl8_expired_work_is_never_dispatched(runs: Runs) -> None:
         if name == FIFO.name:
             continue  # it knows no deadline
         assert sum(worker.started_late for worker in run.workers) == 0
-        for fate in run.fates:
-            assert fate.dispatched_s < fate.offer.at_s + fate.offer.deadline_ms / 1000
+        for result in run.results:
+            assert result.dispatched_s < result.arrival.at_s + result.arrival.deadline_ms / 1000
 
 
 def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
@@ -85,10 +85,12 @@ def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> Non
         model = instance.pace.model
         for rows, prompts in ((2, 0), (8, 0), (8, 100)):
             found = model.base_ms + model.row_ms * rows + model.prompt_token_ms * prompts
-            exact = 1000 * (PACE.step_s + PACE.row_s * rows + PACE.prompt_token_s * prompts)
+            exact = 1000 * (
+                STEP_COST.step_s + STEP_COST.row_s * rows + STEP_COST.prompt_token_s * prompts
+            )
             assert found == pytest.approx(exact, rel=0.15)
         assert 0.6 < model.mid < min(1.5, model.high)
-        fastest = 1000 * (PACE.step_s + PACE.row_s)
+        fastest = 1000 * (STEP_COST.step_s + STEP_COST.row_s)
         assert 0 < model.fastest_ms < 1.05 * fastest  # never more than what is certain
 
 
@@ -98,11 +100,11 @@ def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
 
 
 def test_a_simulation_repeats_itself(capacity: float) -> None:
-    def fates() -> list[tuple[object, ...]]:
+    def results() -> list[tuple[object, ...]]:
         run = run_policy(OURS, SCENARIO, FLEET, 1.5 * capacity, 15.0, 3)
-        return [(f.outcome, f.dispatched_s, f.ended_s, f.tokens) for f in run.fates]
+        return [(f.outcome, f.dispatched_s, f.ended_s, f.tokens) for f in run.results]
 
-    assert fates() == fates()
+    assert results() == results()
 
 
 def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
@@ -111,8 +113,8 @@ def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
     run = run_policy(OURS, scenario, FLEET, 2.2 * capacity, 40.0, SEED)
     attainment = {}
     for tenant in "abc":
-        own = [fate for fate in after_warm_up(run) if fate.offer.tenant == tenant]
-        attainment[tenant] = sum(fate.met for fate in own) / len(own)
+        own = [result for result in after_warm_up(run) if result.arrival.tenant == tenant]
+        attainment[tenant] = sum(result.met for result in own) / len(own)
     assert attainment["a"] < 0.6
     assert min(attainment["b"], attainment["c"]) > 0.85
 
@@ -120,10 +122,10 @@ def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
 def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None:
     scenario = replace(PATIENT, batch_share=0.3)
     run = run_policy(OURS, scenario, FLEET, 1.3 * capacity, 40.0, SEED)
-    by_class: dict[Priority, list[Fate]] = {priority: [] for priority in Priority}
-    for fate in after_warm_up(run):
-        by_class[fate.offer.priority].append(fate)
-    share = {p: sum(f.met for f in fates) / len(fates) for p, fates in by_class.items()}
+    by_class: dict[Priority, list[SimResult]] = {priority: [] for priority in Priority}
+    for result in after_warm_up(run):
+        by_class[result.arrival.priority].append(result)
+    share = {p: sum(f.met for f in results) / len(results) for p, results in by_class.items()}
     assert share[Priority.INTERACTIVE] > 0.85
     assert share[Priority.BATCH] > 0.1
 
@@ -142,22 +144,24 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
     """All that a lone worker could not do at its best; what merely has little chance is tried."""
     scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)
     run = run_policy(OURS, scenario, FLEET, 0.7 * capacity, 60.0, SEED)
-    fates = after_warm_up(run)
-    refused = [fate for fate in fates if fate.code == "deadline_infeasible"]
-    assert all(not fate.tokens for fate in refused)
+    results = after_warm_up(run)
+    refused = [result for result in results if result.code == "deadline_infeasible"]
+    assert all(not result.tokens for result in refused)
     paces = [instance.pace.model for instance in run.orchestrator.registry if instance.pace]
     learnt_ms = min(pace.fastest_ms for pace in paces)  # it only ever falls
-    fastest_ms = 1000 * (PACE.step_s + PACE.row_s)
-    least = {f.offer: max(100.0, 0.8 * fastest_ms * f.offer.max_tokens) for f in fates}
+    fastest_ms = 1000 * (STEP_COST.step_s + STEP_COST.row_s)
+    least = {f.arrival: max(100.0, 0.8 * fastest_ms * f.arrival.max_tokens) for f in results}
     certain = [
-        f for f in fates if f.offer.deadline_ms < max(100.0, 0.8 * learnt_ms * f.offer.max_tokens)
+        f
+        for f in results
+        if f.arrival.deadline_ms < max(100.0, 0.8 * learnt_ms * f.arrival.max_tokens)
     ]
     assert len(certain) > 20
     assert sum(f in refused or f.sampled for f in certain) > 0.9 * len(certain)
     # Even on an idle machine these would have come too late, but for those that waited in vain.
-    at_once = [fate for fate in refused if fate.ended_s - fate.offer.at_s < 0.001]
+    at_once = [result for result in refused if result.ended_s - result.arrival.at_s < 0.001]
     assert len(at_once) > 0.5 * len(refused)
-    assert all(f.offer.deadline_ms <= 1.1 * least[f.offer] for f in at_once)
+    assert all(f.arrival.deadline_ms <= 1.1 * least[f.arrival] for f in at_once)
 
 
 def test_open_ended_answers_are_learnt(capacity: float) -> None:
@@ -176,22 +180,24 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     """From the 20th second on, one of two workers has a tenth of its pace, then its own again."""
 
     def slow(workers: list[SimWorker]) -> None:
-        workers[0].pace = StepCost(10 * PACE.step_s, 10 * PACE.row_s, 10 * PACE.prompt_token_s)
+        workers[0].cost = StepCost(
+            10 * STEP_COST.step_s, 10 * STEP_COST.row_s, 10 * STEP_COST.prompt_token_s
+        )
 
     def well(workers: list[SimWorker]) -> None:
-        workers[0].pace = PACE
+        workers[0].cost = STEP_COST
 
     run = simulate(
-        SCENARIO.offers(0.4 * capacity, 80.0, SEED),
+        SCENARIO.arrivals(0.4 * capacity, 80.0, SEED),
         FLEET,
         {"QUEUE_SIZE": "-1"},
         seed=SEED,
-        happenings={20.0: slow, 50.0: well},
+        events={20.0: slow, 50.0: well},
     )
 
     def attainment(begin: float, end: float) -> float:
-        own = [fate for fate in run.fates if begin <= fate.offer.at_s < end]
-        return sum(fate.met for fate in own) / len(own)
+        own = [result for result in run.results if begin <= result.arrival.at_s < end]
+        return sum(result.met for result in own) / len(own)
 
     assert attainment(5, 17) > 0.98  # later ones are under way when it happens
     assert attainment(22, 50) > 0.7
@@ -204,23 +210,23 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
     """
     tight = replace(SCENARIO, patience=(0.6,), margin_ms=50.0)
 
-    def run(on_deadline: OnDeadline) -> list[Fate]:
-        offers = [
-            replace(offer, on_deadline=on_deadline)
-            for offer in tight.offers(0.3 * capacity, 60.0, SEED)
-            if offer.deadline_ms > 150.0  # a worker needs more than 100 to begin
+    def run(on_deadline: OnDeadline) -> list[SimResult]:
+        arrivals = [
+            replace(arrival, on_deadline=on_deadline)
+            for arrival in tight.arrivals(0.3 * capacity, 60.0, SEED)
+            if arrival.deadline_ms > 150.0  # a worker needs more than 100 to begin
         ]
-        return after_warm_up(simulate(offers, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED))
+        return after_warm_up(simulate(arrivals, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED))
 
-    def answered(fates: list[Fate]) -> float:
-        return sum(f.outcome in (Outcome.MET, Outcome.PARTIAL) for f in fates) / len(fates)
+    def answered(results: list[SimResult]) -> float:
+        return sum(f.outcome in (Outcome.MET, Outcome.PARTIAL) for f in results) / len(results)
 
     fit, error = run(OnDeadline.FIT), run(OnDeadline.ERROR)
-    fitted = [fate for fate in fit if fate.fitted]
-    assert fitted and not any(fate.fitted for fate in error)
+    fitted = [result for result in fit if result.fitted]
+    assert fitted and not any(result.fitted for result in error)
     assert answered(fit) > 0.9
     assert answered(fit) > answered(error) + 0.3
-    used = sorted(1000 * (f.ended_s - f.offer.at_s) / f.offer.deadline_ms for f in fitted)
+    used = sorted(1000 * (f.ended_s - f.arrival.at_s) / f.arrival.deadline_ms for f in fitted)
     assert 0.8 < used[len(used) // 2] < 1.1
 
 
@@ -248,12 +254,12 @@ def test_time_jumps_and_never_waits_for_nothing() -> None:
 def test_offers_come_at_their_rate_and_repeat() -> None:
     for burst in (1.0, 1.5, 2.0):
         scenario = replace(SCENARIO, burst=burst, burst_s=5.0)
-        first = list(scenario.offers(50.0, 100.0, 1))
-        assert first == list(scenario.offers(50.0, 100.0, 1))
+        first = list(scenario.arrivals(50.0, 100.0, 1))
+        assert first == list(scenario.arrivals(50.0, 100.0, 1))
         assert len(first) == pytest.approx(5000, rel=0.06)
-        assert all(0 < offer.length <= offer.max_tokens for offer in first)
+        assert all(0 < arrival.length <= arrival.max_tokens for arrival in first)
 
 
 def test_a_fleet_of_one_and_an_empty_load() -> None:
     run = simulate([], Fleet(FLEET.spec, count=1), {}, seed=1)
-    assert run.fates == []
+    assert run.results == []

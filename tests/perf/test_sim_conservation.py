@@ -11,9 +11,9 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Priority
 from perf.goodput.policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
-from perf.sim.offers import Offer
-from perf.sim.run import Fleet, Run, simulate
-from perf.sim.table import Summary
+from perf.sim.arrivals import Arrival
+from perf.sim.simulate import Fleet, SimRun, simulate
+from perf.sim.summary import Summary
 from perf.sim.worker import WorkerSpec
 from tests.perf.sim_load import SCENARIO, SEED
 from worker.protocol import OnDeadline, Outcome
@@ -25,7 +25,7 @@ QUICK = StepCost(4e-3, 0.01e-3, 0.02e-3)
 WIDE = Fleet(WorkerSpec(QUICK, 64, kv_tokens=64 * 2048, min_start_s=0.0), count=1)
 
 
-def chat(at_s: float, length: int, **changes: object) -> Offer:
+def chat(at_s: float, length: int, **changes: object) -> Arrival:
     """Ends by itself long before what it allows."""
     values: dict[str, object] = {
         "prompt_tokens": 20,
@@ -34,7 +34,7 @@ def chat(at_s: float, length: int, **changes: object) -> Offer:
         "tenant": "",
         "priority": Priority.INTERACTIVE,
     }
-    return Offer(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
+    return Arrival(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("on_deadline", OnDeadline)
@@ -43,22 +43,24 @@ def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     on_deadline: OnDeadline, before: int
 ) -> None:
     """On a fresh service, and on one that has only seen answers too long for any such deadline."""
-    offers = [chat(1.0 + 4 * i, 900, prompt_tokens=10, deadline_ms=60_000.0) for i in range(before)]
+    arrivals = [
+        chat(1.0 + 4 * i, 900, prompt_tokens=10, deadline_ms=60_000.0) for i in range(before)
+    ]
     begin = 6.0 + 4 * before
-    offers.append(chat(begin, 900, prompt_tokens=10, deadline_ms=60_000.0))
-    offers.append(chat(begin + 0.5, 11, on_deadline=on_deadline))
-    run = simulate(offers, WIDE, {}, seed=SEED)
-    last = run.fates[-1]
+    arrivals.append(chat(begin, 900, prompt_tokens=10, deadline_ms=60_000.0))
+    arrivals.append(chat(begin + 0.5, 11, on_deadline=on_deadline))
+    run = simulate(arrivals, WIDE, {}, seed=SEED)
+    last = run.results[-1]
     assert last.outcome is Outcome.MET
-    assert last.ended_s - last.offer.at_s < 0.1
-    assert {fate.outcome for fate in run.fates} == {Outcome.MET}
+    assert last.ended_s - last.arrival.at_s < 0.1
+    assert {result.outcome for result in run.results} == {Outcome.MET}
 
 
 @pytest.mark.parametrize("at_s", [0.5, 30.0])
 def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None:
     """DL-7: nothing refused, and no first token later for a prediction."""
     rng = random.Random(3)
-    offers = [
+    arrivals = [
         chat(
             at_s + 0.21 * i + 0.03 * client,
             min(400, round(20 * rng.paretovariate(1.1))),
@@ -71,14 +73,14 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
         for i in range(80)
         for client in range(5)
     ]
-    offers.sort(key=lambda offer: offer.at_s)
-    run = simulate(offers, WIDE, {}, seed=SEED)
-    assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
-    assert {fate.pauses for fate in run.fates} == {0}
-    for fate in run.fates:
-        assert fate.dispatched_s - fate.offer.at_s < 0.001
-    plain = simulate(offers, WIDE, dict(UNPREDICTED.settings), seed=SEED)
-    assert sum(f.met for f in run.fates) >= sum(f.met for f in plain.fates)
+    arrivals.sort(key=lambda arrival: arrival.at_s)
+    run = simulate(arrivals, WIDE, {}, seed=SEED)
+    assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
+    assert {result.pauses for result in run.results} == {0}
+    for result in run.results:
+        assert result.dispatched_s - result.arrival.at_s < 0.001
+    plain = simulate(arrivals, WIDE, dict(UNPREDICTED.settings), seed=SEED)
+    assert sum(f.met for f in run.results) >= sum(f.met for f in plain.results)
 
 
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
@@ -86,7 +88,7 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
     for load in (0.2, 0.4):
         run = run_policy(OURS, scenario, FLEET, load * capacity, 40.0, SEED)
         plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 40.0, SEED)
-        assert not [fate for fate in run.fates if fate.outcome is Outcome.REFUSED]
+        assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
         assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
@@ -100,9 +102,9 @@ def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     scenario = replace(SCENARIO, open_share=1.0)
     ours, plain = (
         sum(
-            fate.met
+            result.met
             for seed in range(1, seeds + 1)
-            for fate in run_policy(p, scenario, FLEET, load * capacity, 20.0, seed).fates
+            for result in run_policy(p, scenario, FLEET, load * capacity, 20.0, seed).results
         )
         for p in (OURS, UNPREDICTED)
     )
@@ -112,7 +114,7 @@ def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
 # ── work conservation ────────────────────────────────────────────────────────────────────────────
 
 
-def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str, str]) -> Run:
+def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str, str]) -> SimRun:
     """Runs them, and asserts that no slot stayed free for longer than 10 ms while one waited."""
     since: dict[str, float] = {}
 
@@ -127,7 +129,7 @@ def idle_while_waiting(run_offers: list[Offer], fleet: Fleet, settings: dict[str
         for name in startable if free else ():
             assert now - since.setdefault(name, now) <= 0.010
 
-    return simulate(run_offers, fleet, settings, seed=SEED, watch=look)
+    return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
 
 
 @settings(max_examples=12, deadline=None)
@@ -151,9 +153,9 @@ def test_dl15_no_slot_idles_while_somebody_waits(
     scenario = replace(
         SCENARIO, open_share=open_share, patience=patience, batch_share=batch, tenants=tenants
     )
-    offers = list(scenario.offers(42.0 * load, 6.0, seed))
-    run = idle_while_waiting(offers, FLEET, {"QUEUE_SIZE": "-1"})
-    assert {fate.endings for fate in run.fates} <= {1}
+    arrivals = list(scenario.arrivals(42.0 * load, 6.0, seed))
+    run = idle_while_waiting(arrivals, FLEET, {"QUEUE_SIZE": "-1"})
+    assert {result.endings for result in run.results} <= {1}
     orchestrator = run.orchestrator
     orchestrator.queue.check_integrity()
     assert not orchestrator.queue and not orchestrator.live_tasks
@@ -166,9 +168,9 @@ def test_dl15_no_slot_idles_while_somebody_waits(
 
 def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
     """A crowd, then none: those who waited in the background are met if their time is not over."""
-    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).offers(3 * capacity, 10.0, SEED))
+    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 10.0, SEED))
     run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
-    patient = [f for f in run.fates if f.offer.deadline_ms > 10_000]
+    patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
     assert len(patient) > 50
-    assert all(fate.met for fate in patient if fate.offer.deadline_ms > 40_000)
-    assert sum(fate.met for fate in patient) > 0.5 * len(patient)
+    assert all(result.met for result in patient if result.arrival.deadline_ms > 40_000)
+    assert sum(result.met for result in patient) > 0.5 * len(patient)

@@ -7,29 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.tasks.task import Priority
-from perf.sim.offers import Offer
+from perf.sim.arrivals import Arrival
 from perf.sim.rivals.fleet import Job, Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe
 from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
-PACE = StepCost(10e-3, 0.0, 0.1e-3)
+STEP_COST = StepCost(10e-3, 0.0, 0.1e-3)
 MACHINE = Machine(2, 0.1e-3, 10e-3)
 """Two slots, ten milliseconds a token."""
 
 
-def offer(at_s: float = 0.0, prompt: int = 10, length: int = 10, **changes: object) -> Offer:
+def arrival(at_s: float = 0.0, prompt: int = 10, length: int = 10, **changes: object) -> Arrival:
     values: dict[str, object] = {
         "max_tokens": 200,
         "deadline_ms": 10_000.0,
         "tenant": "",
         "priority": Priority.INTERACTIVE,
     }
-    return Offer(at_s, prompt, length=length, **(values | changes))  # type: ignore[arg-type]
+    return Arrival(at_s, prompt, length=length, **(values | changes))  # type: ignore[arg-type]
 
 
 def job(due_s: float, *, prompt: int = 0, made: int = 0, at_s: float = 0.0) -> Job:
-    made_of = offer(at_s, max(1, prompt), deadline_ms=1000 * (due_s - at_s))
+    made_of = arrival(at_s, max(1, prompt), deadline_ms=1000 * (due_s - at_s))
     found = Job(made_of, due_s, math.inf, math.inf, computed=max(1, prompt) - prompt, made=made)
     return found
 
@@ -38,7 +38,7 @@ def taught(policy: object, tokens: int, count: int = 40) -> None:
     """Answers of that length have ended."""
     for _ in range(count):
         ended = job(10.0, made=tokens)
-        ended.offer = offer(length=tokens)
+        ended.arrival = arrival(length=tokens)
         policy.answered(ended)  # type: ignore[attr-defined]
 
 
@@ -89,9 +89,9 @@ def test_slos_serve_keeps_as_many_deadlines_as_fit() -> None:
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_one_request_takes_what_the_worker_takes(name: str) -> None:
-    spec = WorkerSpec(PACE, 2, kv_tokens=1000, noise=0.0)
+    spec = WorkerSpec(STEP_COST, 2, kv_tokens=1000, noise=0.0)
     fleet = RivalFleet(spec, 1, RIVALS[name][1](MACHINE), seed=1)
-    (done,) = fleet.run([offer(prompt=10, length=10)])
+    (done,) = fleet.run([arrival(prompt=10, length=10)])
     assert done.met and done.made == 10
     assert done.first_at == pytest.approx(0.011)
     assert done.ended_at == pytest.approx(0.011 + 9 * 0.010)
@@ -99,9 +99,9 @@ def test_one_request_takes_what_the_worker_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_who_is_late_hangs_up_and_is_not_met(name: str) -> None:
-    spec = WorkerSpec(PACE, 2, kv_tokens=1000, noise=0.0)
+    spec = WorkerSpec(STEP_COST, 2, kv_tokens=1000, noise=0.0)
     fleet = RivalFleet(spec, 1, RIVALS[name][1](MACHINE), seed=1)
-    late, fine = fleet.run([offer(length=100, deadline_ms=300.0), offer(length=5)])
+    late, fine = fleet.run([arrival(length=100, deadline_ms=300.0), arrival(length=5)])
     assert not late.met and late.made < 100
     assert late.ended_at == pytest.approx(0.3, abs=0.012)
     assert fine.met
@@ -124,9 +124,9 @@ class Watched(RivalFleet):
         return rows, chunks
 
 
-offers = st.lists(
+arrivals = st.lists(
     st.builds(
-        offer,
+        arrival,
         at_s=st.floats(0, 1.0),
         prompt=st.integers(1, 300),
         length=st.integers(1, 60),
@@ -139,15 +139,15 @@ offers = st.lists(
 
 @pytest.mark.parametrize("name", RIVALS)
 @settings(max_examples=25, deadline=None)
-@given(given_offers=offers, count=st.integers(1, 2), kv=st.integers(520, 1500))
+@given(given=arrivals, count=st.integers(1, 2), kv=st.integers(520, 1500))
 def test_slots_and_memory_are_never_exceeded_and_everyone_ends(
-    name: str, given_offers: list[Offer], count: int, kv: int
+    name: str, given: list[Arrival], count: int, kv: int
 ) -> None:
-    fleet = Watched(WorkerSpec(PACE, 2, kv), count, RIVALS[name][1](MACHINE), seed=2)
-    jobs = fleet.run(given_offers)
-    assert len(jobs) == len(given_offers)
+    fleet = Watched(WorkerSpec(STEP_COST, 2, kv), count, RIVALS[name][1](MACHINE), seed=2)
+    jobs = fleet.run(given)
+    assert len(jobs) == len(given)
     for each in jobs:
         assert each.ended_at > 0
-        assert each.made <= each.offer.length
-        assert not each.met or (each.made == each.offer.length and each.ended_at <= each.deadline)
+        assert each.made <= each.arrival.length
+        assert not each.met or (each.made == each.arrival.length and each.ended_at <= each.deadline)
     assert not fleet._waiting

@@ -8,11 +8,11 @@ import pytest
 
 from perf.load.trace import Row, TraceLoad
 from perf.sim.__main__ import FLEET, SPEED
+from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
-from perf.sim.offers import Scenario, trace_offers
-from perf.sim.run import simulate
-from perf.sim.table import calibration
-from perf.sim.told import FEW_LONG, LONG, Told, measure, median_factor, median_ratio, mixed
+from perf.sim.reported import FEW_LONG, LONG, Reported, measure, median_factor, median_ratio, mixed
+from perf.sim.simulate import simulate
+from perf.sim.summary import calibration
 
 SEED = 7
 SEEDS = (5, 6, 7)
@@ -23,52 +23,52 @@ CAPACITY = 14.3
 KNOWN, OPEN = Scenario(SPEED), Scenario(SPEED, open_share=0.5)
 
 
-def told_of(load: float, seconds: float, queue: int = -1, seed: int = SEED) -> Told:
-    offers = mixed(OPEN.offers(load * CAPACITY, seconds, seed), seed)
-    return measure(offers, ONE, {"QUEUE_SIZE": str(queue)}, seed=seed, warm_s=6.0, cool_s=6.0)
+def reported_at(load: float, seconds: float, queue: int = -1, seed: int = SEED) -> Reported:
+    arrivals = mixed(OPEN.arrivals(load * CAPACITY, seconds, seed), seed)
+    return measure(arrivals, ONE, {"QUEUE_SIZE": str(queue)}, seed=seed, warm_s=6.0, cool_s=6.0)
 
 
-def together(many: Iterable[Told]) -> Told:
-    sums = Told()
-    for told in many:
-        for each in fields(Told):
-            setattr(sums, each.name, getattr(sums, each.name) + getattr(told, each.name))
+def together(many: Iterable[Reported]) -> Reported:
+    sums = Reported()
+    for reported in many:
+        for each in fields(Reported):
+            setattr(sums, each.name, getattr(sums, each.name) + getattr(reported, each.name))
     return sums
 
 
 @pytest.fixture(scope="module")
-def overload() -> Told:
-    return together(told_of(1.5, 22.0, seed=seed) for seed in SEEDS)
+def overload() -> Reported:
+    return together(reported_at(1.5, 22.0, seed=seed) for seed in SEEDS)
 
 
 @pytest.fixture(scope="module")
-def light() -> Told:
-    return together(told_of(0.25, 30.0, seed=seed) for seed in SEEDS)
+def light() -> Reported:
+    return together(reported_at(0.25, 30.0, seed=seed) for seed in SEEDS)
 
 
-def test_dl16_a_deadline_that_was_named_is_kept(overload: Told, light: Told) -> None:
+def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Reported) -> None:
     kept = overload.deadlines_kept + light.deadlines_kept
     assert kept > 50
     assert kept >= 0.9 * (kept + overload.deadlines_lost + light.deadlines_lost)
     assert 1 <= median_ratio(overload.deadlines + light.deadlines) <= 1.5
-    for told in (overload, light):
-        assert told.deadlines_kept > 2
-        assert median_factor(told.finishes) <= 1.5
+    for reported in (overload, light):
+        assert reported.deadlines_kept > 2
+        assert median_factor(reported.finishes) <= 1.5
 
 
-def test_dl16_fit_fills_its_budget_and_is_not_late(overload: Told, light: Told) -> None:
-    for told in (overload, light):
-        assert len(told.fits) > 15
-        assert told.fit_use >= 0.8
-        assert told.fits_late < 0.01
+def test_dl16_fit_fills_its_budget_and_is_not_late(overload: Reported, light: Reported) -> None:
+    for reported in (overload, light):
+        assert len(reported.fits) > 15
+        assert reported.fit_use >= 0.8
+        assert reported.fits_late < 0.01
 
 
-def test_dl16_partial_is_at_its_client_in_time(overload: Told) -> None:
+def test_dl16_partial_is_at_its_client_in_time(overload: Reported) -> None:
     assert len(overload.partial_left) > 20
     assert overload.partials_in_time >= 0.99
 
 
-def test_dl16_starts_are_foretold(overload: Told) -> None:
+def test_dl16_starts_are_foretold(overload: Reported) -> None:
     assert len(overload.starts) > 100
     assert 1 / 1.5 <= median_ratio(overload.starts) <= 1.5
     # Single starts behind few jobs of unknown length are a matter of luck: of a wait that is
@@ -79,19 +79,19 @@ def test_dl16_starts_are_foretold(overload: Told) -> None:
 def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
     """Where lengths are stated each start is; where they are not, no one can tell, but the middle
     is right."""
-    offers = list(LONG.offers(1.6, 60.0, SEED))
-    stated = [replace(offer, length=offer.max_tokens) for offer in offers]
-    told = measure(stated, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
-    assert len(told.starts) > 20
-    assert median_factor(told.starts) <= 1.5
-    told = measure(offers, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
-    assert 1 / 1.6 <= median_ratio(told.starts) <= 1.6
+    arrivals = list(LONG.arrivals(1.6, 60.0, SEED))
+    stated = [replace(arrival, length=arrival.max_tokens) for arrival in arrivals]
+    reported = measure(stated, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    assert len(reported.starts) > 20
+    assert median_factor(reported.starts) <= 1.5
+    reported = measure(arrivals, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    assert 1 / 1.6 <= median_ratio(reported.starts) <= 1.6
 
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
-    told = told_of(1.5, 30.0, queue=8)
-    assert len(told.retries) > 30
-    assert 1 / 1.5 <= median_ratio(told.retries) <= 1.5
+    reported = reported_at(1.5, 30.0, queue=8)
+    assert len(reported.retries) > 30
+    assert 1 / 1.5 <= median_ratio(reported.retries) <= 1.5
 
 
 def trace(seed: int) -> list[Row]:
@@ -105,15 +105,15 @@ def trace(seed: int) -> list[Row]:
 
 def test_dl17_hardly_a_refusal_is_wrong() -> None:
     load = TraceLoad(trace(1), SPEED, is_poisson=True)
-    offers = list(trace_offers(load, 1.8 * CAPACITY, 6.0, SEED))
-    told = false_refusals(offers, ONE, {}, SEED, 5)
-    assert told.unserved > 20
-    assert (told.tried, told.met) == (5, 0)
+    arrivals = list(trace_arrivals(load, 1.8 * CAPACITY, 6.0, SEED))
+    reported = false_refusals(arrivals, ONE, {}, SEED, 5)
+    assert reported.unserved > 20
+    assert (reported.tried, reported.met) == (5, 0)
 
 
 def test_a_chance_that_was_given_is_kept_as_often() -> None:
     load = TraceLoad(trace(2), SPEED, is_poisson=True)
-    run = simulate(trace_offers(load, CAPACITY, 20.0, SEED), ONE, {}, seed=SEED)
+    run = simulate(trace_arrivals(load, CAPACITY, 20.0, SEED), ONE, {}, seed=SEED)
     rows = calibration(run)
     sent = sum(row.requests for row in rows.values())
     assert sent > 100

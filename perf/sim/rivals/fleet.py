@@ -1,4 +1,4 @@
-"""Instances that run what a policy picks for each step; pace and limits are ``SimWorker``'s."""
+"""Instances that run what a policy picks for each step, with step cost and limits as ours."""
 
 import heapq
 import math
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from perf.sim.offers import Offer
+from perf.sim.arrivals import Arrival
 from perf.sim.worker import WorkerSpec
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request as an engine sees it. Seconds; ``offer.length`` is for the fleet alone."""
+    """One request as an engine sees it. Seconds; ``arrival.length`` is for the fleet alone."""
 
-    offer: Offer
+    arrival: Arrival
     deadline: float
     first_by: float
     gap_s: float
@@ -31,15 +31,15 @@ class Job:
 
     @property
     def arrived(self) -> float:
-        return self.offer.at_s
+        return self.arrival.at_s
 
     @property
     def prompt_left(self) -> int:
-        return self.offer.prompt_tokens - self.computed
+        return self.arrival.prompt_tokens - self.computed
 
     @property
     def kv_tokens(self) -> int:
-        return self.offer.prompt_tokens + self.offer.max_tokens
+        return self.arrival.prompt_tokens + self.arrival.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Rival(Protocol):
 
 
 class RivalFleet:
-    """Offers through a policy, step by step on virtual time."""
+    """Arrivals through a policy, step by step on virtual time."""
 
     def __init__(self, spec: WorkerSpec, count: int, policy: Rival, seed: int) -> None:
         self._spec = spec
@@ -78,20 +78,20 @@ class RivalFleet:
         self._running: list[list[Job]] = [[] for _ in range(count)]
         self._busy = [False] * count
         self._waiting: list[Job] = []
-        self._stall_tokens = max(16, int(spec.max_stall_s / max(spec.pace.prompt_token_s, 1e-9)))
+        self._stall_tokens = max(16, int(spec.max_stall_s / max(spec.cost.prompt_token_s, 1e-9)))
 
-    def run(self, offers: Iterable[Offer]) -> list[Job]:
+    def run(self, arrivals: Iterable[Arrival]) -> list[Job]:
         """All jobs, ended. A client hangs up when what it asked for can no longer be met."""
-        jobs = [_job(offer) for offer in offers]
-        arrivals = iter(jobs)
-        coming = next(arrivals, None)
+        jobs = [_job(arrival) for arrival in arrivals]
+        upcoming = iter(jobs)
+        coming = next(upcoming, None)
         steps: list[tuple[float, int, list[Job], dict[Job, int]]] = []
         now = 0.0
         while coming is not None or steps:
             if coming is not None and (not steps or coming.arrived <= steps[0][0]):
                 now = coming.arrived
                 self._waiting.append(coming)
-                coming = next(arrivals, None)
+                coming = next(upcoming, None)
             else:
                 now, instance, rows, chunks = heapq.heappop(steps)
                 self._busy[instance] = False
@@ -144,9 +144,9 @@ class RivalFleet:
         return chosen, chunks
 
     def _step_s(self, rows: Sequence[Job], chunks: dict[Job, int]) -> float:
-        pace = self._spec.pace
+        cost = self._spec.cost
         live = sum(job in chunks or not job.prompt_left for job in rows)
-        step_s = pace.step_s + pace.row_s * live + pace.prompt_token_s * sum(chunks.values())
+        step_s = cost.step_s + cost.row_s * live + cost.prompt_token_s * sum(chunks.values())
         return step_s * self._rng.lognormvariate(0.0, self._spec.noise)
 
     def _step_over(self, now: float, rows: Sequence[Job], chunks: dict[Job, int]) -> None:
@@ -165,7 +165,7 @@ class RivalFleet:
                 job.kept_parts = now <= job.first_by
             elif now > _token_due(job):
                 job.kept_parts = False
-            if job.made >= job.offer.length:
+            if job.made >= job.arrival.length:
                 self._end(job, now, met=now <= job.deadline and job.kept_parts)
 
     def _hang_up(self, now: float) -> None:
@@ -181,12 +181,12 @@ class RivalFleet:
         self._policy.answered(job)
 
 
-def _job(offer: Offer) -> Job:
+def _job(arrival: Arrival) -> Job:
     return Job(
-        offer,
-        offer.at_s + offer.deadline_ms / 1000,
-        offer.at_s + offer.first_token_ms / 1000,
-        offer.token_gap_ms / 1000,
+        arrival,
+        arrival.at_s + arrival.deadline_ms / 1000,
+        arrival.at_s + arrival.first_token_ms / 1000,
+        arrival.token_gap_ms / 1000,
     )
 
 

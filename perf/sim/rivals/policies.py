@@ -61,7 +61,7 @@ class _Learning:
         self._lengths = _Lengths()
 
     def answered(self, job: Job) -> None:
-        if job.made >= job.offer.length:
+        if job.made >= job.arrival.length:
             self._lengths.add(job.made)
 
     def _due(self, job: Job) -> float:
@@ -125,8 +125,8 @@ class JitServe(_Replanning):
         return sorted([*running, *waiting], key=lambda job: self._key(job, now))
 
     def _key(self, job: Job, now: float) -> tuple[bool, float]:
-        work_s = self._work_s(job, self._lengths.left(job.made, 0.95, job.offer.max_tokens))
-        likely_s = self._work_s(job, self._lengths.left(job.made, 0.5, job.offer.max_tokens))
+        work_s = self._work_s(job, self._lengths.left(job.made, 0.95, job.arrival.max_tokens))
+        likely_s = self._work_s(job, self._lengths.left(job.made, 0.5, job.arrival.max_tokens))
         return now + likely_s > self._due(job), work_s
 
 
@@ -138,7 +138,7 @@ class QoServe(_Learning):
     ) -> list[Job]:
         for job in waiting:
             if not job.is_relegated:
-                tokens = self._lengths.mean_left(job.made, job.offer.max_tokens)
+                tokens = self._lengths.mean_left(job.made, job.arrival.max_tokens)
                 job.is_relegated = now + self._work_s(job, tokens) > self._due(job)
         return [*running, *sorted(waiting, key=self._key)]
 
@@ -167,7 +167,7 @@ class SlosServe(_Replanning):
         kept: list[tuple[float, int, Job]] = []  # longest first
         took_s = 0.0
         for number, job in enumerate(sorted(jobs, key=self._due)):
-            tokens = self._lengths.mean_left(job.made, job.offer.max_tokens)
+            tokens = self._lengths.mean_left(job.made, job.arrival.max_tokens)
             own_s = self._work_s(job, tokens)
             room_s = self._due(job) - now
             if own_s > room_s:

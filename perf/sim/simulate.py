@@ -18,8 +18,8 @@ from orchestrator.settings import load_settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Api, Job, Task
+from perf.sim.arrivals import Arrival
 from perf.sim.loop import VirtualClock, VirtualLoop
-from perf.sim.offers import Offer
 from perf.sim.worker import SimLane, SimWorker, WorkerSpec
 from worker.protocol import Delta, ModelCard, Outcome, Sampling
 
@@ -35,10 +35,10 @@ _KEPT = "kept"
 
 
 @dataclass(slots=True)
-class Fate:
-    """What became of one offer. Seconds of the simulation; 0 where it never came to that."""
+class SimResult:
+    """What became of one arrival. Seconds of the simulation; 0 where it never came to that."""
 
-    offer: Offer
+    arrival: Arrival
     outcome: Outcome | None = None
     code: str = ""
     dispatched_s: float = 0.0
@@ -55,16 +55,16 @@ class Fate:
 
     @property
     def met(self) -> bool:
-        """By the client's own clock and deadline, whatever the service was told of it."""
-        in_time = self.ended_s <= self.offer.at_s + self.offer.deadline_ms / 1000
+        """By the client's own clock and deadline, whatever the service knew of it."""
+        in_time = self.ended_s <= self.arrival.at_s + self.arrival.deadline_ms / 1000
         return self.outcome is Outcome.MET and in_time
 
 
 @dataclass(slots=True)
-class Run:
+class SimRun:
     """A simulation that has ended."""
 
-    fates: list[Fate]
+    results: list[SimResult]
     seconds: float
     orchestrator: Orchestrator
     workers: list[SimWorker]
@@ -79,85 +79,62 @@ class Fleet:
     context_tokens: int = 4096
 
 
-At = Callable[[list[SimWorker]], None]
-"""Something that happens to the workers at a time."""
+WorkerEvent = Callable[[list[SimWorker]], None]
+"""Something that happens to the workers."""
 
 
 def simulate(
-    offers: Iterable[Offer],
+    arrivals: Iterable[Arrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     *,
     seed: int,
     states_deadline: bool = True,
-    happenings: Mapping[float, At] | None = None,
+    events: Mapping[float, WorkerEvent] | None = None,
     linger_s: float = 5.0,
     watch: Callable[[Orchestrator, float], None] | None = None,
     kept: int | None = None,
-) -> Run:
-    """Run ``offers`` to ``linger_s`` after the last of them; then what is left is ended.
+) -> SimRun:
+    """Run ``arrivals`` to ``linger_s`` after the last of them; then what is left is ended.
 
-    ``watch`` is called every millisecond; what it raises, the simulation does. With ``kept``,
-    nothing but its deadline stops the offer of that number (-1: none is meant), and no other
-    refusal is sampled.
+    ``events`` happen at their times. ``watch`` is called every millisecond; what it raises, the
+    simulation does. With ``kept``, nothing but its deadline stops the arrival of that number (-1:
+    none is meant), and no other refusal is sampled.
 
     ``settings`` are names in capitals, as in the environment without ``TIDEGATE_``.
     """
+    arrivals = list(arrivals)
+    end_s = (arrivals[-1].at_s if arrivals else 0.0) + linger_s
     loop = VirtualLoop()
+
+    async def run() -> SimRun:
+        clock = VirtualClock(loop)
+        parts, workers = new_orchestrator(fleet, clock, settings, random.Random(seed))
+        orchestrator = parts.orchestrator
+        parts.lifecycle.start()
+        driver = _Driver(orchestrator, clock, states_deadline)
+        if kept is not None:
+            orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
+        for number, arrival in enumerate(arrivals):
+            loop.call_at(arrival.at_s, driver.arrive, arrival, _KEPT if number == kept else "")
+        for at_s, event in (events or {}).items():
+            loop.call_at(at_s, event, workers)
+        while watch is not None and clock.now() < end_s:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            watch(orchestrator, clock.now())
+        await asyncio.sleep(max(0.0, end_s - clock.now()))
+        await parts.lifecycle.drain(0.0)
+        await parts.lifecycle.close()
+        return SimRun(driver.results, end_s - linger_s, orchestrator, workers)
+
     was_enabled = gc.isenabled()
     gc.disable()  # objects in cycles are few, and a run is short
     try:
-        return loop.run_until_complete(
-            _run(
-                loop,
-                list(offers),
-                fleet,
-                settings,
-                random.Random(seed),
-                states_deadline,
-                happenings or {},
-                linger_s,
-                watch,
-                kept,
-            )
-        )
+        return loop.run_until_complete(run())
     finally:
         loop.close()
         if was_enabled:
             gc.enable()
-
-
-async def _run(
-    loop: VirtualLoop,
-    offers: list[Offer],
-    fleet: Fleet,
-    settings: Mapping[str, str],
-    rng: random.Random,
-    states_deadline: bool,
-    happenings: Mapping[float, At],
-    linger_s: float,
-    watch: Callable[[Orchestrator, float], None] | None,
-    kept: int | None,
-) -> Run:
-    clock = VirtualClock(loop)
-    parts, workers = new_orchestrator(fleet, clock, settings, rng)
-    orchestrator = parts.orchestrator
-    parts.lifecycle.start()
-    driver = _Driver(orchestrator, clock, states_deadline)
-    if kept is not None:
-        orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
-    for number, offer in enumerate(offers):
-        loop.call_at(offer.at_s, driver.offer, offer, _KEPT if number == kept else "")
-    for at_s, happening in happenings.items():
-        loop.call_at(at_s, happening, workers)
-    end_s = (offers[-1].at_s if offers else 0.0) + linger_s
-    while watch is not None and clock.now() < end_s:
-        await asyncio.sleep(_WATCH_EVERY_S)
-        watch(orchestrator, clock.now())
-    await driver.until(end_s)
-    await parts.lifecycle.drain(0.0)
-    await parts.lifecycle.close()
-    return Run(driver.fates, end_s - linger_s, orchestrator, workers)
 
 
 def new_orchestrator(
@@ -187,71 +164,68 @@ def new_orchestrator(
     return parts, list(workers.values())
 
 
-def new_job(offer: Offer, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
-    """What an API would make of an offer, and its prompt."""
+def new_job(arrival: Arrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
+    """What an API would make of an arrival, and its prompt."""
     job = Job(
         api=Api.COMPLETIONS,
         model=MODEL,
-        sampling=Sampling(max_tokens=offer.max_tokens, ignore_eos=not offer.is_open),
-        max_tokens=offer.max_tokens,
+        sampling=Sampling(max_tokens=arrival.max_tokens, ignore_eos=not arrival.is_open),
+        max_tokens=arrival.max_tokens,
         deadline=Deadline(now + min(budget_ms, _FOREVER_MS) / 1000, 0),
-        parts=_parts(offer, now),
+        parts=_parts(arrival, now),
         correlation_id="",
         arrived=now,
-        on_deadline=offer.on_deadline,
-        priority=offer.priority,
-        tenant=offer.tenant,
+        on_deadline=arrival.on_deadline,
+        priority=arrival.priority,
+        tenant=arrival.tenant,
     )
-    return job, (offer.length,) + (1,) * (offer.prompt_tokens - 1)
+    return job, (arrival.length,) + (1,) * (arrival.prompt_tokens - 1)
 
 
-def _parts(offer: Offer, now: float) -> Parts:
-    if offer.first_token_ms == offer.token_gap_ms == math.inf:
+def _parts(arrival: Arrival, now: float) -> Parts:
+    if arrival.first_token_ms == arrival.token_gap_ms == math.inf:
         return NO_PARTS
-    first_at = now + offer.first_token_ms / 1000
-    return Parts(first_at, offer.token_gap_ms / 1000, cut_at=first_at)
+    first_at = now + arrival.first_token_ms / 1000
+    return Parts(first_at, arrival.token_gap_ms / 1000, cut_at=first_at)
 
 
 class _Driver:
-    """Submits offers when they are due, and hears what becomes of them."""
+    """Submits arrivals when they are due."""
 
     def __init__(
         self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
     ) -> None:
-        self.fates: list[Fate] = []
+        self.results: list[SimResult] = []
         self._orchestrator = orchestrator
         self._clock = clock
         self._states_deadline = states_deadline
         self._submitting: set[object] = set()
 
-    def offer(self, offer: Offer, name: str) -> None:
-        fate = Fate(offer)
-        self.fates.append(fate)
-        task = asyncio.ensure_future(self._submit(offer, fate, name))
+    def arrive(self, arrival: Arrival, name: str) -> None:
+        result = SimResult(arrival)
+        self.results.append(result)
+        task = asyncio.ensure_future(self._submit(arrival, result, name))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
 
-    async def until(self, end_s: float) -> None:
-        await asyncio.sleep(max(0.0, end_s - self._clock.now()))
-
-    async def _submit(self, offer: Offer, fate: Fate, name: str) -> None:
+    async def _submit(self, arrival: Arrival, result: SimResult, name: str) -> None:
         now = self._clock.now()
-        budget_ms = offer.deadline_ms if self._states_deadline else _FOREVER_MS
-        job, prompt = new_job(offer, now, budget_ms)
+        budget_ms = arrival.deadline_ms if self._states_deadline else _FOREVER_MS
+        job, prompt = new_job(arrival, now, budget_ms)
         job = replace(job, correlation_id=name)
         try:
-            await self._orchestrator.submit(job, prompt, [_Ear(fate)])
+            await self._orchestrator.submit(job, prompt, [_ResultListener(result)])
         except TidegateError as error:
-            fate.outcome, fate.code = Outcome.REFUSED, error.code
-            fate.ended_s = self._clock.now()
-            fate.endings += 1
+            result.outcome, result.code = Outcome.REFUSED, error.code
+            result.ended_s = self._clock.now()
+            result.endings += 1
 
 
-class _Ear:
+class _ResultListener:
     """Writes down a task's end."""
 
-    def __init__(self, fate: Fate) -> None:
-        self._fate = fate
+    def __init__(self, result: SimResult) -> None:
+        self._result = result
 
     def started(self, task: Task) -> None:
         """The marks have it."""
@@ -260,19 +234,19 @@ class _Ear:
         """So has the count."""
 
     def ended(self, task: Task) -> None:
-        fate, ending = self._fate, task.ending
+        result, ending = self._result, task.ending
         assert ending is not None
-        fate.outcome = ending.outcome
-        fate.code = ending.error.code if ending.error is not None else ""
-        fate.dispatched_s = task.marks.dispatched
-        fate.first_s = task.marks.first_token
-        fate.ended_s = task.marks.ended
-        fate.tokens = task.completion_tokens
-        fate.sampled = task.refusal_sample
-        fate.pauses = task.pauses
-        fate.part_missed = ending.missed_part not in (None, Part.WHOLE)
-        fate.fitted = task.fitted_tokens is not None
-        fate.endings += 1
+        result.outcome = ending.outcome
+        result.code = ending.error.code if ending.error is not None else ""
+        result.dispatched_s = task.marks.dispatched
+        result.first_s = task.marks.first_token
+        result.ended_s = task.marks.ended
+        result.tokens = task.completion_tokens
+        result.sampled = task.refusal_sample
+        result.pauses = task.pauses
+        result.part_missed = ending.missed_part not in (None, Part.WHOLE)
+        result.fitted = task.fitted_tokens is not None
+        result.endings += 1
 
 
 def _card(fleet: Fleet) -> ModelCard:

@@ -1,10 +1,10 @@
-"""What clients are told, beside what came of it: starts, retries, deadlines, fits, ends (DL-16).
+"""What clients are told beside what comes of it: starts, retries, deadlines, fits, ends (DL-16).
 
-    python -m perf.sim.told [--seconds 60] [--seed N]
+    python -m perf.sim.reported [--seconds 60] [--seed N]
 
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
 that nobody could keep. Whoever is refused as infeasible comes back with the deadline that it was
-told. News from workers take a while to the orchestrator, and its answers to the clients.
+told. Frames from workers take a while to the orchestrator, and its answers to the clients.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from orchestrator.tasks.task import Task
 from perf.load.workload import Sizes
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
-from perf.sim.campaign import PACE
+from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.campaign import STEP_COST
 from perf.sim.loop import VirtualClock, VirtualLoop
-from perf.sim.offers import Offer, Scenario
-from perf.sim.run import Fleet, new_job, new_orchestrator
+from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from perf.sim.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome
 
@@ -33,7 +33,7 @@ CLIENT_MS = 4.0
 """The client's own time, at most."""
 _POLL_S = 0.005
 _SHORT_MS = 20.0
-"""Shorter waits, told and real, are not compared."""
+"""Shorter waits, reported and real, are not compared."""
 _WARM_S = 10.0
 _COOL_S = 10.0
 _LINGER_S = 20.0
@@ -42,19 +42,19 @@ _LINGER_S = 20.0
 class Pair(NamedTuple):
     """Both in ms."""
 
-    told: float
+    reported: float
     real: float
 
     @property
     def factor(self) -> float:
         """How far off, either way."""
-        told, real = max(1.0, self.told), max(1.0, self.real)
-        return max(told / real, real / told)
+        reported, real = max(1.0, self.reported), max(1.0, self.real)
+        return max(reported / real, real / reported)
 
 
 @dataclass(slots=True)
-class Told:
-    """All that was told after the warm-up. Times in ms."""
+class Reported:
+    """All that was reported after the warm-up. Times in ms."""
 
     starts: list[Pair] = field(default_factory=list)
     retries: list[Pair] = field(default_factory=list)
@@ -72,17 +72,17 @@ class Told:
 
     @property
     def kept(self) -> float:
-        """Share of deadlines told that were kept."""
+        """Share of the reported deadlines that were kept."""
         return self.deadlines_kept / max(1, self.deadlines_kept + self.deadlines_lost)
 
     @property
     def fit_use(self) -> float:
         """Share of the budget that fits use, at the median."""
-        return percentile([p.real / p.told for p in self.fits], 50) if self.fits else math.nan
+        return percentile([p.real / p.reported for p in self.fits], 50) if self.fits else math.nan
 
     @property
     def fits_late(self) -> float:
-        return sum(p.real > p.told for p in self.fits) / max(1, len(self.fits))
+        return sum(p.real > p.reported for p in self.fits) / max(1, len(self.fits))
 
     @property
     def partials_in_time(self) -> float:
@@ -96,47 +96,47 @@ def median_factor(pairs: Iterable[Pair]) -> float:
 
 
 def median_ratio(pairs: Iterable[Pair]) -> float:
-    """Told over real at the median; NaN of none."""
-    ratios = [pair.told / max(1.0, pair.real) for pair in pairs]
+    """Reported over real at the median; NaN of none."""
+    ratios = [pair.reported / max(1.0, pair.real) for pair in pairs]
     return percentile(ratios, 50) if ratios else math.nan
 
 
-def mixed(offers: Iterable[Offer], seed: int) -> list[Offer]:
-    """Offers with all kinds of wishes: some end cleanly, some want what nobody could do."""
+def mixed(arrivals: Iterable[Arrival], seed: int) -> list[Arrival]:
+    """Arrivals that want all kinds of things: some end cleanly, some want what nobody could do."""
     rng, made = random.Random(seed), []
-    for offer in offers:
+    for arrival in arrivals:
         drawn = rng.random()
         if drawn < 0.15:
-            offer = replace(offer, on_deadline=OnDeadline.PARTIAL)
+            arrival = replace(arrival, on_deadline=OnDeadline.PARTIAL)
         elif drawn < 0.3:
             # Wants as much as there is time for.
-            much = max(offer.max_tokens, round(3 * offer.deadline_ms / SPEED.token_ms))
+            much = max(arrival.max_tokens, round(3 * arrival.deadline_ms / SPEED.token_ms))
             most = min(1024, much)
-            offer = replace(offer, on_deadline=OnDeadline.FIT, max_tokens=most, length=most)
-        elif drawn < 0.4 and not offer.is_open:
-            service_ms = SPEED.service_ms(offer.prompt_tokens, offer.length)
-            offer = replace(offer, deadline_ms=0.3 * service_ms + 20.0)
-        made.append(offer)
+            arrival = replace(arrival, on_deadline=OnDeadline.FIT, max_tokens=most, length=most)
+        elif drawn < 0.4 and not arrival.is_open:
+            service_ms = SPEED.service_ms(arrival.prompt_tokens, arrival.length)
+            arrival = replace(arrival, deadline_ms=0.3 * service_ms + 20.0)
+        made.append(arrival)
     return made
 
 
 def measure(
-    offers: Iterable[Offer],
+    arrivals: Iterable[Arrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     *,
     seed: int,
     warm_s: float = _WARM_S,
     cool_s: float = _COOL_S,
-) -> Told:
-    """Run ``offers``, and compare what came after ``warm_s`` and ``cool_s`` before the last one.
+) -> Reported:
+    """Compare what arrives after ``warm_s`` and until ``cool_s`` before the last one.
 
-    The load goes on for a while after what is counted: what is told is of a load that goes on.
+    The load goes on for a while after what is counted: what is reported is of a load that goes on.
     """
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(
-            _measure(loop, list(offers), fleet, settings, random.Random(seed), warm_s, cool_s)
+            _measure(loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s)
         )
     finally:
         loop.close()
@@ -144,99 +144,99 @@ def measure(
 
 async def _measure(
     loop: VirtualLoop,
-    offers: list[Offer],
+    arrivals: list[Arrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     rng: random.Random,
     warm_s: float,
     cool_s: float,
-) -> Told:
+) -> Reported:
     clock = VirtualClock(loop)
     fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
     parts, _ = new_orchestrator(fleet, clock, settings, rng)
     orchestrator = parts.orchestrator
     parts.lifecycle.start()
-    told = Told()
-    counts_until = offers[-1].at_s - cool_s
+    reported = Reported()
+    counts_until = arrivals[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
 
-    def spawn(offer: Offer, again: DeadlineInfeasible | None = None) -> None:
-        task = asyncio.ensure_future(client(offer, again))
+    def spawn(arrival: Arrival, again: DeadlineInfeasible | None = None) -> None:
+        task = asyncio.ensure_future(client(arrival, again))
         running.add(task)
         task.add_done_callback(running.discard)
 
-    async def client(offer: Offer, again: DeadlineInfeasible | None) -> None:
+    async def client(arrival: Arrival, again: DeadlineInfeasible | None) -> None:
         now = clock.now()
         counts = warm_s <= now < counts_until
-        job, prompt = new_job(offer, now, offer.deadline_ms)
-        unix_ms = round(1000 * clock.unix() + offer.deadline_ms)
+        job, prompt = new_job(arrival, now, arrival.deadline_ms)
+        unix_ms = round(1000 * clock.unix() + arrival.deadline_ms)
         job = replace(job, deadline=replace(job.deadline, unix_ms=unix_ms))
-        ear = _Ear()
+        listener = _EndListener()
         try:
-            task = await orchestrator.submit(job, prompt, [ear])
+            task = await orchestrator.submit(job, prompt, [listener])
         except DeadlineInfeasible as error:
-            refused(offer, again, error, counts)
+            refused(arrival, again, error, counts)
             return
         except QueueFull as error:
             while orchestrator.queue.full:  # noqa: ASYNC110 - the queue has no event for it
                 await asyncio.sleep(_POLL_S)
             if counts:
-                told.retries.append(Pair(error.retry_after_ms, 1000 * (clock.now() - now)))
+                reported.retries.append(Pair(error.retry_after_ms, 1000 * (clock.now() - now)))
             return
         except TidegateError:
             return
         start_ms = orchestrator.predicted_start_ms(task)
-        await ear.is_over.wait()
+        await listener.is_over.wait()
         ending = task.ending
         assert ending is not None
         if task.marks.dispatched and counts:
             start = Pair(start_ms, 1000 * (task.marks.dispatched - now))
             if max(start) >= _SHORT_MS:
-                told.starts.append(start)
+                reported.starts.append(start)
         took_ms = 1000 * (clock.now() - now) + rng.uniform(0.0, CLIENT_MS)
         if isinstance(ending.error, DeadlineInfeasible):
-            refused(offer, again, ending.error, counts)
+            refused(arrival, again, ending.error, counts)
             return
         if again is not None and counts and ending.outcome is not Outcome.FAILED:
             if ending.outcome is Outcome.MET:
-                told.deadlines_kept += 1
+                reported.deadlines_kept += 1
                 # With less than a worker's floor left nothing starts, however short (DL-3).
                 floor_ms = 1000 * fleet.spec.min_start_s
-                told.deadlines.append(Pair(offer.deadline_ms, max(floor_ms, took_ms)))
+                reported.deadlines.append(Pair(arrival.deadline_ms, max(floor_ms, took_ms)))
                 finish_ms = again.details["predicted_finish_ms"]
                 assert isinstance(finish_ms, float)
-                told.finishes.append(Pair(finish_ms, took_ms))
+                reported.finishes.append(Pair(finish_ms, took_ms))
             else:
-                told.deadlines_lost += 1
-        elif counts and offer.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
+                reported.deadlines_lost += 1
+        elif counts and arrival.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
             if ending.outcome is Outcome.PARTIAL:
-                told.partial_left.append(offer.deadline_ms - took_ms)
+                reported.partial_left.append(arrival.deadline_ms - took_ms)
             if task.fitted_tokens is not None:
-                told.fits.append(Pair(offer.deadline_ms, took_ms))
-                told.fits_cut += ending.outcome is Outcome.PARTIAL
+                reported.fits.append(Pair(arrival.deadline_ms, took_ms))
+                reported.fits_cut += ending.outcome is Outcome.PARTIAL
 
     def refused(
-        offer: Offer, again: DeadlineInfeasible | None, error: DeadlineInfeasible, counts: bool
+        arrival: Arrival, again: DeadlineInfeasible | None, error: DeadlineInfeasible, counts: bool
     ) -> None:
         if again is not None:
-            told.deadlines_lost += counts
+            reported.deadlines_lost += counts
             return
         at = error.details["earliest_feasible_deadline"]
         assert isinstance(at, int)
         left_ms = at - 1000 * clock.unix()
-        spawn(replace(offer, deadline_ms=left_ms), error)
+        spawn(replace(arrival, deadline_ms=left_ms), error)
 
-    for offer in offers:
-        loop.call_at(offer.at_s, spawn, offer)
-    await asyncio.sleep(offers[-1].at_s + _LINGER_S - clock.now())
+    for arrival in arrivals:
+        loop.call_at(arrival.at_s, spawn, arrival)
+    await asyncio.sleep(arrivals[-1].at_s + _LINGER_S - clock.now())
     await parts.lifecycle.drain(0.0)
     await parts.lifecycle.close()
     for task in running:
         task.cancel()
-    return told
+    return reported
 
 
-class _Ear:
+class _EndListener:
     """Hears a task's end."""
 
     def __init__(self) -> None:
@@ -253,11 +253,11 @@ class _Ear:
 
 
 def _off(pairs: list[Pair]) -> str:
-    """The middle of told over real, and how far single ones are off at the median."""
+    """The median of reported over real, and how far single ones are off."""
     return f"{median_ratio(pairs):.2f} (each x{median_factor(pairs):.2f} of {len(pairs)})"
 
 
-FEW_LONG = Fleet(WorkerSpec(PACE, 2, kv_tokens=4096), count=1)
+FEW_LONG = Fleet(WorkerSpec(STEP_COST, 2, kv_tokens=4096), count=1)
 LONG = Scenario(
     SPEED,
     answers=Sizes(median=120, sigma=0.5, least=40, most=400),
@@ -280,19 +280,19 @@ def main() -> int:
     for name, some, fleet in (("mixed", scenario, FLEET), ("few long", LONG, FEW_LONG)):
         capacity = capacity_per_s(some, fleet, args.seed)
         for load in args.loads:
-            offers = some.offers(load * capacity, args.seconds, args.seed)
-            many = mixed(offers, args.seed) if name == "mixed" else list(offers)
+            arrivals = some.arrivals(load * capacity, args.seconds, args.seed)
+            many = mixed(arrivals, args.seed) if name == "mixed" else list(arrivals)
             for queue in ("-1", "8"):
                 cells.append((f"{name} {load:g} x, queue {queue}", many, fleet, queue))
     for name, many, fleet, queue in cells:
-        told = measure(many, fleet, {"QUEUE_SIZE": queue}, seed=args.seed)
+        it = measure(many, fleet, {"QUEUE_SIZE": queue}, seed=args.seed)
         print(
-            f"{name:28} starts {_off(told.starts)}, retry {_off(told.retries)},"
-            f" deadlines kept {100 * told.kept:.1f} % at {median_ratio(told.deadlines):.2f}"
-            f" ({len(told.deadlines)}), finish x{median_factor(told.finishes):.2f},"
-            f" fit uses {100 * told.fit_use:.0f} %, late {100 * told.fits_late:.2f} %,"
-            f" cut {told.fits_cut}/{len(told.fits)},"
-            f" partial in time {100 * told.partials_in_time:.2f} % ({len(told.partial_left)})"
+            f"{name:28} starts {_off(it.starts)}, retry {_off(it.retries)},"
+            f" deadlines kept {100 * it.kept:.1f} % at {median_ratio(it.deadlines):.2f}"
+            f" ({len(it.deadlines)}), finish x{median_factor(it.finishes):.2f},"
+            f" fit uses {100 * it.fit_use:.0f} %, late {100 * it.fits_late:.2f} %,"
+            f" cut {it.fits_cut}/{len(it.fits)},"
+            f" partial in time {100 * it.partials_in_time:.2f} % ({len(it.partial_left)})"
         )
     return 0
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from orchestrator.tasks.task import Priority
 from perf.report.stats import percentile
-from perf.sim.run import Run
+from perf.sim.simulate import SimRun
 from worker.protocol import Outcome
 
 
@@ -17,7 +17,7 @@ class Calibrated(NamedTuple):
     met: float
 
 
-def calibration(run: Run) -> dict[tuple[Priority, int], Calibrated]:
+def calibration(run: SimRun) -> dict[tuple[Priority, int], Calibrated]:
     """By class and least chance in percent: what was given, and what came of it."""
     return {
         key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
@@ -41,25 +41,27 @@ class Summary:
     samples: int
 
     @classmethod
-    def of(cls, run: Run, warm_s: float) -> "Summary":
-        """Of the offers after ``warm_s``; tokens and refusals over all of them."""
-        fates = [fate for fate in run.fates if fate.offer.at_s >= warm_s]
-        met = sum(fate.met for fate in fates)
+    def of(cls, run: SimRun, warm_s: float) -> "Summary":
+        """Of the arrivals after ``warm_s``; tokens and refusals over all of them."""
+        results = [result for result in run.results if result.arrival.at_s >= warm_s]
+        met = sum(result.met for result in results)
         late = sum(worker.tokens_late for worker in run.workers)
-        tokens = sum(fate.tokens for fate in fates) + late
+        tokens = sum(result.tokens for result in results) + late
         wasted = sum(
-            fate.tokens for fate in fates if not fate.met and fate.outcome is not Outcome.PARTIAL
+            result.tokens
+            for result in results
+            if not result.met and result.outcome is not Outcome.PARTIAL
         )
-        ttft = [1000 * (f.first_s - f.offer.at_s) for f in fates if f.first_s]
+        ttft = [1000 * (f.first_s - f.arrival.at_s) for f in results if f.first_s]
         refusals = run.orchestrator.refusals
         return cls(
-            offered=len(fates),
+            offered=len(results),
             goodput=met / (run.seconds - warm_s),
-            attainment=met / len(fates) if fates else 1.0,
+            attainment=met / len(results) if results else 1.0,
             waste=(wasted + late) / tokens if tokens else 0.0,
             ttft_p50_ms=percentile(ttft, 50) if ttft else float("nan"),
             ttft_p99_ms=percentile(ttft, 99) if ttft else float("nan"),
-            refused=sum(f.outcome is Outcome.REFUSED for f in fates) / max(1, len(fates)),
+            refused=sum(f.outcome is Outcome.REFUSED for f in results) / max(1, len(results)),
             false_refusals=refusals.false_rate,
             samples=refusals.sampled_met + refusals.sampled_missed,
         )

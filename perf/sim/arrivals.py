@@ -15,7 +15,7 @@ ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Arrival:
     """One request. ``length`` is how long its answer is by itself, up to ``max_tokens``.
 
     Deadlines, for the whole and for parts, count from ``at_s``; infinite where none is stated.
@@ -38,13 +38,13 @@ class Offer:
         return self.length != self.max_tokens
 
 
-def trace_offers(
+def trace_arrivals(
     load: TraceLoad, per_s: float, seconds: float, seed: int, *, known: bool = False
-) -> Iterator[Offer]:
+) -> Iterator[Arrival]:
     """A trace's requests; with ``known`` each states its true length, which no client can."""
     cap_tokens = load.cap_tokens  # looks at the whole trace
     for request in load.requests(per_s, seconds, seed):
-        yield Offer(
+        yield Arrival(
             at_s=request.at_s,
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.answer_tokens if known else cap_tokens,
@@ -61,7 +61,7 @@ def trace_offers(
 class Scenario:
     """How requests look. Deadlines as in ``load.workload``: ``patience`` times the service time.
 
-    ``tenants`` maps names to their share of the offers. ``burst`` above 1 makes the rate swing
+    ``tenants`` maps names to their share of the arrivals. ``burst`` above 1 makes the rate swing
     between burst and 2 - burst times its mean, every ``burst_s``. ``open_share`` of the requests
     end by themselves somewhere before ``max_tokens``.
     """
@@ -77,7 +77,7 @@ class Scenario:
     burst: float = 1.0
     burst_s: float = 20.0
 
-    def offers(self, per_s: float, seconds: float, seed: int) -> Iterator[Offer]:
+    def arrivals(self, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
         """In order of time."""
         rng = random.Random(seed)
         names, weights = list(self.tenants), list(self.tenants.values())
@@ -89,7 +89,7 @@ class Scenario:
             if rng.random() * most < rate:
                 yield self._one(at_s, rng, rng.choices(names, weights)[0])
 
-    def _one(self, at_s: float, rng: random.Random, tenant: str) -> Offer:
+    def _one(self, at_s: float, rng: random.Random, tenant: str) -> Arrival:
         prompt, length = self.prompts.draw(rng), self.answers.draw(rng)
         # Margin and patience are for the real length: what clients want, not what they allow.
         service_ms = self.speed.service_ms(prompt, length)
@@ -98,7 +98,7 @@ class Scenario:
         most = length
         if rng.random() < self.open_share:
             most = round(length * rng.uniform(1.05, 4.0)) + 1
-        return Offer(
+        return Arrival(
             at_s=at_s,
             prompt_tokens=prompt,
             max_tokens=most,
