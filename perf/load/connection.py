@@ -5,7 +5,6 @@ What all load generators look for in the bytes of a response, and one kept-alive
 
 import asyncio
 import re
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -52,12 +51,7 @@ class HttpConnection:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.drop()
 
     def send(self, method: str, path: str, body: dict[str, object] | None = None) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from perf.load.lane import open_lane
 from perf.report.bundle import Figure
@@ -12,10 +10,11 @@ from perf.stack.stack import Stack, StackSpec, running
 from worker.protocol import ModelCard
 
 
-class Context:
+class Context(AsyncExitStack):
     """Starts a stack when a benchmark asks for one, and keeps it while the next wants the same."""
 
     def __init__(self, *, quick: bool, device: str) -> None:
+        super().__init__()
         self.quick = quick
         self.device = device
         self.card: ModelCard | None = None
@@ -23,27 +22,15 @@ class Context:
         self.triton_version = ""
         self._spec: StackSpec | None = None
         self._stack: Stack | None = None
-        self._exit = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._exit.aclose()
 
     async def stack(self, spec: StackSpec) -> Stack:
         """A stack of that kind; the one that ran before is ended if it is another kind."""
         if self._stack is not None and spec == self._spec:
             return self._stack
         self._stack = None
-        await self._exit.aclose()
+        await self.aclose()
         self._spec = spec
-        self._stack = await self._exit.enter_async_context(running(spec))
+        self._stack = await self.enter_async_context(running(spec))
         self.triton_version = self._stack.triton_version
         if self.card is None or spec.engine == "torch":
             async with open_lane(self._stack.grpc_address) as lane:
