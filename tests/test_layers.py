@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[1]
         ("orchestrator/clock.py", "import orchestrator.service", "the orchestrator's floors"),
         ("worker/scheduler/plan.py", "import worker.engine.engine", "the worker's floors"),
         ("orchestrator/health.py", "import worker.models", "both sides share the protocol only"),
+        ("worker/core.py", "import perf.gate", "nothing that runs needs the benchmarks"),
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str, broken: str) -> None:
-    ignored = shutil.ignore_patterns("__pycache__", "checkpoint")
-    for package in ("orchestrator", "worker"):
+    ignored = shutil.ignore_patterns("__pycache__", "checkpoint", "results")
+    for package in ("orchestrator", "worker", "perf"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = tmp_path / file
