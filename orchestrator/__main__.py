@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from orchestrator.api.http.connection import (
+from orchestrator.api.http.accepting import (
     ACCEPT_BACKLOG,
     KEPT_FILES,
-    LEAST_CONNECTIONS,
     QuietAccept,
     raise_file_limit,
 )
+from orchestrator.api.http.connection_limit import LEAST_CONNECTIONS
 from orchestrator.api.server import build_runner
 from orchestrator.build import build
 from orchestrator.clock import LoopClock

@@ -27,7 +27,8 @@
     │   └── InstanceLost                 503 instance_lost
     └── EngineError                      502 engine_error
 
-A class knows its HTTP status, its code, whether a retry can help, and how each dialect spells it.
+A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
+help; ``details`` are figures that a client may use. How it is spelled is each dialect's own.
 Messages are safe to show: they name what was wrong, what was expected, what to do. Whoever quotes a
 client's words cuts them (``excerpt``); what a message may have in all is a bound besides.
 """
@@ -47,7 +48,6 @@ class TidegateError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
-    openai_type: ClassVar[str] = "server_error"
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class TidegateError(Exception):
         *,
         field: str | None = None,
         details: Mapping[str, Detail] | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         # Headers may hold bytes that are no text; an error must be one.
         message = excerpt(message.encode(errors="replace").decode(), MOST_MESSAGE_CHARS)
@@ -63,32 +62,6 @@ class TidegateError(Exception):
         self.message = message
         self.field = None if field is None else excerpt(field)
         self.details = dict(details or {})
-        self.extra_headers = dict(headers or {})
-
-    def headers(self) -> dict[str, str]:
-        """Response headers; ``x-should-retry`` is honoured by the official OpenAI SDK."""
-        return {"x-should-retry": "true" if self.retryable else "false", **self.extra_headers}
-
-    def native(self) -> dict[str, object]:
-        """The error object of the native API, in a body and in an ``error`` event."""
-        body: dict[str, object] = {
-            "code": self.code.value,
-            "message": self.message,
-            "retryable": self.retryable,
-        }
-        if self.field is not None:
-            body["field"] = self.field
-        return body | self.details
-
-    def openai(self) -> dict[str, object]:
-        """The error object of OpenAI's API."""
-        return {
-            "message": self.message,
-            "type": self.openai_type,
-            "param": self.field,
-            "code": self.code.value,
-            **self.details,
-        }
 
 
 class InvalidRequest(TidegateError, ValueError):
@@ -96,7 +69,6 @@ class InvalidRequest(TidegateError, ValueError):
 
     status = 400
     code = Code.INVALID_REQUEST
-    openai_type = "invalid_request_error"
 
 
 class ContextOverflow(InvalidRequest):
@@ -144,10 +116,6 @@ class Unauthenticated(TidegateError):
 
     status = 401
     code = Code.UNAUTHENTICATED
-    openai_type = "authentication_error"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(TidegateError):
@@ -155,7 +123,6 @@ class Forbidden(TidegateError):
 
     status = 403
     code = Code.FORBIDDEN
-    openai_type = "permission_error"
 
 
 class NotFound(TidegateError):
@@ -163,7 +130,6 @@ class NotFound(TidegateError):
 
     status = 404
     code = Code.NOT_FOUND
-    openai_type = "invalid_request_error"
 
 
 class ModelNotFound(NotFound):
@@ -178,6 +144,11 @@ class MethodNotAllowed(NotFound):
     status = 405
     code = Code.METHOD_NOT_ALLOWED
 
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+        """The methods that there are, as ``Allow`` lists them."""
+
 
 class DeadlineExceeded(TidegateError, TimeoutError):
     """The client's deadline is past: nothing that is still to come could be of use (DL-5).
@@ -187,16 +158,17 @@ class DeadlineExceeded(TidegateError, TimeoutError):
 
     status = 504
     code = Code.DEADLINE_EXCEEDED
-    openai_type = "timeout_error"
 
     def __init__(self, message: str, *, exceeded_by_ms: float, part: str = "") -> None:
-        exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
-        details: dict[str, Detail] = {"exceeded_by_ms": exceeded_by_ms}
-        super().__init__(
-            message,
-            details=details | {"part": part} if part else details,
-            headers={"X-Deadline-Exceeded-By-Ms": f"{exceeded_by_ms:.3f}"},
-        )
+        self.exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
+        details: dict[str, Detail] = {"exceeded_by_ms": self.exceeded_by_ms}
+        super().__init__(message, details=details | {"part": part} if part else details)
+
+    @classmethod
+    def before(cls, what: str, late_s: float, part: str = "") -> "DeadlineExceeded":
+        """The deadline passed ``late_s`` ago, while the request waited for its turn."""
+        message = f"the deadline passed before {what}"
+        return DeadlineExceeded(message, exceeded_by_ms=1000 * late_s, part=part)
 
 
 class DeadlineInfeasible(DeadlineExceeded):
@@ -228,7 +200,6 @@ class Aborted(TidegateError):
 
     status = 499
     code = Code.CANCELLED
-    openai_type = "cancelled_error"
 
 
 class Cancelled(Aborted):
@@ -247,24 +218,15 @@ class Unavailable(TidegateError):
     status = 503
     code = Code.NO_CAPACITY
     retryable = True
-    openai_type = "overloaded_error"
 
     def __init__(
         self, message: str, *, retry_after_ms: float = 1000.0, retryable: bool = True
     ) -> None:
         self.retry_after_ms = math.ceil(retry_after_ms)
-        if not retryable:
-            super().__init__(message)
-            self.retryable = False
-            return
         super().__init__(
-            message,
-            details={"retry_after_ms": self.retry_after_ms},
-            headers={
-                "Retry-After": str(math.ceil(retry_after_ms / 1000)),
-                "retry-after-ms": str(self.retry_after_ms),
-            },
+            message, details={"retry_after_ms": self.retry_after_ms} if retryable else None
         )
+        self.retryable = retryable
 
 
 class RateLimited(Unavailable):
@@ -272,7 +234,6 @@ class RateLimited(Unavailable):
 
     status = 429
     code = Code.RATE_LIMITED
-    openai_type = "rate_limit_error"
 
     def __init__(
         self,
@@ -291,7 +252,6 @@ class QueueFull(Unavailable):
 
     status = 429
     code = Code.QUEUE_FULL
-    openai_type = "rate_limit_error"
 
 
 class NoCapacity(Unavailable):

@@ -11,7 +11,7 @@ from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.errors import DeadlineExceeded, Draining, TidegateError
+from orchestrator.errors import Draining, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.registry import Registry
@@ -134,7 +134,7 @@ class Orchestrator:
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
         if is_short(prompt):
-            return encoder.encode(prompt, ids_field=task.job.api.ids_field)
+            return encoder.encode(prompt)
         return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
 
     async def _prefix_names(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
@@ -146,14 +146,8 @@ class Orchestrator:
     async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
         """On a thread, for as long as it is of use."""
         due_at = min(task.deadline.at, task.parts.cut_at)
-        try:
-            return await self.stages.encoding.run(steps, size, due_at)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "the deadline passed before the prompt was encoded; send less, or token ids",
-                exceeded_by_ms=1000 * (self.clock.now() - due_at),
-                part=Part.FIRST_TOKEN if task.parts.cut_at < task.deadline.at else "",
-            ) from None
+        part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
+        return await self.stages.encoding.run(steps, size, due_at, part)
 
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""

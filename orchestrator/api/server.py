@@ -3,26 +3,29 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, keys_of
-from orchestrator.api.http.body import BODIES, LARGE_BODIES, LargeBodies
+from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
 from orchestrator.api.http.browsers import Browsers
-from orchestrator.api.http.connection import Runner
 from orchestrator.api.http.context import (
     CONTEXT,
-    CORRELATION_HEADER,
+    DIALECTS,
     ORCHESTRATOR,
     Context,
-    error_response,
     new_context,
     read_correlation_id,
 )
+from orchestrator.api.http.deadlines import stated_deadline
+from orchestrator.api.http.large_bodies import LargeBodies
+from orchestrator.api.http.responses import error_response, name_response
+from orchestrator.api.http.runner import Runner
 from orchestrator.api.native import routes as native
+from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import routes as openai
+from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.operator import instances
 from orchestrator.api.operator import probes as health
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
@@ -60,6 +63,7 @@ def build_app(orchestrator: Orchestrator) -> web.Application:
     settings = orchestrator.settings
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[ORCHESTRATOR] = orchestrator
+    app[DIALECTS] = (OPENAI, NATIVE)
     app[BODIES] = BodyBudget(settings.all_bodies_bytes)
     app[AUTH] = Authenticator(keys_of(settings))
     app[BROWSERS] = Browsers(settings)
@@ -73,12 +77,14 @@ def build_app(orchestrator: Orchestrator) -> web.Application:
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Time and name the request, let in who may, and spell errors in the path's dialect."""
-    context = request[CONTEXT] = new_context(request, request.app[ORCHESTRATOR].clock)
+    orchestrator = request.app[ORCHESTRATOR]
+    context = new_context(request, orchestrator.clock, request.app[DIALECTS])
+    request[CONTEXT] = context
     try:
         preflight = request.app[BROWSERS].preflight(request.method, request.headers)
         if preflight is not None:
             return preflight
-        context = request[CONTEXT] = _identify(request, context)
+        _identify(request, context)
         return await handler(request)
     except TidegateError as error:
         failure = error
@@ -93,18 +99,19 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.writer.output_size:  # too late for a status of our own
             raise ConnectionResetError("the response broke off") from None
         failure = TidegateError("an internal error occurred")
-    request.app[ORCHESTRATOR].metrics.http_errors.labels(failure.status, failure.code).inc()
-    return error_response(failure, context)
+    orchestrator.metrics.http_errors.labels(failure.status, failure.code).inc()
+    if context.deadline is None:
+        context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
+    return error_response(failure, context, orchestrator.clock.now())
 
 
-def _identify(request: web.Request, context: Context) -> Context:
-    """The request under the client's own name for it, and its key's. Raises ``TidegateError``."""
+def _identify(request: web.Request, context: Context) -> None:
+    """Put down the client's own name for the request, and its key. Raises ``TidegateError``."""
     if is_open_path(request.path):
         with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
-            correlation_id = read_correlation_id(request, context.correlation_id)
-            return replace(context, correlation_id=correlation_id)
-        return context
-    correlation_id = read_correlation_id(request, context.correlation_id)
+            context.correlation_id = read_correlation_id(request, context.correlation_id)
+        return
+    context.correlation_id = read_correlation_id(request, context.correlation_id)
     auth, browsers = request.app[AUTH], request.app[BROWSERS]
     key = auth.check(request.headers)
     if not auth.has_keys:
@@ -113,7 +120,7 @@ def _identify(request: web.Request, context: Context) -> Context:
         auth.require_admin(key)
         if not auth.has_keys:
             browsers.check_admin(request.headers)
-    return Context(context.arrival, correlation_id, context.dialect, key)
+    context.key = key
 
 
 def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateError:
@@ -122,7 +129,7 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
         return MethodNotAllowed(
             f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}; "
             f"there is: {allowed}",
-            headers={"Allow": allowed},
+            allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):
         return NotFound(f"there is nothing at {excerpt(request.path, 256)}")
@@ -139,6 +146,6 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     context = request.get(CONTEXT)
     if context is None:  # refused before any handler, and named by whoever did
         return
-    response.headers[CORRELATION_HEADER] = context.correlation_id
+    name_response(response, context)
     if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
         response.headers.update(request.app[ORCHESTRATOR].limits.headers(context.key.fingerprint))

@@ -119,13 +119,10 @@ class PromptEncoder:
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
         self.token = lru_cache(maxsize=65536)(self._look_up)
 
-    def encode(self, prompt: Prompt, *, ids_field: str = "prompt_token_ids") -> Sequence[int]:
-        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded.
-
-        ``ids_field`` is where the client has put ids, to name it when they are wrong.
-        """
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
         if _is_ids(prompt):
-            return self._checked_ids(prompt, ids_field)  # type: ignore[arg-type]  # no Message
+            return self._checked_ids(prompt)  # type: ignore[arg-type]  # no Message
         steps = self.steps(prompt)
         while True:
             try:
@@ -253,7 +250,7 @@ class PromptEncoder:
                 field="messages",
             ) from None
 
-    def _checked_ids(self, ids: Sequence[int], field: str) -> Sequence[int]:
+    def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         if len(ids) >= self.card.context_tokens:  # before the walk, which may be long
@@ -263,7 +260,7 @@ class PromptEncoder:
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
-                field=field,
+                field="prompt",
             )
         return ids
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.errors import QueueFull
+from orchestrator.errors import DeadlineExceeded, QueueFull
 
 T = TypeVar("T")
 
@@ -64,10 +64,11 @@ class EncodingStage:
     _numbers: "count[int]" = field(default_factory=count, init=False)
     _s_per_byte: float = field(default=_FIRST_S_PER_BYTE, init=False)
 
-    async def run(self, steps: Steps[T], size: int, due_at: float) -> T:
-        """What ``steps`` return. ``size`` is in bytes, ``due_at`` on the clock.
+    async def run(self, steps: Steps[T], size: int, due_at: float, part: str = "") -> T:
+        """What ``steps`` return. ``size`` is in bytes, ``due_at`` on the clock; ``part`` is what
+        of the answer is due then, empty for the whole.
 
-        Raises what they raise, ``QueueFull``, or ``TimeoutError`` once ``due_at`` has passed.
+        Raises what they raise, ``QueueFull``, or ``DeadlineExceeded`` once ``due_at`` has passed.
         """
         most = self.max_bytes if size <= SMALL_BYTES else self.max_bytes * 7 // 8
         if self.held_bytes and self.held_bytes + size > most:
@@ -81,7 +82,7 @@ class EncodingStage:
         self.held_bytes += size
         job.done.add_done_callback(lambda _: self._left(job))
         self._wait(job, due_at)
-        timer = self.clock.call_at(due_at, partial(_time_out, job.done))
+        timer = self.clock.call_at(due_at, partial(self._time_out, job.done, due_at, part))
         try:
             result: T = await job.done
             return result
@@ -142,7 +143,8 @@ class EncodingStage:
             self.held_bytes -= job.size
             job.size = 0
 
-
-def _time_out(done: "asyncio.Future[Any]") -> None:
-    if not done.done():
-        done.set_exception(TimeoutError())
+    def _time_out(self, done: "asyncio.Future[Any]", due_at: float, part: str) -> None:
+        if not done.done():
+            what = "the prompt was encoded; send less, or token ids"
+            late_s = self.clock.now() - due_at
+            done.set_exception(DeadlineExceeded.before(what, late_s, part))

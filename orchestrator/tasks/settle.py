@@ -151,10 +151,6 @@ class Settler:
         now = self._clock.now()
         budget = budget_of(task, end, now)
         outcome, missed_part = _with_parts(task, verdict, now)
-        if verdict.error is not None:
-            verdict.error.extra_headers["X-Deadline-Budget"] = budget.header()
-            if missed_part is not None:
-                verdict.error.extra_headers["X-Deadline-Missed-Part"] = missed_part
         ending = Ending(
             outcome=outcome,
             finish_reason=verdict.finish_reason,
@@ -211,7 +207,7 @@ class Settler:
                 completion_tokens=task.completion_tokens,
                 ttft_ms=_ms(marks.received, marks.first_token),
                 total_ms=_ms(marks.received, marks.ended),
-                budget=ending.budget.header(),
+                budget=str(ending.budget),
                 key=task.job.key or None,
             ),
         )

@@ -41,11 +41,6 @@ class Api(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
 
-    @property
-    def ids_field(self) -> str:
-        """Where its clients put a prompt's token ids."""
-        return "prompt_token_ids" if self is Api.NATIVE else "prompt"
-
 
 class OnDisconnect(StrEnum):
     """What becomes of a task when its client goes away (WP-1)."""
@@ -170,21 +165,12 @@ class Budget:
     decode_ms: float = 0.0
     left_ms: float = 0.0
 
-    def header(self) -> str:
-        """The value of ``X-Deadline-Budget``."""
+    def __str__(self) -> str:
+        """As logs and ``X-Deadline-Budget`` have it."""
         return (
             f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
             f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
         )
-
-    def native(self) -> dict[str, float]:
-        return {
-            "queue_ms": round(self.queue_ms, 3),
-            "route_ms": round(self.route_ms, 3),
-            "prefill_ms": round(self.prefill_ms, 3),
-            "decode_ms": round(self.decode_ms, 3),
-            "left_ms": round(self.left_ms, 3),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +189,6 @@ class Ending:
     budget: Budget = field(default_factory=Budget)
     tail: str = ""
     missed_part: Part | None = None
-
-    def missed(self) -> dict[str, str]:
-        """What an answer says of the part that was missed; nothing where none was (DL-14)."""
-        return {} if self.missed_part is None else {"missed_part": self.missed_part.value}
 
 
 class Listener(Protocol):
@@ -410,23 +392,11 @@ class Task:
         stated += _BIAS_BYTES * len(job.sampling.logit_bias)
         return TASK_BYTES + stated + (self.transcript.kept_bytes if self.transcript else 0)
 
-    def fitted(self) -> dict[str, int]:
-        """What an answer says of a ``max_tokens`` that was shrunk; nothing where it was not."""
-        return {} if self.fitted_tokens is None else {"fitted_max_tokens": self.fitted_tokens}
-
     def missed_at(self, now: float) -> Part | None:
         """What a text that ends well at ``now`` has missed of its parts; None for nothing."""
         if self.late_part is None and not self.completion_tokens:
             return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
         return self.late_part
-
-    def usage(self) -> dict[str, int]:
-        """Tokens read and written, as every dialect spells it."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
 
     def listen(self, listener: Listener) -> None:
         """Hear everything from now on. A task that has ended says nothing any more."""

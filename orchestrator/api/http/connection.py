@@ -1,207 +1,27 @@
-"""Connections: what never becomes a request is answered in our shape and leaves no content behind.
+"""One client's connection: how long a head may take, and who has hung up or does not read.
 
-aiohttp answers what its parser refuses by itself, in plain text with the bytes that it could not
-read, and logs them with a traceback: there a client's key or prompt would stand (OR-16). It gives a
-connection an hour to say something, and takes as many as there are files to be had: here they are
-bounded, in all and per address, and the last few are kept for probes and operators.
+aiohttp gives a connection an hour to say something, and keeps what comes behind a running request
+where an end of input does not show.
 """
 
 import asyncio
-import resource
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from orchestrator.api.auth import is_admin_call, is_open_path
-from orchestrator.api.http.browsers import Browsers
-from orchestrator.api.http.context import (
-    CORRELATION_HEADER,
-    ORCHESTRATOR,
-    Context,
-    error_response,
-    new_context,
-)
+from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
-from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps, Prober, unacknowledged_bytes
-from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
-from orchestrator.service import Orchestrator
+from orchestrator.api.http.hang_ups import HangUps, Prober, unacknowledged_bytes
+from orchestrator.api.http.refusals import Refusals
+from orchestrator.errors import TidegateError
+from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 
-Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-KEPT_FILES = 256
-"""Open files that clients' connections never take: lanes, logs, and what libraries need."""
-KEPT_CONNECTIONS = 16
-"""Of those allowed in all, for health checks, metrics and operators' calls only."""
 KEPT_HEADER_TIMEOUT_S = 2.0
-_ENOUGH_FILES = 65536
-ACCEPT_BACKLOG = 192
-"""So many are accepted at a time, before any can be closed: fewer than ``KEPT_FILES``."""
-LEAST_CONNECTIONS = 2 * KEPT_CONNECTIONS
-_MOST_PER_ADDRESS = 0.75
-_LOG_EVERY_S = 1.0
-"""A flood of malformed requests is one line a second."""
-_ACCEPT_LOG_EVERY_S = 60.0
-_EXPECTED = "100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 takes, asked for or not."""
-
-
-def raise_file_limit() -> int:
-    """Let this process open as many files as it may; returns how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
-
-
-class QuietAccept:
-    """An event loop's exception handler: failing to accept is said once a minute, in one line."""
-
-    def __init__(self) -> None:
-        self._log_at = 0.0
-        self._failures = 0
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "accept" not in str(context.get("message")):
-            loop.default_exception_handler(context)
-            return
-        self._failures += 1
-        if loop.time() < self._log_at:
-            return
-        self._log_at = loop.time() + _ACCEPT_LOG_EVERY_S
-        service_log.error(
-            "cannot accept connections: %s",
-            getattr(context.get("exception"), "strerror", None) or "out of resources",
-            extra=fields(failures=self._failures),
-        )
-        self._failures = 0
-
-
-class Runner(web.AppRunner):
-    """An application's runner whose connections are ``Connection``."""
-
-    async def _make_server(self) -> web.Server:
-        return _Server(self.app[ORCHESTRATOR], await super()._make_server())
-
-
-class _Server(web.Server):
-    """Makes connections. ``made`` is aiohttp's own, for the application."""
-
-    def __init__(self, orchestrator: Orchestrator, made: web.Server) -> None:
-        super().__init__(
-            self._outermost(made.request_handler),
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            **made._kwargs,
-        )
-        self.orchestrator = orchestrator
-        self._browsers = Browsers(orchestrator.settings)
-        self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self._most = orchestrator.settings.max_connections
-        self._by_address: Counter[str] = Counter()
-        self._kept: dict[Connection, None] = {}
-        """Connections beyond those for everybody, the longest silent first."""
-        self._malformed = 0
-        self._log_at = 0.0
-
-    def __call__(self) -> RequestHandler:
-        return Connection(self, loop=self._loop, **self._kwargs)
-
-    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's
-        await super().shutdown(timeout)
-        if self.hang_ups is not None:
-            self.hang_ups.close()
-
-    def opened(self, connection: "Connection", address: str) -> bool:
-        """Count a connection; False when it is not for everything.
-
-        Of those the one that has been silent for longest makes room for the next.
-        """
-        usual = self._most - KEPT_CONNECTIONS
-        own = self._by_address[address]
-        if self._by_address.total() < usual and own < max(1, _MOST_PER_ADDRESS * usual):
-            self._by_address[address] += 1
-            return True
-        if len(self._kept) >= KEPT_CONNECTIONS:
-            silent = (other for other in self._kept if not other.is_serving)
-            gone = next(silent, connection)
-            self._kept.pop(gone, None)
-            gone.drop()
-        self._kept[connection] = None
-        return False
-
-    def heard(self, connection: "Connection") -> None:
-        """One of the last few has said something: the others go before it."""
-        if connection in self._kept:
-            self._kept[connection] = self._kept.pop(connection)
-
-    def closed(self, connection: "Connection", address: str) -> None:
-        if connection.is_kept:
-            self._kept.pop(connection, None)
-            return
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
-
-    def refused(self, error: TidegateError, context: Context) -> web.Response:
-        """The answer to what no handler saw."""
-        self.orchestrator.metrics.http_errors.labels(error.status, error.code).inc()
-        response = error_response(error, context)
-        response.headers[CORRELATION_HEADER] = context.correlation_id
-        response.force_close()
-        return response
-
-    def malformed(self, error: BaseException | None, context: Context) -> web.Response:
-        """The answer to what is no request; nothing of it is told or kept."""
-        self._malformed += 1
-        if context.arrival.mono >= self._log_at:
-            self._log_at = context.arrival.mono + _LOG_EVERY_S
-            service_log.info(
-                "malformed HTTP request",
-                extra=fields(
-                    correlation_id=context.correlation_id,
-                    reason=type(error).__name__,
-                    count=self._malformed,
-                ),
-            )
-            self._malformed = 0
-        why = "it is not HTTP/1.1, or its length or a header is wrong"
-        if isinstance(error, LineTooLong):
-            why = "a line of its head is too long"
-        return self.refused(InvalidRequest(f"the request cannot be read: {why}"), context)
-
-    def _outermost(self, handle: Handle) -> Handle:
-        """``handle`` with what aiohttp refuses before any middleware, such as an ``Expect``."""
-
-        async def outermost(request: web.BaseRequest) -> web.StreamResponse:
-            connection = request.protocol
-            assert isinstance(connection, Connection)
-            if connection.is_kept and not _is_for_operators(request):
-                no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
-                response = self.refused(no_room, new_context(request, self.orchestrator.clock))
-                response.headers.update(self._browsers.headers(request.headers))
-                return response
-            if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
-                # aiohttp's own answer repeats it, and breaks off where it is no text.
-                wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
-                return self.refused(wrong, new_context(request, self.orchestrator.clock))
-            try:
-                return await handle(request)
-            except web.HTTPException as error:
-                message = f"the request cannot be served: {error.reason}"
-                return self.refused(
-                    InvalidRequest(message), new_context(request, self.orchestrator.clock)
-                )
-
-        return outermost
 
 
 class Connection(RequestHandler):
@@ -212,9 +32,20 @@ class Connection(RequestHandler):
     long as it is there to read it; see ``hang_ups``.
     """
 
-    def __init__(self, server: _Server, **options: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        settings: Settings,
+        limit: ConnectionLimit,
+        refusals: Refusals,
+        hang_ups: HangUps | None,
+        **options: Any,
+    ) -> None:
         super().__init__(server, **options)
-        self._server = server
+        self._settings = settings
+        self._limit = limit
+        self._refusals = refusals
+        self._hang_ups = hang_ups
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -235,7 +66,7 @@ class Connection(RequestHandler):
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         self._fd = transport.get_extra_info("socket").fileno()
-        self.is_kept = not self._server.opened(self, self._address)
+        self.is_kept = not self._limit.opened(self, self._address)
         if self.is_kept:
             self._expect_head()
 
@@ -263,7 +94,7 @@ class Connection(RequestHandler):
 
     def _watch_writing(self) -> None:
         """Drop a client that takes nothing for as long as an idle connection may stand."""
-        timeout_s = self._server.orchestrator.settings.idle_timeout_s
+        timeout_s = self._settings.idle_timeout_s
         held = self._unsent_bytes()
 
         def look() -> None:
@@ -301,7 +132,7 @@ class Connection(RequestHandler):
         if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
             self._discard_input()  # no handler is about to read it
         if self.is_kept:
-            self._server.heard(self)
+            self._limit.heard(self)
         if not self._is_idle:  # a request has come
             self._stop_head_timer()
         elif self._in_head:
@@ -334,11 +165,11 @@ class Connection(RequestHandler):
 
     def _ask_on(self) -> bool:
         """Ask the client from now on whether it is still there; False when there is no way to."""
-        if self._server.hang_ups is None or self.transport is None:
+        if self._hang_ups is None or self.transport is None:
             return False
         if self._prober is None:
             self._prober = Prober(self, self.transport, self._fd)
-        self._server.hang_ups.watch(self._fd, self.gone, end_of_input=False)
+        self._hang_ups.watch(self._fd, self.gone, end_of_input=False)
         return True
 
     def probe(self) -> bool:
@@ -381,12 +212,12 @@ class Connection(RequestHandler):
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
-        if self._server.hang_ups is not None and self.transport is not None:
-            self._server.hang_ups.watch(self._fd, self._ended_unread, end_of_input=True)
+        if self._hang_ups is not None and self.transport is not None:
+            self._hang_ups.watch(self._fd, self._ended_unread, end_of_input=True)
 
     def _resume_transport_reading(self) -> None:
-        if self._server.hang_ups is not None and self._prober is None:
-            self._server.hang_ups.unwatch(self._fd)
+        if self._hang_ups is not None and self._prober is None:
+            self._hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
 
     def _discard_input(self) -> None:
@@ -412,10 +243,10 @@ class Connection(RequestHandler):
         self._stop_write_timer()
         if self._prober is not None:
             self._prober.stop()
-        if self._server.hang_ups is not None:
-            self._server.hang_ups.unwatch(self._fd)
+        if self._hang_ups is not None:
+            self._hang_ups.unwatch(self._fd)
         if self._address is not None:
-            self._server.closed(self, self._address)
+            self._limit.closed(self, self._address, is_kept=self.is_kept)
             self._address = None
         super().connection_lost(exc)
 
@@ -427,15 +258,14 @@ class Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what the parser refused, or a fault in aiohttp itself."""
-        context = new_context(request, self._server.orchestrator.clock)
         if status < 500:
-            return self._server.malformed(exc, context)
+            return self._refusals.malformed(request, exc)
         if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
             raise ConnectionError("the response broke off")
-        return self._server.refused(TidegateError("an internal error occurred"), context)
+        return self._refusals.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Say what failed, without messages and tracebacks, in which content may stand."""
@@ -450,7 +280,7 @@ class Connection(RequestHandler):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            timeout_s = self._server.orchestrator.settings.header_timeout_s
+            timeout_s = self._settings.header_timeout_s
             if self.is_kept:
                 timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)
@@ -469,7 +299,3 @@ class Connection(RequestHandler):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-
-def _is_for_operators(request: web.BaseRequest) -> bool:
-    return is_open_path(request.path) or is_admin_call(request.method, request.path)

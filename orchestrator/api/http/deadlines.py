@@ -87,6 +87,15 @@ def read_deadline(
     )
 
 
+def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) -> Deadline | None:
+    """The deadline that headers state, before there is a body; None for none that can be read."""
+    try:
+        deadline = read_deadline(headers, None, arrival, policy)
+    except InvalidRequest:
+        return None
+    return None if deadline.is_default else deadline
+
+
 def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
     """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use."""
     timeouts = [

@@ -22,6 +22,7 @@ from socket import SO_SNDBUF, SOL_SOCKET
 from aiohttp import web
 
 from orchestrator.errors import TidegateError
+from orchestrator.settings import Settings
 
 _KEEP_ALIVE = b": still there\n\n"
 _PIECE = 64 * 1024
@@ -213,6 +214,16 @@ class EventStream:
                 del self._backlog[:_PIECE]
                 await response.write(piece)
         raise TimeoutError
+
+
+def stream_limits(settings: Settings) -> StreamLimits:
+    return StreamLimits(
+        backlog_bytes=settings.slow_client_buffer_bytes,
+        timeout_s=settings.slow_client_timeout_s,
+        kernel_bytes=settings.slow_client_kernel_bytes,
+        keepalive_s=settings.sse_keepalive_s or None,
+        behind_s=settings.slow_client_pause_s,
+    )
 
 
 def _nothing() -> None:

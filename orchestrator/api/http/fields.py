@@ -1,20 +1,42 @@
-"""What a body may say of when and where a task runs, the same in every dialect (OR-2)."""
+"""What a body may say of a generation that means the same in every dialect (OR-2, DL-1)."""
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
 
 import msgspec
+from aiohttp import web
 
-from orchestrator.api.auth import Key
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import PlacementMode, PlacementWish, Priority
+from orchestrator.tasks.task import (
+    Api,
+    Job,
+    OnDisconnect,
+    PlacementMode,
+    PlacementWish,
+    Priority,
+    Prompt,
+)
+from worker.protocol import (
+    MAX_LOGIT_BIASES,
+    InvalidSampling,
+    OnDeadline,
+    Sampling,
+    read_logit_bias,
+    stated_of,
+    unstated_of,
+)
 
 MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253; what is stated is kept with the task."""
+NULL = msgspec.Raw(b"null")
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
+_bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
+_MOST_BIAS_BYTES = 64 * 1024
+"""As many as there may be take less; many more take long to decode."""
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,46 +46,114 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: list[str] = []
 
 
-class Stated(Protocol):
-    """The fields of a body that are read here."""
+class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The base of every dialect's body; each adds its prompt and what else it has."""
 
-    @property
-    def priority(self) -> Priority: ...
-    @property
-    def tenant(self) -> str | None: ...
-    @property
-    def session_id(self) -> str | None: ...
-    @property
-    def placement(self) -> PlacementBody | None: ...
+    model: str = ""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: msgspec.Raw = NULL
+
+    deadline_ms: float | None = None
+    first_token_ms: float | None = None
+    token_gap_ms: float | None = None
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
+    session_id: str | None = None
+    placement: PlacementBody | None = None
+
+    def prompt_of(self) -> Prompt:
+        """Raises ``InvalidRequest`` for one that is not served."""
+        raise NotImplementedError
+
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; None leaves it to us."""
+        return self.max_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives' log-probabilities to tell per token; None: not even its own."""
+        raise NotImplementedError
+
+    def field_names(self) -> Mapping[str, str]:
+        """What the client calls fields that have another name here, for errors."""
+        return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """These fields as a job has them."""
-
-    priority: Priority
-    tenant: str
-    session_id: str
-    placement: PlacementWish
-
-
-def read_wishes(body: Stated, key: Key) -> Wishes:
-    """Of a request that came with ``key``. Raises ``InvalidRequest`` or ``Forbidden``."""
-    stated = None if body.tenant is None else _name("tenant", body.tenant)
-    return Wishes(
+def read_job(
+    request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
+) -> tuple[Job, Prompt]:
+    """What a request asks for. Raises ``InvalidRequest``, or ``Forbidden`` for a strange tenant."""
+    context = request[CONTEXT]
+    context.field_names = body.field_names()
+    policy = request.app[ORCHESTRATOR].deadlines
+    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, policy)
+    context.deadline = deadline
+    max_tokens = body.token_limit()
+    job = Job(
+        api=api,
+        model=body.model,
+        sampling=Sampling(
+            max_tokens=max_tokens or 0,
+            min_tokens=body.min_tokens,
+            seed=body.seed,
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+            ignore_eos=body.ignore_eos,
+            logprobs=body.wanted_logprobs(),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_logit_bias(body.logit_bias),
+            **stated_of(body),
+        ),
+        unstated=unstated_of(body),
+        max_tokens=max_tokens,
+        deadline=deadline,
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        parts=read_parts(request.headers, body, context.arrival),
+        on_deadline=body.on_deadline,
+        on_disconnect=body.on_disconnect,
+        keep=keep,
+        key=context.key.fingerprint,
         priority=body.priority,
-        tenant=key.tenant_for(stated),
-        session_id="" if body.session_id is None else _name("session_id", body.session_id),
+        tenant=context.key.tenant_for(_name("tenant", body.tenant)),
+        session_id=_name("session_id", body.session_id) or "",
         placement=PlacementWish() if body.placement is None else _placement(body.placement),
     )
+    return job, body.prompt_of()
 
 
-def _name(field: str, value: str) -> str:
-    if not _NAME.fullmatch(value):
+def _name(field: str, value: str | None) -> str | None:
+    if value is not None and not _NAME.fullmatch(value):
         raise InvalidRequest(
             f"{field} must be 1 to 128 letters, digits or any of . _ : @ / + = -", field=field
         )
     return value
+
+
+def _logit_bias(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
+    if len(memoryview(stated)) > _MOST_BIAS_BYTES:
+        raise InvalidRequest(
+            f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens", field="logit_bias"
+        )
+    try:
+        return read_logit_bias(_bias_decoder.decode(stated))
+    except msgspec.ValidationError as error:
+        wrong = str(error).partition(" - at ")[0]
+        raise InvalidRequest(f"logit_bias: {wrong}", field="logit_bias") from None
+    except InvalidSampling as error:
+        raise InvalidRequest(str(error), field=error.field) from None
 
 
 def _placement(body: PlacementBody) -> PlacementWish:

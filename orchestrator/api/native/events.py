@@ -12,10 +12,13 @@ what the task's transcript has, then hears the task itself.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.responses import task_fields
+from orchestrator.api.native.errors import error_object
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.task import Ending, Task
@@ -164,15 +167,26 @@ def _metrics_data(task: Task, now: float, dropped: int) -> dict[str, object]:
 
 
 def _last_words(task: Task, ending: Ending) -> dict[str, object]:
-    words: dict[str, object] = {} if ending.error is None else ending.error.native()
-    return words | {
+    words: dict[str, object] = {} if ending.error is None else error_object(ending.error)
+    return words | ended(task, ending) | {"correlation_id": task.correlation_id}
+
+
+def ended(task: Task, ending: Ending) -> dict[str, object]:
+    """What the native API says of a task that has ended, but its error."""
+    return {
         "outcome": ending.outcome,
         "finish_reason": ending.finish_reason,
-        "usage": task.usage(),
-        "budget": ending.budget.native(),
-        **ending.missed(),
-        **task.fitted(),
-        "correlation_id": task.correlation_id,
+        "usage": usage(task),
+        "budget": {part: round(ms, 3) for part, ms in asdict(ending.budget).items()},
+        **task_fields(task),
+    }
+
+
+def usage(task: Task) -> dict[str, int]:
+    return {
+        "prompt_tokens": task.prompt_tokens,
+        "completion_tokens": task.completion_tokens,
+        "total_tokens": task.prompt_tokens + task.completion_tokens,
     }
 
 

@@ -7,7 +7,9 @@ a token costs one JSON string and one join.
 import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
-from orchestrator.api.openai.shapes import Shape, TokenOf
+from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai.errors import error_body
+from orchestrator.api.openai.shapes import Shape, TokenOf, usage
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta
 
@@ -64,9 +66,9 @@ class ChunkStream:
                 self._stream.finish(
                     _event(
                         {
-                            "error": ending.error.openai(),
-                            "deadline_budget": ending.budget.header(),
-                            **ending.missed(),
+                            **error_body(ending.error),
+                            "deadline_budget": str(ending.budget),
+                            **task_fields(task),
                         }
                     )
                 )
@@ -76,11 +78,10 @@ class ChunkStream:
         last = self._chunk(
             task, [self._shape.delta(ending.tail or None, None, ending.finish_reason.value)]
         )
-        last["deadline_budget"] = ending.budget.header()
-        last |= {**task.fitted(), **ending.missed()}
+        last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
         events = [_event(last)]
         if self._with_usage:
-            events.append(_event({**self._chunk(task, []), "usage": task.usage()}))
+            events.append(_event({**self._chunk(task, []), "usage": usage(task)}))
         events.append(b"data: [DONE]\n\n")
         self._stream.finish(b"".join(events))
 

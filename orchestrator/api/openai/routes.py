@@ -7,24 +7,20 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.context import (
-    CONTEXT,
-    ORCHESTRATOR,
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.event_stream import EventStream, stream_limits
+from orchestrator.api.http.fields import read_job
+from orchestrator.api.http.responses import (
     deadline_headers,
-    fit_headers,
     json_response,
-    missed_headers,
+    task_fields,
+    task_headers,
 )
-from orchestrator.api.http.deadlines import read_deadline, read_parts
-from orchestrator.api.http.event_stream import EventStream
-from orchestrator.api.http.fields import read_wishes
-from orchestrator.api.native.routes import stream_limits
 from orchestrator.api.openai.chunks import ChunkStream
-from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
+from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, usage
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
-from worker.protocol import unstated_of
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -80,7 +76,9 @@ def routes() -> list[web.RouteDef]:
 def _asked(request: web.Request, body: OpenAiRequest, api: Api) -> Asked:
     body.refuse_unsupported()
     with_usage = body.stream_options is not None and body.stream_options.include_usage
-    return Asked(_job(request, body, api), body.prompt_of(), bool(body.stream), with_usage)
+    keep = body.on_disconnect is OnDisconnect.CONTINUE
+    job, prompt = read_job(request, body, api, keep=keep)
+    return Asked(job, prompt, bool(body.stream), with_usage)
 
 
 async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.StreamResponse:
@@ -88,7 +86,7 @@ async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.Str
     created = int(request[CONTEXT].arrival.unix)
     if asked.is_streamed:
         return await _stream(request, orchestrator, asked, shape, created)
-    return await _answer(orchestrator, asked.job, asked.prompt, shape, created)
+    return await _answer(request, orchestrator, asked, shape, created)
 
 
 async def _stream(
@@ -99,7 +97,8 @@ async def _stream(
     created: int,
 ) -> web.StreamResponse:
     job = asked.job
-    stream = EventStream(request, deadline_headers(job.deadline), stream_limits(orchestrator))
+    limits = stream_limits(orchestrator.settings)
+    stream = EventStream(request, deadline_headers(job.deadline), limits)
     chunks = ChunkStream(
         stream,
         shape,
@@ -107,7 +106,7 @@ async def _stream(
         token_of=lambda token_id: orchestrator.model(job.model).token(token_id),
         with_usage=asked.with_usage,
     )
-    task = await orchestrator.submit(job, asked.prompt, [chunks])
+    request[CONTEXT].task = task = await orchestrator.submit(job, asked.prompt, [chunks])
     stream.on_behind = lambda: orchestrator.reads(task, not stream.is_behind)
     try:
         return await stream.run()
@@ -117,10 +116,15 @@ async def _stream(
 
 
 async def _answer(
-    orchestrator: Orchestrator, job: Job, prompt: Prompt, shape: Shape, created: int
+    request: web.Request,
+    orchestrator: Orchestrator,
+    asked: Asked,
+    shape: Shape,
+    created: int,
 ) -> web.Response:
     answer = _Answer()
-    task = await orchestrator.submit(job, prompt, [answer])
+    task = await orchestrator.submit(asked.job, asked.prompt, [answer])
+    request[CONTEXT].task = task
     try:
         await answer.complete.wait()
     finally:
@@ -136,17 +140,10 @@ async def _answer(
     text = answer.text() + ending.tail
     body = shape.head(task, created, chunk=False) | {
         "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
-        "usage": task.usage(),
-        **task.fitted(),
-        **ending.missed(),
+        "usage": usage(task),
+        **task_fields(task),
     }
-    headers = {
-        "X-Deadline-Budget": ending.budget.header(),
-        **missed_headers(ending),
-        **fit_headers(task),
-        **deadline_headers(job.deadline),
-    }
-    return json_response(body, headers=headers)
+    return json_response(body, headers=task_headers(task, orchestrator.clock.now()))
 
 
 class _Answer(Transcript):
@@ -158,32 +155,6 @@ class _Answer(Transcript):
 
     def ended(self, task: Task) -> None:
         self.complete.set()
-
-
-def _job(request: web.Request, body: OpenAiRequest, api: Api) -> Job:
-    orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
-    wishes = read_wishes(body, context.key)
-    return Job(
-        api=api,
-        model=body.model,
-        sampling=body.sampling(),
-        unstated=unstated_of(body),
-        max_tokens=body.token_limit(),
-        deadline=read_deadline(
-            request.headers, body.deadline_ms, context.arrival, orchestrator.deadlines
-        ),
-        correlation_id=context.correlation_id,
-        arrived=context.arrival.mono,
-        parts=read_parts(request.headers, body, context.arrival),
-        on_deadline=body.on_deadline,
-        on_disconnect=body.on_disconnect,
-        keep=body.on_disconnect is OnDisconnect.CONTINUE,
-        key=context.key.fingerprint,
-        priority=wishes.priority,
-        tenant=wishes.tenant,
-        session_id=wishes.session_id,
-        placement=wishes.placement,
-    )
 
 
 def _model(orchestrator: Orchestrator, name: str) -> dict[str, object]:

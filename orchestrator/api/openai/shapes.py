@@ -83,6 +83,14 @@ CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=Tr
 COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
 
 
+def usage(task: Task) -> dict[str, int]:
+    return {
+        "prompt_tokens": task.prompt_tokens,
+        "completion_tokens": task.completion_tokens,
+        "total_tokens": task.prompt_tokens + task.completion_tokens,
+    }
+
+
 def _described(token: Token, logprob: float) -> dict[str, object]:
     data = None if token.data is None else list(token.data)
     return {"token": token.text, "logprob": logprob, "bytes": data}

@@ -6,18 +6,15 @@
 sends them with ``extra_body``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.api.http.fields import PlacementBody
-from orchestrator.api.native.routes import logit_biases, stop_strings
+from orchestrator.api.http.fields import NULL, GenerationRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import Message, OnDisconnect, Priority, Prompt
-from worker.protocol import OnDeadline, Sampling, stated_of
+from orchestrator.tasks.task import Message, Prompt
 
-NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
@@ -53,36 +50,12 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     annotations: list[None] | None = None
 
 
-class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of completion have in common."""
 
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: msgspec.Raw = NULL
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-
-    # ours
-    deadline_ms: float | None = None
-    first_token_ms: float | None = None
-    token_gap_ms: float | None = None
-    on_deadline: OnDeadline = OnDeadline.ERROR
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    priority: Priority = Priority.INTERACTIVE
-    tenant: str | None = None
-    session_id: str | None = None
-    placement: PlacementBody | None = None
 
     # served in one way only
     n: int | None = None
@@ -96,15 +69,6 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     prompt_cache_key: Unused = NULL
     prompt_cache_retention: Unused = NULL
 
-    def token_limit(self) -> int | None:
-        return self.max_tokens
-
-    def wanted_logprobs(self) -> int | None:
-        raise NotImplementedError
-
-    def prompt_of(self) -> Prompt:
-        raise NotImplementedError
-
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
         for field, (fits, expected) in _ONLY.items():
@@ -115,20 +79,6 @@ class OpenAiRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.token_limit() or 0,
-            min_tokens=self.min_tokens,
-            seed=self.seed,
-            stop=stop_strings(self.stop),
-            ignore_eos=self.ignore_eos,
-            logprobs=self.wanted_logprobs(),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=logit_biases(self.logit_bias),
-            **stated_of(self),
-        )
 
 
 class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -161,6 +111,12 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
                 field="max_completion_tokens",
             )
         return self.max_completion_tokens
+
+    def field_names(self) -> Mapping[str, str]:
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def wanted_logprobs(self) -> int | None:
         if self.logprobs:

@@ -2,7 +2,8 @@
 
 from aiohttp import web
 
-from orchestrator.api.http.context import ORCHESTRATOR, json_response
+from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.responses import json_response
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work

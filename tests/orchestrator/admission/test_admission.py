@@ -7,6 +7,9 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
+from orchestrator.api.http.responses import error_headers
+from orchestrator.api.native.errors import error_object
+from orchestrator.api.openai.errors import error_body
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
@@ -178,7 +181,7 @@ def test_dl7_a_refusal_says_what_would_do() -> None:
         rig.admission.finish(rig.task(500))
     error = refusal.value
     assert (error.status, error.code) == (504, "deadline_infeasible")
-    assert error.headers()["x-should-retry"] == "false"
+    assert error_headers(error)["x-should-retry"] == "false"
     details = error.details
     assert details["binding_constraint"] == "decode"
     assert isinstance(details["predicted_finish_ms"], float)
@@ -189,8 +192,10 @@ def test_dl7_a_refusal_says_what_would_do() -> None:
     assert not rig.refuses(again)
     slow_ms = rig.forecaster.forecast(again).slow_ms
     assert slow_ms <= again.deadline.left_ms(rig.clock.now()) + 1
-    assert error.openai()["code"] == error.native()["code"] == "deadline_infeasible"
-    assert error.openai()["predicted_finish_ms"] == details["predicted_finish_ms"]
+    for body in (error_body(error)["error"], error_object(error)):
+        assert isinstance(body, dict)
+        assert body["code"] == "deadline_infeasible"
+        assert body["predicted_finish_ms"] == details["predicted_finish_ms"]
 
 
 @pytest.mark.parametrize(

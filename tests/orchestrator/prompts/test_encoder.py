@@ -57,9 +57,9 @@ def test_more_ids_than_fit_are_refused_unseen() -> None:
     [
         ("", "prompt", "empty"),
         ((), "prompt", "empty"),
-        ((1, 262), "prompt_token_ids", "0 to 261"),
-        ((-1,), "prompt_token_ids", "0 to 261"),
-        ((10**30,), "prompt_token_ids", "0 to 261"),
+        ((1, 262), "prompt", "0 to 261"),
+        ((-1,), "prompt", "0 to 261"),
+        ((10**30,), "prompt", "0 to 261"),
     ],
 )
 def test_what_cannot_be_encoded(prompt: str | tuple[int, ...], field: str, word: str) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from orchestrator.api.http.responses import error_headers
 from orchestrator.clock import LoopClock
 from orchestrator.errors import QueueFull
 from orchestrator.prompts import EncodingStage, Steps
@@ -124,7 +125,7 @@ async def test_bytes_are_bounded_with_some_left_for_small_prompts(
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match=f"prompts of {7 * SMALL_BYTES} bytes") as refused:
         await stage.run(held(gate), SMALL_BYTES + 1, due)
-    assert float(refused.value.headers()["Retry-After"]) >= 1
+    assert float(error_headers(refused.value)["Retry-After"]) >= 1
     small = asyncio.create_task(stage.run(held(gate), SMALL_BYTES, due))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from orchestrator.api.http.responses import error_headers
 from orchestrator.errors import DeadlineExceeded
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
 
@@ -14,7 +15,7 @@ def test_dl3_the_floor() -> None:
     for now in (9.99, 9.995, 10.0, 12.0):
         with pytest.raises(DeadlineExceeded) as caught:
             deadline.require(10, now=now)
-        headers = caught.value.headers()
+        headers = error_headers(caught.value)
         assert headers["x-should-retry"] == "false"
         assert float(headers["X-Deadline-Exceeded-By-Ms"]) == pytest.approx(
             max(0.0, (now - 10.0) * 1000), abs=1e-3
@@ -37,5 +38,5 @@ def test_dl3_the_floor_holds_for_a_first_token_too() -> None:
     for now in (9.995, 12.0):
         with pytest.raises(DeadlineExceeded) as caught:
             cut.require(10, now=now)
-        assert caught.value.native()["part"] == "first_token"
-        assert caught.value.native()["exceeded_by_ms"] == max(0.0, round((now - 10) * 1000, 3))
+        assert caught.value.details["part"] == "first_token"
+        assert caught.value.details["exceeded_by_ms"] == max(0.0, round((now - 10) * 1000, 3))

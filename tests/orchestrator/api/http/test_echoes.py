@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.api.native.routes import TaskRequest
+from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from orchestrator.api.http import body as bodies
-from orchestrator.api.http.body import LargeBodies
-from orchestrator.api.native import routes as native
-from orchestrator.api.native.routes import TaskMessage, TaskRequest
+from orchestrator.api.http.large_bodies import LargeBodies
+from orchestrator.api.native.types import TaskMessage, TaskRequest
 from orchestrator.api.openai.types import (
     _ONLY,
     ChatMessage,
@@ -33,7 +32,7 @@ async def test_others_are_served_while_a_large_body_is_decoded(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     began, release = threading.Event(), threading.Event()
-    module, name = (bodies, "decode") if where == "decode" else (native, "_prompt")
+    module, name = (bodies, "decode") if where == "decode" else (TaskRequest, "prompt_of")
     original = getattr(module, name)
 
     def slow(*args: Any) -> Any:

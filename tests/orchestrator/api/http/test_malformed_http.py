@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from orchestrator.api.http.connection import QuietAccept, raise_file_limit
+from orchestrator.api.http.accepting import QuietAccept, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 

@@ -1,0 +1,47 @@
+"""Accepting connections: as many as there may be open files; failing to is said once a minute."""
+
+import asyncio
+import resource
+from typing import Any
+
+from orchestrator.telemetry.log import fields, service_log
+
+KEPT_FILES = 256
+"""Open files that clients' connections never take: lanes, logs, and what libraries need."""
+ACCEPT_BACKLOG = 192
+"""So many are accepted at a time, before any can be closed: fewer than ``KEPT_FILES``."""
+_ENOUGH_FILES = 65536
+_LOG_EVERY_S = 60.0
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may; returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
+
+
+class QuietAccept:
+    """An event loop's exception handler: failing to accept is said once a minute, in one line."""
+
+    def __init__(self) -> None:
+        self._log_at = 0.0
+        self._failures = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "accept" not in str(context.get("message")):
+            loop.default_exception_handler(context)
+            return
+        self._failures += 1
+        if loop.time() < self._log_at:
+            return
+        self._log_at = loop.time() + _LOG_EVERY_S
+        service_log.error(
+            "cannot accept connections: %s",
+            getattr(context.get("exception"), "strerror", None) or "out of resources",
+            extra=fields(failures=self._failures),
+        )
+        self._failures = 0

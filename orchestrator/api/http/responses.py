@@ -1,0 +1,103 @@
+"""Answers and errors as every dialect sends them: JSON, and headers that tell of deadlines."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.context import CORRELATION_HEADER, Context
+from orchestrator.errors import (
+    DeadlineExceeded,
+    MethodNotAllowed,
+    TidegateError,
+    Unauthenticated,
+    Unavailable,
+)
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.settle import budget_of
+from orchestrator.tasks.task import Budget, Task
+
+
+def json_response(
+    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def error_response(error: TidegateError, context: Context, now: float) -> web.Response:
+    """An error as the dialect's body, with its headers; ``now`` is on the clock."""
+    _name_as_sent(error, context.field_names)
+    headers = error_headers(error)
+    if context.task is not None:
+        headers |= task_headers(context.task, now)
+    elif context.deadline is not None:
+        waited_ms = 1000 * (now - context.arrival.mono)
+        left_ms = context.deadline.left_ms(now)
+        headers["X-Deadline-Budget"] = str(Budget(queue_ms=waited_ms, left_ms=left_ms))
+    return json_response(context.dialect.error_body(error), status=error.status, headers=headers)
+
+
+def error_headers(error: TidegateError) -> dict[str, str]:
+    """What a client may go by without reading the body."""
+    # The official OpenAI SDK honours it.
+    headers = {"x-should-retry": "true" if error.retryable else "false"}
+    if isinstance(error, Unavailable) and error.retryable:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+        headers["retry-after-ms"] = str(error.retry_after_ms)
+    elif isinstance(error, DeadlineExceeded):
+        headers["X-Deadline-Exceeded-By-Ms"] = f"{error.exceeded_by_ms:.3f}"
+    elif isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    elif isinstance(error, MethodNotAllowed):
+        headers["Allow"] = error.allowed
+    return headers
+
+
+def name_response(response: web.StreamResponse, context: Context) -> None:
+    """Put the request's name on its answer."""
+    response.headers[CORRELATION_HEADER] = context.correlation_id
+
+
+def task_headers(task: Task, now: float) -> dict[str, str]:
+    """What became of a task's deadlines so far: in every answer that is about it (DL-9)."""
+    ending = task.ending
+    budget = budget_of(task, None, now) if ending is None else ending.budget
+    headers = {"X-Deadline-Budget": str(budget), **deadline_headers(task.deadline)}
+    if task.fitted_tokens is not None:
+        headers["X-Fitted-Max-Tokens"] = str(task.fitted_tokens)
+    if ending is not None and ending.missed_part is not None:
+        headers["X-Deadline-Missed-Part"] = ending.missed_part.value
+    return headers
+
+
+def deadline_headers(deadline: Deadline) -> dict[str, str]:
+    """Says so when the client's deadline was cut (DL-1)."""
+    if deadline.clamped_ms is None:
+        return {}
+    return {"X-Deadline-Clamped-Ms": f"{deadline.clamped_ms:.0f}"}
+
+
+def task_fields(task: Task) -> dict[str, object]:
+    """What a body says beyond its API: a ``max_tokens`` that was shrunk to fit the deadline (DL-6),
+    a part that was missed (DL-14). Nothing where neither was."""
+    fields: dict[str, object] = {}
+    if task.fitted_tokens is not None:
+        fields["fitted_max_tokens"] = task.fitted_tokens
+    if task.ending is not None and task.ending.missed_part is not None:
+        fields["missed_part"] = task.ending.missed_part.value
+    return fields
+
+
+def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
+    """Call the field by the name that the client knows."""
+    ours = error.field or ""
+    if ours in names:
+        error.field = names[ours]
+        if error.message.startswith(f"{ours} "):
+            error.message = error.field + error.message.removeprefix(ours)

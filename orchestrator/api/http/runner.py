@@ -1,0 +1,89 @@
+"""The server: bounded connections, and nothing of aiohttp's own refusals."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from orchestrator.api.auth import is_admin_call, is_open_path
+from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.connection import Connection
+from orchestrator.api.http.connection_limit import ConnectionLimit
+from orchestrator.api.http.context import DIALECTS, ORCHESTRATOR
+from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps
+from orchestrator.api.http.refusals import Refusals
+from orchestrator.errors import InvalidRequest, NoCapacity
+from orchestrator.settings import Settings
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_EXPECTED = "100-continue"
+
+
+class Runner(web.AppRunner):
+    """An application's runner whose connections are ``Connection``."""
+
+    async def _make_server(self) -> web.Server:
+        orchestrator = self.app[ORCHESTRATOR]
+        refusals = Refusals(orchestrator, self.app[DIALECTS])
+        return _Server(await super()._make_server(), orchestrator.settings, refusals)
+
+
+class _Server(web.Server):
+    """Makes connections. ``made`` is aiohttp's own, for the application."""
+
+    def __init__(self, made: web.Server, settings: Settings, refusals: Refusals) -> None:
+        super().__init__(
+            self._outermost(made.request_handler),
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            **made._kwargs,
+        )
+        self._settings = settings
+        self._refusals = refusals
+        self._browsers = Browsers(settings)
+        self._hang_ups = HangUps(self._loop) if CAN_WATCH else None
+        self._limit = ConnectionLimit(settings.max_connections)
+
+    def __call__(self) -> RequestHandler:
+        return Connection(
+            self,
+            self._settings,
+            self._limit,
+            self._refusals,
+            self._hang_ups,
+            loop=self._loop,
+            **self._kwargs,
+        )
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's
+        await super().shutdown(timeout)
+        if self._hang_ups is not None:
+            self._hang_ups.close()
+
+    def _outermost(self, handle: Handle) -> Handle:
+        """``handle`` with what aiohttp refuses before any middleware, such as an ``Expect``."""
+
+        async def outermost(request: web.BaseRequest) -> web.StreamResponse:
+            connection, refused = request.protocol, self._refusals.refused
+            assert isinstance(connection, Connection)
+            if connection.is_kept and not _is_for_operators(request):
+                no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
+                response = refused(request, no_room)
+                response.headers.update(self._browsers.headers(request.headers))
+                return response
+            if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
+                # aiohttp's own answer repeats it, and breaks off where it is no text.
+                wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
+                return refused(request, wrong)
+            try:
+                return await handle(request)
+            except web.HTTPException as error:
+                message = f"the request cannot be served: {error.reason}"
+                return refused(request, InvalidRequest(message))
+
+        return outermost
+
+
+def _is_for_operators(request: web.BaseRequest) -> bool:
+    return is_open_path(request.path) or is_admin_call(request.method, request.path)

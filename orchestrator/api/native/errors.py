@@ -1,0 +1,19 @@
+"""Errors of the native API."""
+
+from orchestrator.api.http.context import Dialect
+from orchestrator.errors import TidegateError
+
+
+def error_object(error: TidegateError) -> dict[str, object]:
+    """In the body of an answer, a task's ``error``, and an ``error`` event."""
+    body: dict[str, object] = {
+        "code": error.code.value,
+        "message": error.message,
+        "retryable": error.retryable,
+    }
+    if error.field is not None:
+        body["field"] = error.field
+    return body | error.details
+
+
+NATIVE = Dialect("/v2", lambda error: {"error": error_object(error)})

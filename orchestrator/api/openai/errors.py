@@ -1,0 +1,29 @@
+"""Errors as OpenAI spells them (https://platform.openai.com/docs/guides/error-codes)."""
+
+from orchestrator.api.http.context import Dialect
+from orchestrator.errors import TidegateError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    499: "cancelled_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: TidegateError) -> dict[str, object]:
+    other = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, other),
+            "param": error.field,
+            "code": error.code.value,
+            **error.details,
+        }
+    }
+
+
+OPENAI = Dialect("/v1", error_body)
