@@ -10,7 +10,7 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import AttentionSetting, Choice, choose_attention
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.models.config import ModelConfig, read_config
 from worker.models.model import Model, load_model
 from worker.runner.cuda_graphs import CudaRecorder, Recorder
@@ -94,5 +94,5 @@ def build(
         ),
         BlockPool(blocks),
     )
-    engine = Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+    engine = Engine(scheduler, runner, EngineConfig(config.eos_token_ids, overlap=overlap))
     return Built(engine, runner, pool, choice)

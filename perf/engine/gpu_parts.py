@@ -241,7 +241,7 @@ def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab:
     runner, engine = built.runner, built.engine
     assert isinstance(runner, CudaRunner)
     for overlap in (True, False):
-        engine._launcher = runner if overlap else None
+        engine.executor.launcher = runner if overlap else None
         prompts, runs = Prompts(vocab, seed=5), Runs(engine)
         batched = [
             runs.submit(greedy(prompts.draw(sizes.keys - 1), sizes.answer)) for _ in range(batch)
@@ -256,7 +256,7 @@ def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab:
         report.add(name, rate, "tokens/s", f"{count} tokens, up to {sizes.answer} each")
         if overlap:
             report.add(f"{name}: stream utilization", runner.stream_utilization, "", "sampled")
-    engine._launcher = runner
+    engine.executor.launcher = runner
 
 
 def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None:

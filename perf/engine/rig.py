@@ -41,7 +41,7 @@ class Rig:
 
     @property
     def model(self) -> Model:
-        runner = self.engine._runner
+        runner = self.engine.executor.runner
         assert isinstance(runner, TorchRunner)
         model: Model = runner._forward.model  # type: ignore[union-attr]
         return model

@@ -12,7 +12,7 @@ import time
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
 from worker.core import Job
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.block_pool import BlockPool
@@ -61,7 +61,9 @@ def _busy_engine() -> Engine:
         min_start_budget_s=0.0,
     )
     pool = BlockPool(JOBS * math.ceil(_CONTEXT / _BLOCK_TOKENS))
-    engine = Engine(Scheduler(config, pool), FreeRunner([5, 6, 7], tokens_per_step=1), ())
+    engine = Engine(
+        Scheduler(config, pool), FreeRunner([5, 6, 7], tokens_per_step=1), EngineConfig()
+    )
     sampling = Sampling(max_tokens=_CONTEXT - 8, temperature=0.0, ignore_eos=True)
     for _ in range(JOBS):
         engine.submit(Job([1, 2, 3], sampling, deadline=time.monotonic() + 3600))

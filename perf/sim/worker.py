@@ -20,7 +20,7 @@ from orchestrator.clock import Clock, Timer
 from orchestrator.lanes import LaneConfig, LaneOwner, StreamLane
 from worker.core import Event, JobTokens
 from worker.engine.build import LoadedEngine
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,
@@ -116,7 +116,7 @@ class SimWorker:
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
             self._runner,
-            [_END],
+            EngineConfig([_END]),
             clock=self._now,
             draw_seed=lambda: 0,
         )

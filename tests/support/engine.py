@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, StepResult
@@ -68,7 +68,7 @@ class Bench:
         self.runner = FakeRunner(self.clock)
         self.scheduler = Scheduler(config(**changes), BlockPool(blocks))
         self.engine = Engine(
-            self.scheduler, self.runner, [EOS], clock=self.clock, draw_seed=lambda: 5
+            self.scheduler, self.runner, EngineConfig([EOS]), clock=self.clock, draw_seed=lambda: 5
         )
 
     def submit(

@@ -8,19 +8,15 @@
                     │ look → take commands → pause → schedule → execute → look, apply  │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
 
-With overlap a step is launched before the one before it is read, so that the device never waits
-for the engine; what a request that has ended meanwhile holds is freed when its last step is read::
-
-    engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
-    device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
+What a request that has ended holds is freed when the last step that was launched with it is read.
 """
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from secrets import randbits
 
 from worker.core import (
@@ -32,7 +28,7 @@ from worker.core import (
     JobStarted,
     JobTokens,
 )
-from worker.engine.bisection import Bisection, step_failed
+from worker.engine.executor import Executed, Executor
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
@@ -46,10 +42,10 @@ from worker.protocol import (
     WorkerStats,
     prefix_salt,
 )
-from worker.runner.base import OverlappingRunner, Runner, StepInFlight
-from worker.runner.out_of_memory import StepMemory, StepOutcome
+from worker.runner.base import Runner
+from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.pauses import Pauses
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.records import finished
 from worker.scheduler.request import (
     ABORTED,
@@ -71,47 +67,46 @@ PAUSED_S = 0.1
 """And so often, besides when one is near, while everything that there is stands still."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """``hash_salt`` is the card's; ``overlap`` is for runners that can (``OverlappingRunner``)."""
+
+    eos_token_ids: Collection[int] = ()
+    hash_salt: bytes = b""
+    overlap: bool = False
+
+
 class Engine:
     """An ``EngineService`` over a scheduler and a runner.
 
     ``start`` runs it on a thread of its own; tests and simulators call ``step`` instead.
-    ``hash_salt`` is the card's. ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits
-    for a job without a seed.
+    ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits for a job without a seed.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
-        eos_token_ids: Collection[int],
+        config: EngineConfig,
         *,
         tier: Tier | None = None,
-        hash_salt: bytes = b"",
+        memory: StepMemory | None = None,
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
-        overlap: bool = False,
-        memory: StepMemory | None = None,
     ) -> None:
-        """``overlap`` takes effect with an ``OverlappingRunner`` only."""
-        self._memory = memory or StepMemory()
         self.scheduler = scheduler
-        self._runner = runner
-        self._eos = frozenset(eos_token_ids)
+        self.executor = Executor(
+            scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
+        )
+        self._eos = frozenset(config.eos_token_ids)
+        self._hash_salt = config.hash_salt
         self._clock = clock
         self._draw_seed = draw_seed
         self._tier: Tier = tier or NoTier()
-        self._hash_salt = hash_salt
         self._step_time = scheduler.step_time
-        self._launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
-        self._in_flight: StepInFlight | None = None
-        """The step that was launched and not read yet."""
         self._deferred: dict[Request, EndReason] = {}
         """How those end that a launched step still has a row of."""
-        self._collected_at = 0.0
-        self._bisection = Bisection()
-        self._catching_up = False
-        """A launch failed: the next step is done without overlap."""
-        self._expiry = ExpiryCheck(clock, self._step_time, int(self._launcher is not None))
+        self._expiry = ExpiryCheck(clock, self._step_time, int(self.executor.launcher is not None))
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -257,21 +252,19 @@ class Engine:
         self._tier.collect(now)
         self._look(now, events)
         self._take_commands(now, events)
-        events += self._pauses.settle(self._in_flight.requests if self._in_flight else ())
+        events += self._pauses.settle(self.executor.in_flight)
         self._tell(events)
         self._tier.restore(self.scheduler.waiting, now)
-        plan = self._schedule(now, events)
-        if plan is not None and self._bisection.is_on:
-            plan = self._bisection.cut(plan)
-        is_busy = plan is not None or self._in_flight is not None
-        if self._launcher is not None and not (self._catching_up or self._bisection.is_on):
-            self._overlap(self._launcher, plan, events)
-        elif plan is not None:
-            self._catching_up = False
-            done = self._execute(plan, events)
-            if done is not None:
-                self._apply(done.plan, done.result, events, self.scheduler.advance)
-        self._stalled = not is_busy and self.scheduler.has_work
+        done = self.executor.run(self._schedule(now, events))
+        self._stalled = done is None and self.scheduler.has_work
+        if done is not None:
+            for request, why in done.failed.items():
+                why = self._deferred.pop(request, why)
+                if why is not None:
+                    self._finish(request, why, events)
+            if done.plan is not None:
+                self._measure(done.plan, done.result, done.duration_s)
+                self._apply(done.plan, done, events)
         self._tier.spill()
         self._kv_events.publish()
         self._stats = self._snapshot()
@@ -308,66 +301,6 @@ class Engine:
             events.append(JobStarted(request.job, (now - request.submitted_at) * 1e3))
         return schedule.plan
 
-    def _execute(self, plan: Plan, events: list[Event]) -> StepOutcome | None:
-        """Compute what fits of the plan; None when the runner failed, or nothing fitted."""
-        started = self._clock()
-        try:
-            done = self._memory.execute(self._runner, plan)
-        except Exception as error:
-            self._fail(plan.rows, error, events)
-            return None
-        self._bisection.passed()
-        for request, end_reason in done.failed:
-            self._finish(request, self._deferred.pop(request, end_reason), events)
-        if not done.plan.rows:
-            return None
-        self._measure(done.plan, done.result, self._clock() - started)
-        return done
-
-    def _overlap(self, runner: OverlappingRunner, plan: Plan | None, events: list[Event]) -> None:
-        """Launch the plan, then read the step before it."""
-        before, self._in_flight = self._in_flight, None
-        if plan is not None and self._memory.is_over_limit():
-            self._catching_up, plan = True, None
-        if plan is not None:
-            plan = self._memory.cut(plan)
-            try:
-                self._in_flight = StepInFlight(plan, runner.launch(plan), self._clock())
-            except Exception:
-                engine_log.exception("a launch of %d rows failed; done over", len(plan.rows))
-                self._catching_up = True
-            else:
-                for row in plan.rows:
-                    self.scheduler.launch(row)
-        if before is not None:
-            self._collect(before, events)
-
-    def _collect(self, step: StepInFlight, events: list[Event]) -> None:
-        """Read a launched step and apply its result."""
-        try:
-            result = step.collect()
-        except Exception as error:
-            # The step launched after it had its tokens as inputs.
-            after, self._in_flight = self._in_flight, None
-            rows = step.plan.rows + (after.plan.rows if after is not None else [])
-            for row in reversed(rows):
-                self.scheduler.undo_launch(row)
-            self._fail(rows, error, events)
-            return
-        now = self._clock()
-        duration_s = now - max(step.launched_at, self._collected_at)
-        self._collected_at = now
-        self._measure(step.plan, result, duration_s)
-        self._apply(step.plan, result, events, self.scheduler.confirm)
-
-    def _fail(self, rows: Sequence[Row], error: Exception, events: list[Event]) -> None:
-        """End the request that failed a step by itself; else have the rows tried in halves."""
-        guilty = self._bisection.failed(rows, error)
-        for request in dict.fromkeys(row.request for row in rows):
-            end_reason = self._deferred.pop(request, None)
-            if request is guilty or end_reason is not None:
-                self._finish(request, end_reason or step_failed(error), events)
-
     def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:
         prompt_tokens = plan.tokens - plan.decodes
         most = max(map(len, result.ids))
@@ -380,20 +313,12 @@ class Engine:
         self._totals.busy_s += duration_s
         self._totals.prompt_tokens += prompt_tokens
 
-    def _apply(
-        self,
-        plan: Plan,
-        result: StepResult,
-        events: list[Event],
-        book: Callable[[Row, list[int]], None],
-    ) -> None:
-        """Count and publish the new tokens, except those of jobs that were to stop meanwhile.
-
-        ``book`` is how the scheduler learns of a row's tokens.
-        """
+    def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
+        """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
         now = self._clock()
-        logprobs = result.logprobs or [None] * len(plan.rows)
-        for row, ids, row_logprobs in zip(plan.rows, result.ids, logprobs, strict=True):
+        book = self.scheduler.confirm if done.was_launched else self.scheduler.advance
+        logprobs = done.result.logprobs or [None] * len(plan.rows)
+        for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
             decided = self._deferred.pop(request, None)
@@ -402,7 +327,7 @@ class Engine:
                 if why.reason is not FinishReason.STOP:
                     request.late_tokens += len(ids)
                     self._totals.late_tokens += len(ids)
-                if self._launcher is not None:
+                if done.was_launched:
                     self.scheduler.discard(row)
                 self._finish(request, why, events)
                 continue
@@ -448,7 +373,7 @@ class Engine:
 
     def _finish(self, request: Request, end_reason: EndReason, events: list[Event]) -> None:
         """End a request: at once, or when the step that still has a row of it has been read."""
-        if self._in_flight is not None and request in self._in_flight.requests:
+        if request in self.executor.in_flight:
             self._deferred.setdefault(request, end_reason)
             request.leaving = True
             return
@@ -467,20 +392,15 @@ class Engine:
             inbox = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
-        if self._in_flight is not None:
-            step, self._in_flight = self._in_flight, None
-            with suppress(Exception):  # whatever it was, all jobs end here
-                step.collect()
-            for row in step.plan.rows:
-                self.scheduler.discard(row)
+        self.executor.discard()
         scheduler = self.scheduler
         for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
             self._finish(request, self._deferred.pop(request, DRAINED), events)
         self._publish(events)
         self._tier.close()
-        self._runner.close()
+        self.executor.runner.close()
         self._stats = self._snapshot()
 
     def _snapshot(self) -> WorkerStats:
-        busy = 0.0 if self._launcher is None else self._launcher.stream_utilization
+        busy = self.executor.stream_utilization
         return snapshot(self.scheduler, self._expiry, self._totals, self._tier.stats(), busy)

@@ -7,16 +7,15 @@ Without torch, what a checkpoint is:
 - ``families``     the architectures, and how they differ
 - ``parameters``   what a model wants loaded
 - ``folder``       what a folder is called, and what it is when it is no checkpoint
-- ``errors``       what can be wrong with a checkpoint
 - ``digest``       a name for its contents
 - ``load_timing``  how long each phase of a start took
 
 With torch, from files to logits:
 
 - ``checkpoint``   the files, opened and checked
-- ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``heap``
+- ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
 - ``linear``       linear layers as they lie in memory
 - ``decoder``      the model, in a file that reads like the paper
 - ``rope``         rotary positions and their stretches
-- ``registry``     from a checkpoint to a model
+- ``model``        from a checkpoint to a model
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Phases:
+class LoadTiming:
     """Milliseconds by phase, in the order in which phases ended. For any thread."""
 
     def __init__(self) -> None:

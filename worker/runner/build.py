@@ -12,7 +12,7 @@ from worker.log import model_log
 from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
-from worker.models.load_timing import Phases
+from worker.models.load_timing import LoadTiming
 from worker.models.loader import Layout
 from worker.models.model import Model, load_model
 from worker.runner.base import BuiltRunner
@@ -41,16 +41,16 @@ def build_torch_runner(
     settings: WorkerSettings,
     config: ModelConfig,
     eos_token_ids: tuple[int, ...],
-    phases: Phases,
+    timing: LoadTiming,
 ) -> BuiltRunner:
-    """Load the checkpoint and allocate the KV pool; ``phases`` takes down what took how long.
+    """Load the checkpoint and allocate the KV pool; ``timing`` takes down what took how long.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
     ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
     ``ValueError`` for settings that do not fit.
     """
     prefetch(settings.model_path)
-    with phases.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
+    with timing.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
         device = open_device(settings.device)
         dtype = choose_dtype(settings, config, device)
         if device.type == "cpu":
@@ -62,7 +62,7 @@ def build_torch_runner(
         # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
     )
-    with phases.timed("model_load"):
+    with timing.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)
 
     block_bytes = (
@@ -99,11 +99,11 @@ def build_torch_runner(
         )
     on_cuda = device.type == "cuda"
     # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
-    with phases.timed("kv_pool"):
+    with timing.timed("kv_pool"):
         pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * settings.block_tokens
-    with phases.timed("attention_choice"):
+    with timing.timed("attention_choice"):
         forward, attention = _forward(settings, config, model, pool, max_tokens)
     sampler = Sampler(
         eos_token_ids,
@@ -113,7 +113,7 @@ def build_torch_runner(
         max_tokens=max_tokens,
     )
     if on_cuda:
-        with phases.timed("warm_up"):
+        with timing.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
                 forward,
                 sampler,

@@ -16,12 +16,15 @@ from pathlib import Path
 
 from worker.core import Clock
 from worker.protocol import TokenLogprob
+from worker.runner.base import BuiltRunner, Runner
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
+from worker.settings import WorkerSettings
 
 _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
 
+CYCLE_WORDS = 64
 _SLOW_FILE_EVERY_S = 0.1
 _LENGTH_RADIX = 256
 
@@ -163,6 +166,43 @@ class PacedRunner:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def build_synthetic_runner(
+    settings: WorkerSettings,
+    context_tokens: int,
+    words: Sequence[int],
+    eos: Sequence[int],
+    clock: Clock,
+) -> BuiltRunner:
+    """``words`` of the model's own tokenizer are what it says. Raises ``ValueError``."""
+    if not words:
+        raise ValueError(
+            f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
+        )
+    end_id = None
+    if settings.synthetic_lengths == "prompt":
+        if not eos:
+            raise ValueError(
+                f"{settings.model_path}: no end token for TIDEGATE_WORKER_SYNTHETIC_LENGTHS=prompt;"
+                " name one in its config.json or set cap"
+            )
+        end_id = eos[0]
+    runner: Runner
+    if settings.engine == "synthetic-free":
+        runner = FreeRunner(words, end_id=end_id)
+    else:
+        cost = StepCost(
+            settings.synthetic_step_ms / 1e3,
+            settings.synthetic_row_ms / 1e3,
+            settings.synthetic_prompt_token_ms / 1e3,
+        )
+        runner = PacedRunner(
+            words, cost, end_id=end_id, slow_file=settings.synthetic_slow_file, clock=clock
+        )
+    blocks_per_job = -(-context_tokens // settings.block_tokens)
+    blocks = settings.kv_blocks or settings.max_running * blocks_per_job
+    return BuiltRunner(runner, blocks, "none", "none")
 
 
 def _read_factor(file: Path) -> float:

@@ -135,7 +135,7 @@ def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:
 def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
     def dtype(**changes: object) -> torch.dtype:
         engine = build_engine(settings(tiny, **changes)).engine
-        return engine._runner._forward.model.dtype  # type: ignore[attr-defined]
+        return engine.executor.runner._forward.model.dtype  # type: ignore[attr-defined]
 
     assert dtype() is torch.float32
     assert dtype(dtype="bfloat16") is torch.bfloat16

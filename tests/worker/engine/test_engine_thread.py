@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.engine import EOS, Bench, end_of, ids_of
 from worker.core import Event, Job, JobFinished
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.plan import Plan
@@ -52,7 +52,7 @@ def bench() -> Bench:
 
 @pytest.fixture
 def engine(bench: Bench) -> Iterator[Engine]:
-    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), [EOS])
+    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), EngineConfig([EOS]))
     yield engine
     engine.stop()
     assert bench.is_clean

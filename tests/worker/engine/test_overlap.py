@@ -18,7 +18,7 @@ from worker.core import (
     JobStarted,
     JobTokens,
 )
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.scheduler import Scheduler
@@ -42,10 +42,9 @@ class Bench:
         self.engine = Engine(
             self.scheduler,
             self.device,
-            [EOS],
+            EngineConfig([EOS], overlap=self.overlap),
             clock=self.clock,
             draw_seed=lambda: 5,
-            overlap=self.overlap,
         )
 
     def submit(
@@ -227,7 +226,8 @@ def test_a_switch_turns_it_off() -> None:
 def test_a_runner_that_cannot_is_run_plainly() -> None:
     clock = FakeClock()
     runner = FakeRunner(clock)
-    engine = Engine(Scheduler(config(), BlockPool(8)), runner, [EOS], clock=clock, overlap=True)
+    scheduler = Scheduler(config(), BlockPool(8))
+    engine = Engine(scheduler, runner, EngineConfig([EOS], overlap=True), clock=clock)
     job = Job([9], Sampling(max_tokens=2), 1e6)
     engine.submit(job)
     events = engine.step() + engine.step()

@@ -131,7 +131,7 @@ def test_min_tokens_keeps_end_of_sequence_away(tiny: Path) -> None:
     engine = build(tiny)
     every = torch.arange(299)
     engine._eos = frozenset(every.tolist())
-    engine._runner._sampler._eos = every  # type: ignore[attr-defined]
+    engine.executor.runner._sampler._eos = every  # type: ignore[attr-defined]
     ends_at_once = greedy([299], 10, ignore_eos=False)
     held_open = greedy([299], 10, ignore_eos=False, min_tokens=4)
     events = run(engine, [ends_at_once, held_open])
@@ -182,7 +182,7 @@ def test_a_failing_step_leaves_a_sound_engine(tiny: Path, monkeypatch: pytest.Mo
 def test_a_closed_engine_holds_no_pool(tiny: Path) -> None:
     engine = build(tiny)
     engine.stop()
-    assert engine._runner._forward is None  # type: ignore[attr-defined]
+    assert engine.executor.runner._forward is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.cuda

@@ -14,7 +14,7 @@ from tests.support.engine import EOS
 from tests.support.fake_device import FakeDevice, continuation
 from tests.worker.engine.test_overlap import BLOCK_TOKENS, Bench, OverlapMachine
 from worker.core import Event, Job
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.disk_tier import DiskTier
 from worker.protocol import OnDeadline, Sampling
@@ -64,11 +64,10 @@ class DiskBench(Bench):
         self.engine = Engine(
             self.scheduler,
             self.device,
-            [EOS],
+            EngineConfig([EOS], overlap=self.overlap),
             tier=self.tier,
             clock=self.clock,
             draw_seed=lambda: 5,
-            overlap=self.overlap,
         )
         return self
 

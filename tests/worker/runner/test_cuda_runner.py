@@ -14,7 +14,7 @@ from tests.worker.engine.test_torch_engine import FAR, prompt
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.models.config import read_config
 from worker.models.model import load_model
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
@@ -125,7 +125,7 @@ def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = T
         ),
         BlockPool(BLOCKS),
     )
-    return Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+    return Engine(scheduler, runner, EngineConfig(config.eos_token_ids, overlap=overlap))
 
 
 def jobs() -> list[Job]:
@@ -185,8 +185,8 @@ def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]
 def test_tokens_are_those_of_the_plain_runner(tiny: Path, overlap: bool, graphs: bool) -> None:
     """LB-7: greedy and drawn, with penalties, biases and log-probabilities."""
     engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs)
-    assert isinstance(engine._runner, CudaRunner)
-    assert (engine._runner._graphs is not None) == graphs
+    assert isinstance(engine.executor.runner, CudaRunner)
+    assert (engine.executor.runner._graphs is not None) == graphs
     assert answers(engine) == answers(build(tiny, cuda_like=False))
 
 
@@ -214,17 +214,17 @@ def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
 
 def test_it_overlaps(tiny: Path) -> None:
     engine = build(tiny, cuda_like=True)
-    assert isinstance(engine._runner, OverlappingRunner)
+    assert isinstance(engine.executor.runner, OverlappingRunner)
     engine.submit(jobs()[0])
     engine.step()
-    assert engine._in_flight is not None
+    assert engine.executor.in_flight
     engine.stop()
 
 
 def test_decodes_are_replayed_and_padding_touches_nothing_real(tiny: Path) -> None:
     """Three rows on a recording of four: the fourth works on the dummy page."""
     engine = build(tiny, cuda_like=True)
-    runner = engine._runner
+    runner = engine.executor.runner
     assert isinstance(runner, CudaRunner) and runner._graphs is not None
     assert isinstance(runner._forward, BatchForward)
     pool = runner._forward.attention._pool  # type: ignore[attr-defined]
@@ -360,7 +360,7 @@ def test_a_step_that_fails_to_be_read_is_done_over_to_the_same_tokens(
 def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:
     """LB-6: it runs before any request, but the disk may have filled the pool by then."""
     engine = build(tiny, cuda_like=True)
-    runner = engine._runner
+    runner = engine.executor.runner
     assert isinstance(runner, CudaRunner) and isinstance(runner._forward, BatchForward)
     pool = runner._forward.attention._pool  # type: ignore[attr-defined]
     pool.data.fill_(7.0)
@@ -387,7 +387,7 @@ def test_batch_sizes() -> None:
 def test_a_closed_runner_holds_nothing(tiny: Path) -> None:
     engine = build(tiny, cuda_like=True)
     engine.stop()
-    runner = engine._runner
+    runner = engine.executor.runner
     assert isinstance(runner, CudaRunner)
     assert runner._forward is None and runner._graphs is None and runner._state is None
 

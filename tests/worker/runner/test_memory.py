@@ -171,7 +171,7 @@ def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptur
 def test_caches_are_dropped_before_a_step_is_tried_again() -> None:
     meter = FakeMeter()
     bench = Bench()
-    bench.engine._memory = StepMemory(MemoryGuard(meter, MemoryLimits()))
+    bench.engine.executor._memory = StepMemory(MemoryGuard(meter, MemoryLimits()))
     bench.runner.during = Room(6)
     bench.submit(prompt=10)
     bench.finish()
@@ -205,7 +205,7 @@ def test_a_hard_limit_costs_the_longest_request_and_no_other() -> None:
     meter = FakeMeter(used=1)
     bench = Bench()
     limits = MemoryLimits(hard_bytes=10)
-    bench.engine._memory = StepMemory(MemoryGuard(meter, limits))
+    bench.engine.executor._memory = StepMemory(MemoryGuard(meter, limits))
     jobs = [bench.submit(prompt=p, max_tokens=40) for p in (3, 9, 4)]
     events = bench.step(20)
     meter.used = 11

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, FinishReason
 from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_ids
 
@@ -14,7 +14,7 @@ CYCLE = [10, 11, 12]
 
 
 def with_runner(bench: Bench, runner: FreeRunner | PacedRunner) -> Bench:
-    bench.engine = Engine(bench.scheduler, runner, [EOS], clock=bench.clock)
+    bench.engine = Engine(bench.scheduler, runner, EngineConfig([EOS]), clock=bench.clock)
     return bench
 
 

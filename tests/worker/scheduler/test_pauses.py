@@ -10,7 +10,7 @@ from tests.support.fake_device import continuation
 from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
 from worker.core import Event, Job, JobPaused, JobResumed
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from worker.runner.synthetic import FreeRunner
 
@@ -257,7 +257,7 @@ def test_with_overlap_the_step_under_way_is_read_first() -> None:
 def test_an_engine_with_nothing_but_paused_jobs_sleeps() -> None:
     """And wakes for a resume, an abort and a deadline. Nothing here depends on how fast it is."""
     bench = Bench(blocks=1000, context_tokens=100_000, block_tokens=16)
-    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), [EOS])
+    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), EngineConfig([EOS]))
     sink = Collector()
     engine.start(sink)
 

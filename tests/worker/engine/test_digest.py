@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import worker
+from worker.engine.digest import RESULT_CODE
+
+NO_SAY = {
+    "__init__.py",
+    "demo_model",
+    "environment.py",
+    "errors.py",
+    "kv_disk",
+    "log.py",
+    "protocol",
+    "service",
+    "settings.py",
+    "shared_memory.py",
+    "stub_abi.py",
+    "text",
+}
+"""What has no say in which tokens come out of the same token ids."""
+
+
+def test_the_engine_digest_covers_every_part_of_the_worker_that_makes_tokens() -> None:
+    """PF-6: whoever adds a folder decides whether results depend on it."""
+    root = Path(worker.__file__).parent
+    parts = {
+        path.name
+        for path in root.iterdir()
+        if path.suffix == ".py" or (path.is_dir() and any(path.rglob("*.py")))
+    }
+    assert parts - set(RESULT_CODE) == NO_SAY
+    assert set(RESULT_CODE) <= parts

@@ -1,0 +1,88 @@
+"""What a loaded engine tells of its model."""
+
+from pathlib import Path
+
+import msgspec
+
+from worker.engine.digest import version_of
+from worker.log import model_log
+from worker.models.config import ModelConfig
+from worker.models.folder import model_name
+from worker.models.generation import read_sampling_defaults
+from worker.protocol import ModelCard, SamplingDefaults
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+
+def end_tokens(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All that end an answer: the model's, and the tokenizer's own (a chat model's end of turn)."""
+    own = tokenizer.eos_token_id
+    found = config.eos_token_ids
+    if own is not None and own not in found:
+        if own < config.vocab_size:
+            found = (*found, own)
+        else:
+            model_log.warning(
+                "%s: the tokenizer's eos_token has id %d, outside the model's vocabulary of %d"
+                " tokens, and can never come",
+                path,
+                own,
+                config.vocab_size,
+            )
+    if not found:
+        model_log.warning("%s names no end token: answers end at their limit only", path)
+    return found
+
+
+def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
+    """For requests that do not say; logged, since they change what clients get."""
+    if settings.generation_config == "none":
+        return SamplingDefaults()
+    defaults = read_sampling_defaults(settings.model_path)
+    if defaults != SamplingDefaults():
+        model_log.info(
+            "where requests do not say, sampling is that of generation_config.json (%s);"
+            " TIDEGATE_WORKER_GENERATION_CONFIG=none turns that off",
+            ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
+        )
+    return defaults
+
+
+def model_card(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    eos_token_ids: tuple[int, ...],
+    *,
+    context_tokens: int,
+    device: str,
+    digests: tuple[str, str],
+) -> ModelCard:
+    """``context_tokens`` is what the KV pool allows of the model's own; ``digests`` are hex, of the
+    model and of the engine."""
+    model_digest, engine_digest = digests
+    bos = config.bos_token_id
+    return ModelCard(
+        model=settings.model_name or model_name(settings.model_path),
+        context_tokens=context_tokens,
+        vocab_size=config.vocab_size,
+        tokenizer_json=tokenizer.json,
+        chat_template=tokenizer.chat_template,
+        special_tokens=tokenizer.special_tokens,
+        bos_token_id=tokenizer.bos_token_id if bos is None else bos,
+        eos_token_ids=eos_token_ids,
+        block_tokens=settings.block_tokens,
+        hash_salt=bytes.fromhex(model_digest),
+        engine=settings.engine,
+        engine_version=version_of("tidegate"),
+        engine_digest=engine_digest,
+        model_digest=model_digest,
+        device=device,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        min_start_budget_ms=settings.min_start_budget_ms,
+        max_step_tokens=settings.max_step_tokens,
+        can_pause=settings.pause,
+        full_context_tokens=config.context_tokens,
+        sampling_defaults=sampling_defaults(settings),
+    )

@@ -1,0 +1,148 @@
+"""Has planned steps computed, one after the other or one ahead, and in parts where one fails.
+
+With overlap a step is launched before the one before it is read, so that the device never waits
+for the engine::
+
+    engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
+    device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from worker.core import Clock
+from worker.engine.bisection import Bisection, step_failed
+from worker.log import engine_log
+from worker.runner.base import OverlappingRunner, Runner, StepInFlight
+from worker.runner.out_of_memory import StepMemory
+from worker.scheduler.plan import Plan, Row, StepResult
+from worker.scheduler.request import EndReason, Request
+from worker.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Executed:
+    """What came of a step; of the one before it, with overlap.
+
+    ``plan`` is what was computed, perhaps less than planned, in ``duration_s``.
+    """
+
+    plan: Plan | None = None
+    result: StepResult = field(default_factory=lambda: StepResult([]))
+    duration_s: float = 0.0
+    was_launched: bool = False
+    """The scheduler knows of its rows: they are to be confirmed or discarded."""
+    failed: dict[Request, EndReason | None] = field(default_factory=dict)
+    """Requests that were not computed; without a reason they are planned again."""
+
+
+class Executor:
+    """Between scheduler and runner. Used by the engine's thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        memory: StepMemory,
+        clock: Clock,
+        *,
+        overlap: bool,
+    ) -> None:
+        """``overlap`` takes effect with an ``OverlappingRunner`` only."""
+        self._scheduler = scheduler
+        self.runner = runner
+        self.launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
+        """None to compute each step at once."""
+        self._memory = memory
+        self._clock = clock
+        self._bisection = Bisection()
+        self._in_flight: StepInFlight | None = None
+        """The step that was launched and not read yet."""
+        self._collected_at = 0.0
+        self._launch_failed = False
+        """The next step is computed without overlap."""
+
+    @property
+    def in_flight(self) -> frozenset[Request]:
+        """Requests that a launched step still has a row of."""
+        return frozenset() if self._in_flight is None else self._in_flight.requests
+
+    @property
+    def stream_utilization(self) -> float:
+        """See ``OverlappingRunner``; 0 without overlap."""
+        return 0.0 if self.launcher is None else self.launcher.stream_utilization
+
+    def run(self, plan: Plan | None) -> Executed | None:
+        """Compute what fits of ``plan``, or launch it and read the step before; None: neither."""
+        if plan is not None:
+            plan = self._bisection.cut(plan)
+        if self.launcher is not None and not (self._launch_failed or self._bisection.is_on):
+            return self._launch(self.launcher, plan)
+        if plan is None:
+            return None
+        self._launch_failed = False
+        return self._execute(plan)
+
+    def discard(self) -> None:
+        """Wait for the step in flight, whose result nobody wants."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return
+        with suppress(Exception):  # whatever it was, all jobs end here
+            step.collect()
+        for row in step.plan.rows:
+            self._scheduler.discard(row)
+
+    def _execute(self, plan: Plan) -> Executed:
+        started = self._clock()
+        try:
+            done = self._memory.execute(self.runner, plan)
+        except Exception as error:
+            return self._failed(plan.rows, error)
+        self._bisection.passed()
+        duration_s = self._clock() - started
+        computed = done.plan if done.plan.rows else None
+        return Executed(computed, done.result, duration_s, failed=dict(done.failed))
+
+    def _launch(self, launcher: OverlappingRunner, plan: Plan | None) -> Executed | None:
+        before, self._in_flight = self._in_flight, None
+        ran = plan is not None or before is not None
+        if plan is not None and self._memory.is_over_limit():
+            self._launch_failed, plan = True, None
+        if plan is not None:
+            plan = self._memory.cut(plan)
+            try:
+                self._in_flight = StepInFlight(plan, launcher.launch(plan), self._clock())
+            except Exception:
+                engine_log.exception("launching %d rows failed; trying again", len(plan.rows))
+                self._launch_failed = True
+            else:
+                for row in plan.rows:
+                    self._scheduler.launch(row)
+        if before is not None:
+            return self._collect(before)
+        return Executed() if ran else None
+
+    def _collect(self, step: StepInFlight) -> Executed:
+        try:
+            result = step.collect()
+        except Exception as error:
+            # The step launched after it had its tokens as inputs.
+            after, self._in_flight = self._in_flight, None
+            rows = step.plan.rows + (after.plan.rows if after is not None else [])
+            for row in reversed(rows):
+                self._scheduler.undo_launch(row)
+            return self._failed(rows, error)
+        now = self._clock()
+        duration_s = now - max(step.launched_at, self._collected_at)
+        self._collected_at = now
+        return Executed(step.plan, result, duration_s, was_launched=True)
+
+    def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
+        """The request that failed a step by itself ends; else the rows are tried in halves."""
+        guilty = self._bisection.failed(rows, error)
+        requests = dict.fromkeys(row.request for row in rows)
+        return Executed(
+            failed={each: step_failed(error) if each is guilty else None for each in requests}
+        )
