@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
     ("file", "line", "broken"),
     [
         ("orchestrator/clock.py", "import orchestrator.service", "the orchestrator's floors"),
+        ("orchestrator/api/http/fields.py", "import orchestrator.api.native", "dialects are edges"),
+        ("orchestrator/tasks/task.py", "import aiohttp", "only the edge speaks HTTP"),
         ("worker/scheduler/plan.py", "import worker.engine.engine", "the worker's floors"),
         ("orchestrator/health.py", "import worker.models", "both sides share the protocol only"),
         ("worker/core.py", "import perf.gate", "nothing that runs needs the benchmarks"),

@@ -1,12 +1,12 @@
 """What every dialect is made of.
 
-- ``connection``    a client's connection: heads and idle time bounded, malformed HTTP answered in
-  our shape; ``hang_ups`` tells who has hung up from who has said all
-- ``browsers``      which web pages may ask
-- ``context``       what every request carries: arrival, correlation id, dialect
-- ``body``          JSON bodies, with errors that name the field; ``body_budget`` bounds them all
-  together, ``choices`` lists what a field allows
-- ``deadlines``     a client's deadlines, in every spelling
-- ``fields``        placement, session, tenant and priority
-- ``event_stream``  server-sent events to one client
+A connection: ``runner`` makes them, ``connection`` is one, with ``connection_limit`` (how many),
+``accepting`` (as open files allow) and ``hang_ups`` (who has hung up, and who has said all).
+``refusals`` answers what never becomes a request.
+
+A request: ``context`` (what is known of it), ``browsers`` (which web pages may ask), ``body`` (read
+within ``body_budget``, large ones on the thread of ``large_bodies``), ``decode`` (JSON to a type),
+``deadlines`` (in every spelling), ``fields`` (what every dialect's body may say).
+
+An answer: ``responses`` (JSON, errors, headers), ``event_stream`` (server-sent events).
 """
