@@ -11,7 +11,7 @@ from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import RetryAfter
 from orchestrator.errors import QueueFull, TidegateError
-from orchestrator.placement import Choice, Placer, Spec
+from orchestrator.placement import Choice, Placer, Requirements
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
@@ -176,7 +176,7 @@ class Dispatcher:
     def _start(self) -> None:
         """Send whatever has somewhere to go, as of the placer's last ``refresh``."""
         placer = self._placer
-        blocked: set[Spec] = set()
+        blocked: set[Requirements] = set()
         passes = POLICY_PASSES
         has_room = placer.has_room
         for task in self._queue:
@@ -184,21 +184,21 @@ class Dispatcher:
                 return
             if task.is_unread and task.paused_on:  # for whom?
                 continue
-            spec = placer.spec(task)
-            if spec in blocked:
+            requirements = placer.requirements(task)
+            if requirements in blocked:
                 continue
             try:
                 choice = placer.choose(task)
                 if choice is None:
                     if task.is_background and not placer.idles:
                         return  # all that are left are background
-                    if placer.has_room_for(spec):  # this task only, mostly for a policy
+                    if placer.has_room_for(requirements):  # this task only, mostly for a policy
                         passes -= 1
                     else:
-                        blocked.add(spec)
+                        blocked.add(requirements)
                         # In order is dear where many tenants wait; this goes through them once.
                         if len(blocked) <= FEW_SPECS and all(
-                            placer.spec(other) in blocked for other in self._queue.tasks()
+                            placer.requirements(other) in blocked for other in self._queue.tasks()
                         ):
                             return
                     continue

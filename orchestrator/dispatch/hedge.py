@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.registry import Registry
-from orchestrator.placement import Spec, feasible
+from orchestrator.placement import Requirements, feasible
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.tasks.task import Task
@@ -77,10 +77,10 @@ class Hedger:
     def target(self, task: Task) -> str | None:
         """The least loaded other instance with a slot free for ``task``, if any."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
-        spec = Spec(task.model, task.vocabulary, tokens, task.job.placement)
+        requirements = Requirements(task.model, task.vocabulary, tokens, task.job.placement)
         free = [
             c
-            for c in feasible(spec, self._registry.candidates())
+            for c in feasible(requirements, self._registry.candidates())
             if c.ready
             and c.name != task.instance
             and c.name not in task.failed_on

@@ -1,12 +1,10 @@
-"""What placement looks at: instances at one moment, and what a task asks of them."""
+"""An instance at one moment, as placement sees it."""
 
 from dataclasses import dataclass
 
 from orchestrator.prediction import StepUnderLoad
-from orchestrator.tasks.task import PlacementWish
 
 UNLIMITED = 2**62
-ANYWHERE = PlacementWish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +53,3 @@ class Candidate:
         """Whether a job whose KV it holds would run at once."""
         # It goes on before all that wait in the worker: it may be sent whenever they may.
         return self.is_up and self.load < max(self.most_rows, self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What an instance must have; tasks of equal specs can go to the same ones."""
-
-    model: str
-    vocabulary: bytes
-    tokens: int = 0
-    """Prompt and longest answer together."""
-    wish: PlacementWish = ANYWHERE
-    resumes: bool = False
-    """It goes on with a paused job, whose KV is where the wish says."""
-
-    def allows(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` could ever take it, however busy it is now."""
-        if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
-            return False
-        if self.tokens > candidate.most_tokens:
-            return False
-        return self.wish.allows(candidate.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One task's: its spec and its work. ``home`` is where its conversation was, or empty."""
-
-    spec: Spec
-    prompt_tokens: int = 1
-    output_tokens: int = 1
-    home: str = ""

@@ -1,24 +1,27 @@
 """Which instance takes a task (OR-6 to OR-9), in the order of the data.
 
-``choose`` is the pure function over ``Candidate``s, ``affinity`` remembers where conversations are
-(and ``PrefixIndex`` where prompts are), and ``placer`` puts these together for the dispatcher,
-under the operator's ``policy`` if there is one.
+- ``requirements``  what a task needs of an instance
+- ``choose``        the pure choice over ``Candidate``s
+- ``affinity``      where conversations were
+- ``policy``        an operator's own expression
+- ``placer``        these over the registry as it is now
 """
 
-from orchestrator.instances.candidate import Candidate, Need, Spec
+from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.affinity import Affinity
 from orchestrator.placement.choose import feasible, place
 from orchestrator.placement.placer import Choice, Placer
+from orchestrator.placement.requirements import Demand, Requirements
 
 __all__ = [
     "Affinity",
     "Candidate",
     "Choice",
-    "Need",
+    "Demand",
     "Placer",
     "PrefixIndex",
-    "Spec",
+    "Requirements",
     "feasible",
     "place",
 ]

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.instances.candidate import Candidate, Need, Spec
+from orchestrator.instances.candidate import Candidate
+from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.task import PlacementMode
 
 TIE_MS, TIE_SHARE = 1.0, 0.05
@@ -11,13 +12,13 @@ TIE_MS, TIE_SHARE = 1.0, 0.05
 NOTHING_CACHED: Mapping[str, int] = {}
 
 
-def feasible(spec: Spec, candidates: Iterable[Candidate]) -> list[Candidate]:
+def feasible(requirements: Requirements, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that could take it, busy or not, up or not."""
-    return [candidate for candidate in candidates if spec.allows(candidate)]
+    return [candidate for candidate in candidates if requirements.allows(candidate)]
 
 
 def place(
-    need: Need, able: Sequence[Candidate], cached: Mapping[str, int] = NOTHING_CACHED
+    demand: Demand, able: Sequence[Candidate], cached: Mapping[str, int] = NOTHING_CACHED
 ) -> Candidate | None:
     """The one of ``able`` with room that finishes first; None when there is none.
 
@@ -26,27 +27,27 @@ def place(
     then the most free KV, then the smaller name, so that the choice is reproducible.
     """
     free = [c for c in able if c.has_room]
-    wish = need.spec.wish
-    if wish.mode is PlacementMode.PREFER:
-        free = [c for c in free if c.name in wish.instances] or free
+    constraint = demand.requirements.constraint
+    if constraint.mode is PlacementMode.PREFER:
+        free = [c for c in free if c.name in constraint.instances] or free
     if len(free) < 2:
         return free[0] if free else None
-    known = [finish_ms(need, c, cached) for c in free if c.pace is not None]
+    known = [finish_ms(demand, c, cached) for c in free if c.pace is not None]
     limit = min(known, default=0.0)
     limit += max(TIE_MS, TIE_SHARE * limit)
     # One whose pace is unknown counts as the best: else it would never get to show it.
     finishes = iter(known)
     ties = [c for c in free if c.pace is None or next(finishes) <= limit]
     return min(
-        ties, key=lambda c: (c.name != need.home, c.load / c.slots, c.load, -c.kv_free, c.name)
+        ties, key=lambda c: (c.name != demand.home, c.load / c.slots, c.load, -c.kv_free, c.name)
     )
 
 
 def finish_ms(
-    need: Need, candidate: Candidate, cached: Mapping[str, int] = NOTHING_CACHED
+    demand: Demand, candidate: Candidate, cached: Mapping[str, int] = NOTHING_CACHED
 ) -> float:
     """When ``candidate`` would usually be done with it, from now; 0 while its pace is unknown."""
     if candidate.pace is None:
         return 0.0
-    new = need.prompt_tokens - cached.get(candidate.name, 0)
-    return candidate.pace.finish_ms(new, need.output_tokens)
+    new = demand.prompt_tokens - cached.get(candidate.name, 0)
+    return candidate.pace.finish_ms(new, demand.output_tokens)

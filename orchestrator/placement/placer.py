@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.clock import Clock
-from orchestrator.instances.candidate import UNLIMITED, Candidate, Need, Spec
+from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.affinity import Affinity
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
+from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
 
 FEASIBLE_TTL_S = 1.0
 _MOST_SETS = 1024
 
 
-class Site(Protocol):
+class RegistryView(Protocol):
     """The registry, as far as placement reads it."""
 
     snapshot_version: int
@@ -47,7 +48,7 @@ class Placer:
 
     def __init__(
         self,
-        site: Site,
+        registry: RegistryView,
         clock: Clock,
         output_tokens_of: Callable[[Task], int],
         policy: Policy | None = None,
@@ -60,19 +61,19 @@ class Placer:
         """Of these, to an instance that held some of the prompt."""
         self.home_choices = 0
         """And to the one where the conversation was."""
-        self._site = site
+        self._registry = registry
         self._clock = clock
         self._output_tokens_of = output_tokens_of
         self._now: dict[str, Candidate] = {}
         self._limits: list[int] = []
         self._version = -1
-        self._sets: dict[tuple[Spec, int], tuple[list[str], float]] = {}
+        self._sets: dict[tuple[Requirements, int], tuple[list[str], float]] = {}
 
     def refresh(self) -> None:
         """Look at all instances anew."""
-        self._now = {candidate.name: candidate for candidate in self._site.candidates()}
-        if self._version != self._site.snapshot_version:
-            self._version = self._site.snapshot_version
+        self._now = {candidate.name: candidate for candidate in self._registry.candidates()}
+        if self._version != self._registry.snapshot_version:
+            self._version = self._registry.snapshot_version
             self._sets.clear()
         self._limits = sorted({c.most_tokens for c in self._now.values()})
 
@@ -89,12 +90,12 @@ class Placer:
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
         self.refresh()
-        return self.has_room_for(self.spec(task))
+        return self.has_room_for(self.requirements(task))
 
     def is_possible(self, task: Task) -> bool:
         """Whether an instance that is up could ever take ``task``."""
         self.refresh()
-        return any(c.ready for c in self._feasible(self.spec(task)))
+        return any(c.ready for c in self._feasible(self.requirements(task)))
 
     def is_excluded(self, task: Task) -> bool:
         """Whether the operator's policy sends ``task`` nowhere, now or when all are idle.
@@ -104,39 +105,39 @@ class Placer:
         """
         if self.policy is None:
             return False
-        able = self._feasible(self.spec(task))
+        able = self._feasible(self.requirements(task))
         facts = self._facts(task)
-        need = self._need(task)
+        demand = self._demand(task)
         everything = dict.fromkeys((c.name for c in able), max(0, task.prompt_tokens - 1))
         idle = [replace(c, load=0, kv_free=UNLIMITED) for c in able]
         for home, candidates, cached in (
-            (need.home, able, self._cached(task)),
+            (demand.home, able, self._cached(task)),
             ("", idle, {}),
             *((c.name, [c], everything) for c in idle),
         ):
-            at = replace(need, home=home)
+            at = replace(demand, home=home)
             if self._filter(self.policy, at, candidates, cached, facts):
                 return False
         return True
 
-    def has_room_for(self, spec: Spec) -> bool:
-        """Whether an instance has room for tasks of ``spec``, as of the last ``refresh``."""
-        able = self._feasible(spec)
-        return any(c.can_resume if spec.resumes else c.has_room for c in able)
+    def has_room_for(self, requirements: Requirements) -> bool:
+        """Whether an instance has room for tasks with these, as of the last ``refresh``."""
+        able = self._feasible(requirements)
+        return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
-    def spec(self, task: Task) -> Spec:
+    def requirements(self, task: Task) -> Requirements:
         """What ``task`` asks. Token counts that the same instances can hold are one."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._limits, tokens)
         most = self._limits[at] if at < len(self._limits) else tokens
         if task.paused_on:
             keeper = PlacementWish(PlacementMode.PIN, (task.paused_on,))
-            return Spec(task.model, task.vocabulary, most, keeper, resumes=True)
-        return Spec(task.model, task.vocabulary, most, task.job.placement)
+            return Requirements(task.model, task.vocabulary, most, keeper, resumes=True)
+        return Requirements(task.model, task.vocabulary, most, task.job.placement)
 
     def able(self, task: Task) -> list[str]:
         """Instances that are ready and could take ``task``, busy or not."""
-        ready = [c.name for c in self._feasible(self.spec(task)) if c.ready]
+        ready = [c.name for c in self._feasible(self.requirements(task)) if c.ready]
         return [name for name in ready if name not in task.failed_on] or ready
 
     def choose(self, task: Task) -> Choice | None:
@@ -147,21 +148,21 @@ class Placer:
         if task.paused_on:
             keeper = self._now.get(task.paused_on)
             return Choice(keeper.name, 0, 0.0) if keeper and keeper.can_resume else None
-        spec = self.spec(task)
-        able: Sequence[Candidate] = [c for c in self._feasible(spec) if c.ready]
+        requirements = self.requirements(task)
+        able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
         able = [c for c in able if _takes(c, task)]
         if not able:
             return None
-        need = self._need(task)
+        demand = self._demand(task)
         cached = self._cached(task)
         if self.policy is not None:
-            able = self._filter(self.policy, need, able, cached, self._facts(task))
-        chosen = place(need, able, cached)
+            able = self._filter(self.policy, demand, able, cached, self._facts(task))
+        chosen = place(demand, able, cached)
         if chosen is None:
             return None
-        return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(need, chosen, cached))
+        return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
 
     def sent(self, task: Task, choice: Choice) -> None:
         """``task`` went where it was told to."""
@@ -171,15 +172,15 @@ class Placer:
         self.prefix_choices += choice.cached_tokens > 0
         self.home_choices += choice.name == self.affinity.home(tenant, session, now)
         self.affinity.went(tenant, session, choice.name, now)
-        self._now[choice.name] = self._site.candidate(choice.name)
+        self._now[choice.name] = self._registry.candidate(choice.name)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _feasible(self, spec: Spec) -> Sequence[Candidate]:
-        key, now = (spec, self._version), self._clock.now()
+    def _feasible(self, requirements: Requirements) -> Sequence[Candidate]:
+        key, now = (requirements, self._version), self._clock.now()
         names, until = self._sets.get(key, ([], 0.0))
         if until <= now:
-            names = [candidate.name for candidate in feasible(spec, self._now.values())]
+            names = [candidate.name for candidate in feasible(requirements, self._now.values())]
             if len(self._sets) >= _MOST_SETS:
                 self._sets.clear()
             self._sets[key] = (names, now + FEASIBLE_TTL_S)
@@ -188,13 +189,15 @@ class Placer:
 
     def _cached(self, task: Task) -> Mapping[str, int]:
         """Prompt tokens that need no prefill, by instance. At least one always does."""
-        blocks = self._site.prefixes.longest(task.prefix_names)
+        blocks = self._registry.prefixes.longest(task.prefix_names)
         most = task.prompt_tokens - 1
         return {name: min(most, task.block_tokens * count) for name, count in blocks.items()}
 
-    def _need(self, task: Task) -> Need:
+    def _demand(self, task: Task) -> Demand:
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())
-        return Need(self.spec(task), task.prompt_tokens, self._output_tokens_of(task), home)
+        return Demand(
+            self.requirements(task), task.prompt_tokens, self._output_tokens_of(task), home
+        )
 
     def _facts(self, task: Task) -> dict[str, Fact]:
         return {
@@ -210,13 +213,13 @@ class Placer:
     def _filter(
         self,
         policy: Policy,
-        need: Need,
+        demand: Demand,
         able: Sequence[Candidate],
         cached: Mapping[str, int],
         facts: dict[str, Fact],
     ) -> Sequence[Candidate]:
         """Those that the operator's policy puts first; all when it cannot be used (OR-8)."""
-        ranked = policy.choose(facts, [_facts(need, c, cached) for c in able])
+        ranked = policy.choose(facts, [_facts(demand, c, cached) for c in able])
         if ranked is None:
             return able
         return [able[entry.which] for entry in ranked if entry.score == ranked[0].score]
@@ -228,7 +231,7 @@ def _takes(candidate: Candidate, task: Task) -> bool:
     return candidate.idles if task.is_background else candidate.has_room
 
 
-def _facts(need: Need, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:
+def _facts(demand: Demand, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:
     pace = candidate.pace
     return {
         "name": candidate.name,
@@ -238,7 +241,7 @@ def _facts(need: Need, candidate: Candidate, cached: Mapping[str, int]) -> dict[
         "free": candidate.free,
         "cached_tokens": cached.get(candidate.name, 0),
         "kv_free": candidate.kv_free,
-        "has_session": candidate.name == need.home,
-        "predicted_finish_ms": finish_ms(need, candidate, cached),
+        "has_session": candidate.name == demand.home,
+        "predicted_finish_ms": finish_ms(demand, candidate, cached),
         "perf_tokens_per_s": 0.0 if pace is None else pace.tokens_per_s,
     }

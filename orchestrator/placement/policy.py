@@ -23,8 +23,8 @@ from cel_expr_python import cel
 from orchestrator.telemetry.log import service_log
 
 MAX_TEXT = 4096
-REST_AFTER_TIMEOUT_S = 5.0
-"""A policy that was too slow is not asked again for this long: each try stalls everybody."""
+SUSPENDED_S = 5.0
+"""A policy that was too slow is not evaluated for this long: each try stalls everybody."""
 LOG_EVERY_S = 60.0
 
 Fact = str | int | float | bool
@@ -86,7 +86,7 @@ class Policy:
         self._expression = expression
         self._limit_s = limit_ms / 1000
         self._now = now
-        self._rests_until = -math.inf
+        self._suspended_until = -math.inf
         self._logged_at = -math.inf
         self.fallbacks: Counter[str] = Counter()
 
@@ -117,7 +117,7 @@ class Policy:
         be used, and the built-in one decides.
         """
         began = self._now()
-        if began < self._rests_until:
+        if began < self._suspended_until:
             self.fallbacks["resting"] += 1
             return None
         ends = began + self._limit_s
@@ -152,9 +152,11 @@ class Policy:
         return float(value)
 
     def _too_slow(self) -> None:
-        self._rests_until = self._now() + REST_AFTER_TIMEOUT_S
+        self._suspended_until = self._now() + SUSPENDED_S
         limit_ms = 1000 * self._limit_s
-        self._fall_back("timeout", f"it took longer than {limit_ms:g} ms and rests for a while")
+        self._fall_back(
+            "timeout", f"it took longer than {limit_ms:g} ms; suspended for {SUSPENDED_S:g} s"
+        )
 
     def _fall_back(self, reason: str, message: str) -> None:
         self.fallbacks[reason] += 1
@@ -162,7 +164,7 @@ class Policy:
         level = logging.DEBUG
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at, level = now, logging.WARNING
-        service_log.log(level, "the placement policy failed, the built-in one decides: %s", message)
+        service_log.log(level, "placement policy failed, using the built-in one: %s", message)
 
 
 def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:

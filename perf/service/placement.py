@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.clock import Timer
-from orchestrator.placement import Candidate, Need, Placer, PrefixIndex, Spec, place
+from orchestrator.placement import Candidate, Demand, Placer, PrefixIndex, Requirements, place
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Api, Job, Task
@@ -80,7 +80,7 @@ def _measure(samples: int) -> list[Figure]:
     task = Task("t", job)
     task.model, task.vocabulary = "m", b"v"
     task.prompt_tokens, task.block_tokens, task.prefix_names = 1030, 16, names
-    need = Need(Spec("m", b"v"), 1030, 64)
+    demand = Demand(Requirements("m", b"v"), 1030, 64)
     cached = {candidates[90].name: 864}
     of = Figure.of
     return [
@@ -88,7 +88,7 @@ def _measure(samples: int) -> list[Figure]:
             "placement.pure_us",
             f"pure placement, {INSTANCES} instances",
             "µs",
-            _times(lambda: place(need, candidates, cached), samples),
+            _times(lambda: place(demand, candidates, cached), samples),
         ),
         of(
             "placement.choose_us",

@@ -16,7 +16,7 @@ from orchestrator.tasks.task import Priority, Stage, Task
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
-from tests.orchestrator.placement.test_placement import Site, candidate, task
+from tests.orchestrator.placement.test_placement import RegistryView, candidate, task
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Submit
@@ -162,14 +162,14 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
 
 
 def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
-    site = Site(candidate("a", most_rows=8), candidate("b", most_rows=8))
+    site = RegistryView(candidate("a", most_rows=8), candidate("b", most_rows=8))
     chooser = Placer(site, ManualClock(), lambda task: 10)
 
     def goes(**changes: object) -> str | None:
         site.now["a"] = candidate("a", most_rows=8, **changes)
         chooser.refresh()
         choice = chooser.choose(paused)
-        assert (choice is not None) == chooser.has_room_for(chooser.spec(paused))
+        assert (choice is not None) == chooser.has_room_for(chooser.requirements(paused))
         return None if choice is None else choice.name
 
     paused = task()

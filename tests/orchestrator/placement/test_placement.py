@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from orchestrator.placement import (
     Affinity,
     Candidate,
-    Need,
+    Demand,
     Placer,
     PrefixIndex,
-    Spec,
+    Requirements,
     feasible,
     place,
 )
@@ -69,8 +69,8 @@ candidates = st.lists(
     unique_by=lambda c: c.name,
 )
 needs = st.builds(
-    Need,
-    st.builds(Spec, st.just("m"), st.just(b"v"), st.sampled_from([50, 500]), wishes),
+    Demand,
+    st.builds(Requirements, st.just("m"), st.just(b"v"), st.sampled_from([50, 500]), wishes),
     prompt_tokens=st.integers(1, 400),
     output_tokens=st.integers(1, 200),
     home=st.sampled_from(["", *NAMES]),
@@ -78,45 +78,45 @@ needs = st.builds(
 holdings = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 400))
 
 
-def finish(need: Need, candidate: Candidate, cached: dict[str, int]) -> float:
+def finish(demand: Demand, candidate: Candidate, cached: dict[str, int]) -> float:
     if candidate.pace is None:
         return 0.0
-    new = need.prompt_tokens - min(need.prompt_tokens - 1, cached.get(candidate.name, 0))
-    return candidate.pace.finish_ms(new, need.output_tokens)
+    new = demand.prompt_tokens - min(demand.prompt_tokens - 1, cached.get(candidate.name, 0))
+    return candidate.pace.finish_ms(new, demand.output_tokens)
 
 
-def fits(need: Need, candidate: Candidate) -> bool:
-    spec, wish = need.spec, need.spec.wish
-    named = candidate.name in wish.instances
+def fits(demand: Demand, candidate: Candidate) -> bool:
+    requirements, constraint = demand.requirements, demand.requirements.constraint
+    named = candidate.name in constraint.instances
     return (
         candidate.ready
         and candidate.load < candidate.slots
-        and (candidate.model, candidate.vocabulary) == (spec.model, spec.vocabulary)
-        and spec.tokens <= candidate.most_tokens
-        and (wish.mode is not PlacementMode.PIN or named)
-        and (wish.mode is not PlacementMode.AVOID or not named)
+        and (candidate.model, candidate.vocabulary) == (requirements.model, requirements.vocabulary)
+        and requirements.tokens <= candidate.most_tokens
+        and (constraint.mode is not PlacementMode.PIN or named)
+        and (constraint.mode is not PlacementMode.AVOID or not named)
     )
 
 
 @given(needs, candidates, holdings)
 def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
-    need: Need, given_candidates: list[Candidate], cached: dict[str, int]
+    demand: Demand, given_candidates: list[Candidate], cached: dict[str, int]
 ) -> None:
-    chosen = place(need, feasible(need.spec, given_candidates), cached)
-    able = [c for c in given_candidates if fits(need, c)]
-    if need.spec.wish.mode is PlacementMode.PREFER:
-        able = [c for c in able if c.name in need.spec.wish.instances] or able
+    chosen = place(demand, feasible(demand.requirements, given_candidates), cached)
+    able = [c for c in given_candidates if fits(demand, c)]
+    if demand.requirements.constraint.mode is PlacementMode.PREFER:
+        able = [c for c in able if c.name in demand.requirements.constraint.instances] or able
     assert (chosen is None) == (not able)
-    assert place(need, feasible(need.spec, given_candidates[::-1]), cached) == chosen
+    assert place(demand, feasible(demand.requirements, given_candidates[::-1]), cached) == chosen
     if chosen is None:
         return
     assert chosen in able
-    best = min((finish(need, c, cached) for c in able if c.pace), default=0.0)
+    best = min((finish(demand, c, cached) for c in able if c.pace), default=0.0)
     limit = best + max(TIE_MS, TIE_SHARE * best) + 1e-6
-    assert chosen.pace is None or finish(need, chosen, cached) <= limit
-    ties = {c.name for c in able if c.pace is None or finish(need, c, cached) < limit - 1e-3}
-    if need.home in ties:
-        assert chosen.name == need.home
+    assert chosen.pace is None or finish(demand, chosen, cached) <= limit
+    ties = {c.name for c in able if c.pace is None or finish(demand, c, cached) < limit - 1e-3}
+    if demand.home in ties:
+        assert chosen.name == demand.home
 
 
 @given(models, loads, st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500))
@@ -133,32 +133,32 @@ def candidate(name: str, **changes: object) -> Candidate:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-SPEC = Spec("m", b"v")
+SPEC = Requirements("m", b"v")
 
 
 def test_or7_an_instance_of_unknown_pace_gets_to_show_it() -> None:
-    need = Need(SPEC, 10, 10)
+    demand = Demand(SPEC, 10, 10)
     new, busy = candidate("new", pace=None), candidate("a", load=1)
-    assert place(need, [busy, new]) is new
-    assert place(need, [candidate("a"), replace(new, load=1)]) == candidate("a")
+    assert place(demand, [busy, new]) is new
+    assert place(demand, [candidate("a"), replace(new, load=1)]) == candidate("a")
 
 
 def test_or9_goes_where_the_prefix_is_only_when_that_finishes_sooner() -> None:
-    need = Need(SPEC, prompt_tokens=400, output_tokens=10)
+    demand = Demand(SPEC, prompt_tokens=400, output_tokens=10)
     near, far = candidate("near"), candidate("far")
-    assert place(need, [near, far], {"near": 300}) is near
+    assert place(demand, [near, far], {"near": 300}) is near
     late = candidate("near", pace=FAST.under(Load(8, 4, 0, 2000)))
-    assert place(need, [late, far], {"near": 300}) is far
+    assert place(demand, [late, far], {"near": 300}) is far
 
 
 def test_or7_ties_go_to_the_conversation_then_load_then_memory_then_name() -> None:
-    need = Need(SPEC, 10, 10, home="c")
+    demand = Demand(SPEC, 10, 10, home="c")
     a, b, c = candidate("a"), candidate("b"), candidate("c", load=1)
-    assert place(need, [a, b, c]) is c
-    need = replace(need, home="")
-    assert place(need, [b, c, a]) is a
-    assert place(need, [a, b, replace(c, load=0, kv_free=5)]) == replace(c, load=0, kv_free=5)
-    assert place(need, [candidate("slow", pace=SLOW.under(Load())), c]) is c
+    assert place(demand, [a, b, c]) is c
+    demand = replace(demand, home="")
+    assert place(demand, [b, c, a]) is a
+    assert place(demand, [a, b, replace(c, load=0, kv_free=5)]) == replace(c, load=0, kv_free=5)
+    assert place(demand, [candidate("slow", pace=SLOW.under(Load())), c]) is c
 
 
 @given(st.data())
@@ -207,7 +207,7 @@ def test_or9_affinity_is_soft_and_bounded() -> None:
     assert affinity.home("t", "", now=50) == ""
 
 
-class Site:
+class RegistryView:
     """A registry of fixed candidates."""
 
     def __init__(self, *given_candidates: Candidate) -> None:
@@ -237,7 +237,7 @@ def task(**changes: object) -> Task:
     return made
 
 
-def placer(site: Site, policy: str = "", clock: ManualClock | None = None) -> Placer:
+def placer(site: RegistryView, policy: str = "", clock: ManualClock | None = None) -> Placer:
     made = Placer(
         site,
         clock or ManualClock(),
@@ -249,7 +249,7 @@ def placer(site: Site, policy: str = "", clock: ManualClock | None = None) -> Pl
 
 
 def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None:
-    site = Site(candidate("a"), candidate("b"))
+    site = RegistryView(candidate("a"), candidate("b"))
     chooser = placer(site)
     talk = task(session_id="s")
     first = chooser.choose(talk)
@@ -270,7 +270,7 @@ def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None
 
 def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
     clock = ManualClock()
-    site = Site(candidate("a"))
+    site = RegistryView(candidate("a"))
     chooser = placer(site, clock=clock)
     assert chooser.could_start(task())
     site.now = {"b": candidate("b")}
@@ -283,22 +283,22 @@ def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
 
 
 def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None:
-    site = Site(candidate("a", most_tokens=80), candidate("b", ready=False))
+    site = RegistryView(candidate("a", most_tokens=80), candidate("b", ready=False))
     chooser = placer(site)
 
-    def wish(mode: PlacementMode, *names: str) -> Task:
+    def constraint(mode: PlacementMode, *names: str) -> Task:
         return task(placement=PlacementWish(mode, names))
 
-    assert chooser.is_possible(wish(PlacementMode.PIN, "a"))
-    assert not chooser.is_possible(wish(PlacementMode.PIN, "b"))
-    assert not chooser.is_possible(wish(PlacementMode.AVOID, "a"))
-    assert chooser.is_possible(wish(PlacementMode.PREFER, "b"))
+    assert chooser.is_possible(constraint(PlacementMode.PIN, "a"))
+    assert not chooser.is_possible(constraint(PlacementMode.PIN, "b"))
+    assert not chooser.is_possible(constraint(PlacementMode.AVOID, "a"))
+    assert chooser.is_possible(constraint(PlacementMode.PREFER, "b"))
     long = task(sampling=Sampling(max_tokens=17))
     assert not chooser.is_possible(long)
 
 
 def test_or8_the_operators_policy_filters_and_scores() -> None:
-    site = Site(candidate("a", load=3), candidate("b", load=1), candidate("c"))
+    site = RegistryView(candidate("a", load=3), candidate("b", load=1), candidate("c"))
     assert placer(site).choose(task()).name == "c"  # type: ignore[union-attr]
     assert placer(site, 'instance.name != "c"').choose(task()).name == "b"  # type: ignore[union-attr]
     assert placer(site, "-instance.load").choose(task()).name == "a"  # type: ignore[union-attr]

@@ -59,8 +59,8 @@ async def test_or7_wishes_are_kept_and_impossible_ones_are_told(
     service = await make_service(first, second)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for mode, named in (("pin", second), ("avoid", first), ("prefer", second)):
-        wish = {"mode": mode, "instances": [named.address]}
-        assert await offer(service, placement=wish) == 202
+        constraint = {"mode": mode, "instances": [named.address]}
+        assert await offer(service, placement=constraint) == 202
     await service.until(lambda: len(service.outcomes()) == 3)
     assert (len(first.submits), len(second.submits)) == (0, 3)
     assert await offer(service, placement={"mode": "pin", "instances": ["elsewhere:1"]}) == 400

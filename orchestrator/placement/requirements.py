@@ -1,0 +1,39 @@
+"""What a task needs of an instance."""
+
+from dataclasses import dataclass
+
+from orchestrator.instances.candidate import Candidate
+from orchestrator.tasks.task import PlacementWish
+
+ANYWHERE = PlacementWish()
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What an instance must have; tasks of equal requirements can go to the same ones."""
+
+    model: str
+    vocabulary: bytes
+    tokens: int = 0
+    """Prompt and longest answer together."""
+    constraint: PlacementWish = ANYWHERE
+    resumes: bool = False
+    """It goes on with a paused job, whose KV is where the constraint says."""
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` could ever take it, however busy it is now."""
+        if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
+            return False
+        if self.tokens > candidate.most_tokens:
+            return False
+        return self.constraint.allows(candidate.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A task's requirements and work. ``home`` is where its conversation was, or empty."""
+
+    requirements: Requirements
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    home: str = ""
