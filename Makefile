@@ -1,5 +1,6 @@
-# Each target sets up what it needs: .venv with the packages of constraints.txt, and a Triton server
-# in .tidegate/. The first time takes minutes; after that nothing is asked of the network.
+# Each target sets up what it needs: .venv with packages as constraints.txt pins them, for make demo
+# only those that running needs, and a Triton server in .tidegate/. The first time takes minutes; after
+# that nothing is asked of the network.
 
 DEVICE ?= cpu
 PORT ?= 8080
@@ -15,7 +16,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim attack \
+.PHONY: help setup setup-dev demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim attack \
   wheel clean
 
 help:
@@ -33,48 +34,48 @@ help:
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
-	@echo 'make setup         only what each of these does first'
+	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'
 	@echo 'make clean         removes everything that set-up made'
 
-setup:
+setup setup-dev:
 	@test -n '$(FOUND)' || { echo 'set-up: Tidegate needs Python 3.11 to 3.13, and none of these is one:' \
 	  '$(CANDIDATES). sudo apt-get install python3.11-venv libpython3.11 (or another of them), then' \
 	  'make PYTHON=python3.11' >&2; exit 1; }
-	@$(FOUND) -m orchestrator.pool.bootstrap \
+	@$(FOUND) -m orchestrator.pool.bootstrap $(if $(filter setup-dev,$@),--dev) \
 	  --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
-test: setup
+test: setup-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: setup
+bench: setup-dev
 	$(BIN)/python -m perf.service $(ARGS)
 
-bench-quick: setup
+bench-quick: setup-dev
 	$(BIN)/python -m perf.service --quick $(ARGS)
 
-bench-goodput: setup
+bench-goodput: setup-dev
 	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty --plot build/goodput $(ARGS)
 
-bench-peers: setup
+bench-peers: setup-dev
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
 
-attack: setup
+attack: setup-dev
 	$(BIN)/python -m perf.attack --json build/attack.json --allow-dirty $(ARGS)
 
-sim: setup
+sim: setup-dev
 	$(BIN)/python -m perf.sim $(ARGS)
 
-bench-engine: setup
+bench-engine: setup-dev
 	$(BIN)/python -m perf.engine --device $(DEVICE) $(ARGS)
 
 # setuptools would pack what an earlier build left in build/lib

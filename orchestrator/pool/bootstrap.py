@@ -1,10 +1,11 @@
 """Set-up of a checkout, as ``make`` runs it: ``.venv`` with pinned packages, and a Triton server.
 
-    python -m orchestrator.pool.bootstrap [--torch-index URL] [--pip-args "…"]
+    python -m orchestrator.pool.bootstrap [--dev] [--torch-index URL] [--pip-args "…"]
 
-Each part is skipped when its stamp says that it was done for this very Python, ``pyproject.toml``
-and ``constraints.txt``: a second run asks the network nothing. A stamp is written last, so an
-interrupted set-up is simply run again. Standard library only.
+Without ``--dev`` only what running needs is installed. Each part is skipped when its stamp says
+that it was done for this very Python, ``pyproject.toml`` and ``constraints.txt``: a second run asks
+the network nothing. A stamp is written last, so an interrupted set-up is simply run again. Standard
+library only.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from orchestrator.pool.paths import NGC_ROOT, ROOT, state_dir
 from orchestrator.pool.preflight.host import check_venv_module, python_version
 
 VENV = ROOT / ".venv"
-_STAMP = VENV / ".tidegate-stamp"
+_STAMP = ".tidegate-stamp"
+_DEV_STAMP = ".tidegate-dev-stamp"
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
 
@@ -30,19 +32,21 @@ class PipFailed(ProvisionError):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up .venv and the Triton server.")
+    parser.add_argument("--dev", action="store_true", help="also what tests and checks need")
     parser.add_argument("--torch-index", default="", help="one more package index, for torch")
     parser.add_argument("--pip-args", default="", help="more arguments for pip install")
     args = parser.parse_args()
     pip_args = shlex.split(args.pip_args)
     if args.torch_index:
         pip_args += ["--extra-index-url", args.torch_index]
+    is_current = _has_stamp(_DEV_STAMP if args.dev else _STAMP)
     try:
-        if not _is_current():
+        if not is_current:
             make_venv()
         if not (NGC_ROOT / "bin" / "tritonserver").exists():
             set_up_triton(pip_args)
-        if not _is_current():
-            install_packages(pip_args)
+        if not is_current:
+            install_packages(pip_args, dev=args.dev)
     except ProvisionError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
@@ -73,18 +77,22 @@ def set_up_triton(pip_args: list[str]) -> None:
     )
 
 
-def install_packages(pip_args: list[str]) -> None:
-    """Everything in ``constraints.txt``, and the checkout itself in editable form."""
-    _say("Python packages into .venv (the first time takes minutes)")
-    _STAMP.unlink(missing_ok=True)
+def install_packages(pip_args: list[str], *, dev: bool) -> None:
+    """Packages as ``constraints.txt`` pins them, and the checkout itself in editable form."""
+    extras, stamps = ("cpu,dev", (_STAMP, _DEV_STAMP)) if dev else ("cpu", (_STAMP,))
+    _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
+    for stamp in (_STAMP, _DEV_STAMP):  # what is installed may change under the other one, too
+        (VENV / stamp).unlink(missing_ok=True)
     # the build backend first, pinned like everything else, so that the build needs no network
     _pip_install(["setuptools", *pip_args])
-    _pip_install(["--no-build-isolation", "--editable", ".[dev]", *pip_args])
-    _STAMP.write_text(_stamp())
+    _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
+    for stamp in stamps:
+        (VENV / stamp).write_text(_stamp())
 
 
-def _is_current() -> bool:
-    return _STAMP.is_file() and _STAMP.read_text() == _stamp()
+def _has_stamp(name: str) -> bool:
+    stamp = VENV / name
+    return stamp.is_file() and stamp.read_text() == _stamp()
 
 
 def _stamp() -> str:

@@ -41,7 +41,6 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     (tmp_path / "constraints.txt").write_text("torch==2.13.0")
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(bootstrap, "_STAMP", tmp_path / ".venv" / ".tidegate-stamp")
     monkeypatch.setattr(bootstrap, "NGC_ROOT", tmp_path / "ngc")
     monkeypatch.setattr(bootstrap, "_run", commands.run)
     monkeypatch.setattr(bootstrap, "_venv_fits", lambda: True)
@@ -53,7 +52,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 def test_triton_first_then_the_build_backend_then_everything(commands: Commands) -> None:
     """What the machine lacks shows with Triton, before minutes of download."""
     assert bootstrap.main() == 0
-    assert commands.installed == [wheel.WHEEL, "setuptools", ".[dev]"]
+    assert commands.installed == [wheel.WHEEL, "setuptools", ".[cpu]"]
 
 
 def test_a_second_run_runs_nothing(commands: Commands) -> None:
@@ -63,25 +62,53 @@ def test_a_second_run_runs_nothing(commands: Commands) -> None:
     assert commands == []
 
 
+def test_development_adds_to_what_running_needs(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap.main()
+    commands.clear()
+    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
+    assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,dev]"]
+    commands.clear()
+    assert bootstrap.main() == 0
+    monkeypatch.setattr(sys, "argv", ["bootstrap"])
+    assert bootstrap.main() == 0
+    assert commands == []
+
+
+def test_after_a_change_each_is_installed_when_it_is_wanted(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
+    bootstrap.main()
+    (bootstrap.ROOT / "constraints.txt").write_text("changed")
+    commands.clear()
+    for arguments in ([], ["--dev"]):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu]", "setuptools", ".[cpu,dev]"]
+
+
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
 def test_a_changed_pin_installs_packages_but_no_triton(commands: Commands, changed: str) -> None:
     bootstrap.main()
     commands.clear()
     (bootstrap.ROOT / changed).write_text("changed")
     assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[dev]"]
+    assert commands.installed == ["setuptools", ".[cpu]"]
 
 
 def test_an_interrupted_install_is_repeated(
     commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands.fails = lambda command: ".[dev]" in command
+    commands.fails = lambda command: ".[cpu]" in command
     assert bootstrap.main() == 1
     assert capsys.readouterr().err.startswith("set-up: pip failed")
     commands.clear()
     commands.fails = lambda command: False
     assert bootstrap.main() == 0
-    assert commands.installed == ["setuptools", ".[dev]"]
+    assert commands.installed == ["setuptools", ".[cpu]"]
 
 
 def test_an_index_for_torch_and_more_arguments_reach_pip(
@@ -99,7 +126,7 @@ def test_with_ngcs_triton_the_wheel_is_not_needed(commands: Commands) -> None:
     (bootstrap.NGC_ROOT / "bin").mkdir(parents=True)
     (bootstrap.NGC_ROOT / "bin" / "tritonserver").touch()
     bootstrap.main()
-    assert commands.installed == ["setuptools", ".[dev]"]
+    assert commands.installed == ["setuptools", ".[cpu]"]
 
 
 def test_an_unfit_machine_is_told_in_one_sentence(
