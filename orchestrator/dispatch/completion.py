@@ -19,7 +19,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.settle import Settler, Verdict, failed, judge, overdue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
-from worker.protocol import AbortCause, Code, End, Outcome
+from worker.protocol import AbortCause, Code, End, FinishReason, Outcome
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
 """An instance's own: a hedge that is under way already is not touched by them."""
@@ -124,14 +124,14 @@ class Completion:
         metrics = self._metrics
         metrics.count_late(attempt.late_tokens + end.late_tokens)
         self._hedger.stats.aborts_verified += attempt.lost_hedge
-        if attempt.cause is None:
-            return
-        freed_ms = 1000 * (now - attempt.abandoned_at)
-        if attempt.cause is AbortCause.DISCONNECT:
-            metrics.disconnect_ms.observe(freed_ms)
-        metrics.cancellation_ms.observe(freed_ms)
-        if end.abort_ms is not None:
-            metrics.abort_freed_ms.labels(attempt.cause.value).observe(end.abort_ms)
+        if attempt.cause is not None:
+            freed_ms = 1000 * (now - attempt.abandoned_at)
+            if attempt.cause is AbortCause.DISCONNECT:
+                metrics.disconnect_ms.observe(freed_ms)
+            metrics.cancellation_ms.observe(freed_ms)
+        cause = _abort_cause(attempt, end)
+        if cause and end.abort_ms is not None:
+            metrics.abort_freed_ms.labels(cause).observe(end.abort_ms)
 
     def _learn(self, attempt: Attempt, end: End, now: float, *, is_current: bool) -> None:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
@@ -151,3 +151,12 @@ class Completion:
             return None
         in_time = task.deadline.left_ms(now) >= 0
         return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)
+
+
+def _abort_cause(attempt: Attempt, end: End) -> str:
+    """Why a job was stopped early, by whoever did it; empty for any other end (WP-5)."""
+    if attempt.cause is not None:
+        return attempt.cause.value
+    ending = attempt.task.ending  # set already where the task's own timer stopped the job
+    stopped_here = ending is not None and ending.finish_reason is FinishReason.DEADLINE
+    return "deadline" if stopped_here or end.reason is FinishReason.DEADLINE else ""

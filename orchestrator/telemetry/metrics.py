@@ -101,7 +101,7 @@ class Metrics:
         )
         self.abort_freed_ms = Histogram(
             "tidegate_abort_to_freed_ms",
-            "On the worker: from its notice of an abort to slot and blocks being free (WP-5)",
+            "On the worker: from its notice of an abort or deadline to slot and blocks free (WP-5)",
             ("cause",),
             registry=self.registry,
             buckets=_MS,

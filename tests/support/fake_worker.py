@@ -417,7 +417,7 @@ class _FakeLane:
             left_ms=0.0,
             code=code,
             message=text,
-            abort_ms=0.05 if reason is FinishReason.CANCELLED else None,
+            abort_ms=0.05 if reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None,
             tail=plan.tail,
         )
         await self.send(ends=[end], stats=self.worker.stats())
