@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
         ("orchestrator/tasks/task.py", "import aiohttp", "only the edge speaks HTTP"),
         ("worker/scheduler/plan.py", "import worker.engine.engine", "the worker's floors"),
         ("orchestrator/health.py", "import worker.models", "both sides share the protocol only"),
-        ("worker/core.py", "import perf.gate", "nothing that runs needs the benchmarks"),
+        ("worker/core.py", "import perf.load.cpu", "nothing that runs needs the benchmarks"),
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str, broken: str) -> None:
