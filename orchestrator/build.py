@@ -13,31 +13,37 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.launch import Launcher
+from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier, RetryConfig
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
-from orchestrator.instances.metrics import FleetCollector
+from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
 from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import LaneConfig, StreamLane
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.placement import Placer
+from orchestrator.placement.metrics import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
+from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.metrics import CALIBRATION, REFUSALS
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.prompts import EncodingStage
+from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.service import Orchestrator, Stages
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.memory import Journal
+from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
@@ -100,7 +106,10 @@ def build(
         models,
         MonitorConfig(settings.suspect_after_s, settings.down_after_s),
         clock,
-        metrics.emission_us,
+        metrics.histogram(
+            "per_token_emission_latency_us",
+            "From a frame's decoding to its tokens being written, per token (sampled)",
+        ),
     )
     discovery = DiscoverySync(
         registry,
@@ -110,7 +119,7 @@ def build(
         read_every_s=settings.read_instances_every_s,
         grace_s=settings.leave_grace_s,
     )
-    settler = Settler(metrics, journal, clock)
+    settler = Settler(TaskMetrics(metrics), journal, clock)
     forecaster = Forecaster(
         registry.capacity,
         drops_infeasible=(settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE),
@@ -137,7 +146,7 @@ def build(
             sample=settings.refusal_sample,
         ),
     )
-    prediction = Prediction(forecaster, start_times, promises, feasibility)
+    prediction = Prediction(forecaster, start_times, promises, feasibility, Calibration())
     admission = Admission(
         registry,
         queue,
@@ -174,12 +183,21 @@ def build(
         max_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
     )
     launcher = Launcher(registry, in_flight, prediction, retrier, hedger, limits, clock)
-    completion = Completion(registry, settler, metrics, prediction, retrier, hedger, clock)
+    completion = Completion(
+        registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
+    )
     dispatcher = Dispatcher(queue, placer, pausing, prediction, launcher, completion, clock)
     registry.listen(dispatcher)
     health = HealthBoard(registry, models, queue, admission)
-    metrics.watch(registry, queue, feasibility.stats, placer)
-    metrics.registry.register(FleetCollector(registry, retrier, hedger.stats))
+    metrics.watch(queue, QUEUE)
+    metrics.watch(feasibility.stats, REFUSALS)
+    metrics.watch(prediction.calibration, CALIBRATION)
+    metrics.watch(placer, PLACEMENT)
+    if placer.policy is not None:
+        metrics.watch(placer.policy, POLICY)
+    metrics.watch(retrier, RETRIES)
+    metrics.watch(hedger.stats, HEDGES)
+    metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     store = TaskStore(
         clock,
         max_tasks=settings.keep_tasks,

@@ -25,6 +25,9 @@ class Lifecycle:
         self._stages = orchestrator.stages
         self._monitor = monitor
         self._executor = executor
+        self._drain_ms = orchestrator.metrics.gauge(
+            "graceful_shutdown_duration_ms", "ms", "How long the last drain took"
+        )
         self._upkeep: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,7 +54,7 @@ class Lifecycle:
             stages.dispatcher.attempts_done,
             CONFIRM_ABORTS_S,
         )
-        orchestrator.metrics.shutdown_ms.set(1000 * (orchestrator.clock.now() - began))
+        self._drain_ms.set(1000 * (orchestrator.clock.now() - began))
 
     async def close(self) -> None:
         """Close every lane and thread. Call ``drain`` before."""

@@ -91,7 +91,7 @@ class Orchestrator:
         """
         task = Task(self._new_id(), job)
         task.cache_salt = job.tenant if self.settings.isolate_tenants else ""
-        self.metrics.offered.labels(job.api).inc()
+        self.stages.settler.metrics.offered.labels(job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)
         try:

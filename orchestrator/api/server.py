@@ -13,6 +13,7 @@ from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import (
     CONTEXT,
     DIALECTS,
+    HTTP_ERRORS,
     ORCHESTRATOR,
     Context,
     new_context,
@@ -64,6 +65,9 @@ def build_app(orchestrator: Orchestrator) -> web.Application:
     app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
     app[ORCHESTRATOR] = orchestrator
     app[DIALECTS] = (OPENAI, NATIVE)
+    app[HTTP_ERRORS] = orchestrator.metrics.counter(
+        "http_errors", "responses", "Error responses", "status", "code"
+    )
     app[BODIES] = BodyBudget(settings.all_bodies_bytes)
     app[AUTH] = Authenticator(keys_of(settings))
     app[BROWSERS] = Browsers(settings)
@@ -99,7 +103,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.writer.output_size:  # too late for a status of our own
             raise ConnectionResetError("the response broke off") from None
         failure = TidegateError("an internal error occurred")
-    orchestrator.metrics.http_errors.labels(failure.status, failure.code).inc()
+    request.app[HTTP_ERRORS].labels(failure.status, failure.code).inc()
     if context.deadline is None:
         context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
     return error_response(failure, context, orchestrator.clock.now())

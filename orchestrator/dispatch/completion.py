@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.resume import finish_of_complete_text
 from orchestrator.dispatch.retry import RETRYABLE, Retrier, RetryAfter
 from orchestrator.errors import TidegateError
@@ -18,7 +19,6 @@ from orchestrator.instances.registry import Registry
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.settle import Settler, Verdict, failed, judge, overdue
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.metrics import Metrics
 from worker.protocol import AbortCause, Code, End, FinishReason, Outcome
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
@@ -32,7 +32,7 @@ class Completion:
         self,
         registry: Registry,
         settler: Settler,
-        metrics: Metrics,
+        metrics: DispatchMetrics,
         prediction: Prediction,
         retrier: Retrier,
         hedger: Hedger,
@@ -75,7 +75,7 @@ class Completion:
     ) -> RetryAfter | None:
         """The lane is gone, and what the job did with it; returns what ``ended`` does."""
         now = self._clock.now()
-        self._metrics.count_late(attempt.late_tokens)
+        self._settler.metrics.count_late(attempt.late_tokens)
         instance = self._registry.instances.get(attempt.address)
         record_end(self._registry.breakers, instance, attempt, None, now)
         if not is_current:
@@ -122,7 +122,7 @@ class Completion:
 
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
         metrics = self._metrics
-        metrics.count_late(attempt.late_tokens + end.late_tokens)
+        self._settler.metrics.count_late(attempt.late_tokens + end.late_tokens)
         self._hedger.stats.aborts_verified += attempt.lost_hedge
         if attempt.cause is not None:
             freed_ms = 1000 * (now - attempt.abandoned_at)

@@ -1,76 +1,258 @@
-"""Breakers and second tries, for whoever scrapes."""
+"""How the instances are: states, breakers, lanes, and what workers report with their heartbeats."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from orchestrator.dispatch.hedge import HedgeStats
-from orchestrator.dispatch.retry import Retrier, RetryDenied
 from orchestrator.instances.breaker import BreakerState
+from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
+from orchestrator.lanes import Lane
+from orchestrator.telemetry.metrics import Row, Samples
+from worker.protocol import WorkerStats
+
+_Read = Callable[[Registry], Samples]
 
 
-class FleetCollector(Collector):
-    """Reads what is counted anyway, when asked."""
+def _each(read: Callable[[Instance], float]) -> _Read:
+    return lambda registry: (((instance.address,), read(instance)) for instance in registry)
 
-    def __init__(self, registry: Registry, retrier: Retrier, hedges: HedgeStats) -> None:
-        self._hedges = hedges
-        self._registry = registry
-        self._retrier = retrier
 
-    def collect(self) -> Iterable[Metric]:
-        breakers = self._registry.breakers
-        state = GaugeMetricFamily(
-            "tidegate_breaker_state",
-            "1 for the state that an instance's breaker is in",
-            labels=["instance", "state"],
+def _reported(read: Callable[[WorkerStats], float]) -> _Read:
+    """Of the instances that have reported yet."""
+    return lambda registry: (
+        ((instance.address,), read(instance.stats))
+        for instance in registry
+        if instance.stats is not None
+    )
+
+
+def _kinds(**reads: Callable[[WorkerStats], float]) -> _Read:
+    return lambda registry: (
+        ((instance.address, kind), read(instance.stats))
+        for instance in registry
+        if instance.stats is not None
+        for kind, read in reads.items()
+    )
+
+
+def _states(registry: Registry) -> Iterator[tuple[tuple[str, ...], float]]:
+    for instance in registry:
+        for state in InstanceState:
+            yield (instance.address, state.value), float(state is instance.state)
+
+
+def _breaker_states(registry: Registry) -> Iterator[tuple[tuple[str, ...], float]]:
+    for instance in registry:
+        now = registry.breakers.state(instance.address)
+        for state in BreakerState:
+            yield (instance.address, state.value), float(state is now)
+
+
+def _lanes(registry: Registry) -> Iterator[Lane]:
+    return (lane for instance in registry for lane in instance.lanes)
+
+
+def _reuse_rate(registry: Registry) -> float:
+    submitted = sum(lane.submitted_total for lane in _lanes(registry))
+    sessions = sum(lane.sessions_total for lane in _lanes(registry))
+    return 1.0 - min(1.0, sessions / submitted) if submitted else 1.0
+
+
+INSTANCES: tuple[Row[Registry], ...] = (
+    Row(
+        "gauge",
+        "snapshot_version",
+        "version",
+        "Moves with topology and capability of the instances",
+        lambda registry: registry.snapshot_version,
+    ),
+    Row(
+        "gauge",
+        "instance_state",
+        "0 or 1",
+        "1 for the state that an instance is in",
+        _states,
+        ("instance", "state"),
+    ),
+    Row(
+        "gauge",
+        "instance_load",
+        "jobs",
+        "Our jobs on the instance",
+        _each(lambda instance: sum(lane.load for lane in instance.lanes)),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "instance_window",
+        "jobs",
+        "Jobs to have there at most, as learnt",
+        _each(lambda instance: instance.concurrency.limit),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "instance_prefix_blocks",
+        "blocks",
+        "Cached blocks that placement knows of",
+        lambda registry: (((i.address,), registry.prefixes.count(i.address)) for i in registry),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "breaker_state",
+        "0 or 1",
+        "1 for the state that an instance's circuit breaker is in",
+        _breaker_states,
+        ("instance", "state"),
+    ),
+    Row(
+        "counter",
+        "ejections",
+        "times",
+        "How often an instance's circuit breaker opened (DL-11)",
+        lambda registry: (((i.address,), registry.breakers.ejections[i.address]) for i in registry),
+        ("instance",),
+    ),
+    Row(
+        "counter",
+        "lane_frames",
+        "frames",
+        "Frames received",
+        lambda registry: sum(lane.frames_total for lane in _lanes(registry)),
+    ),
+    Row(
+        "counter",
+        "lane_sessions",
+        "lanes",
+        "Lanes opened",
+        lambda registry: sum(lane.sessions_total for lane in _lanes(registry)),
+    ),
+    Row(
+        "gauge",
+        "worker_connection_reuse_rate",
+        "share",
+        "Share of jobs that needed no new connection (LB-5)",
+        _reuse_rate,
+    ),
+)
+
+REPORTED: tuple[Row[Registry], ...] = (
+    Row(
+        "gauge",
+        "model_load_ms",
+        "ms",
+        "How long the instance's model took to load (LB-6)",
+        lambda registry: (
+            ((instance.address, instance.card.model), instance.stats.load_ms)
+            for instance in registry
+            if instance.card is not None and instance.stats is not None
+        ),
+        ("instance", "model"),
+    ),
+    Row(
+        "gauge",
+        "kv_blocks",
+        "blocks",
+        "KV blocks; used + free = total, and cached ones are free",
+        _kinds(
+            used=lambda stats: stats.kv_blocks_used,
+            free=lambda stats: stats.kv_blocks_free,
+            total=lambda stats: stats.kv_blocks_total,
+            cached=lambda stats: stats.kv_blocks_cached,
+        ),
+        ("instance", "kind"),
+    ),
+    Row(
+        "gauge",
+        "worker_jobs",
+        "jobs",
+        "Jobs on the worker, ours and others'",
+        _kinds(running=lambda stats: stats.running, waiting=lambda stats: stats.waiting),
+        ("instance", "kind"),
+    ),
+    *(
+        Row("gauge", name, unit, text, _reported(read), ("instance",))
+        for name, unit, text, read in (
+            ("step_ms", "ms", "Moving average of a decoding step", lambda of: of.step_ms),
+            (
+                "deadline_check_duration_us",
+                "µs",
+                "Deadline and abort check, per request and step, sampled (DL-13)",
+                lambda of: of.check_us,
+            ),
+            (
+                "cuda_stream_utilization",
+                "share",
+                "Share of the time that the GPU is at a step (LB-7)",
+                lambda of: of.stream_utilization,
+            ),
         )
-        opened = CounterMetricFamily(
-            "tidegate_ejections",
-            "How often an instance's breaker opened (DL-11)",
-            labels=["instance"],
-        )
-        load = GaugeMetricFamily(
-            "tidegate_model_load_ms",
-            "How long the instance's model took to load (LB-6)",
-            labels=["instance", "model"],
-        )
-        for instance in self._registry:
-            if instance.card is not None and instance.stats is not None:
-                load.add_metric([instance.address, instance.card.model], instance.stats.load_ms)
-            now = breakers.state(instance.address)
-            for possible in BreakerState:
-                state.add_metric([instance.address, possible.value], float(possible is now))
-            opened.add_metric([instance.address], breakers.ejections[instance.address])
-        yield load
-        yield state
-        yield opened
-        again = CounterMetricFamily(
-            "tidegate_retries", "Jobs sent again, by what for (OR-10)", labels=["kind"]
-        )
-        for kind in ("retry", "continue"):
-            again.add_metric([kind], self._retrier.granted[kind])
-        yield again
-        denied = CounterMetricFamily(
-            "tidegate_retries_denied", "Jobs not sent again, by why (OR-10, DL-12)", labels=["why"]
-        )
-        for why in RetryDenied:
-            denied.add_metric([why.value], self._retrier.denied[why])
-        yield denied
-        hedges = CounterMetricFamily(
-            "tidegate_hedges", "Rivals sent, and of these won and lost (OR-10)", labels=["what"]
-        )
-        for what, count in (
-            ("begun", self._hedges.begun),
-            ("won", self._hedges.won),
-            ("lost", self._hedges.lost),
-        ):
-            hedges.add_metric([what], count)
-        yield hedges
-        yield CounterMetricFamily(
-            "tidegate_hedge_aborts_verified",
-            "Losers of races whose worker has said that they are gone",
-            self._hedges.aborts_verified,
-        )
+    ),
+)
+"""From the workers' last heartbeats."""
+
+_Total = tuple[str, str, str, Callable[[WorkerStats], float]]
+_TOTALS: tuple[_Total, ...] = (
+    ("worker_tokens", "tokens", "Tokens generated", lambda of: of.tokens_total),
+    ("worker_jobs_received", "jobs", "Jobs handed in", lambda of: of.jobs_total),
+    (
+        "prompt_tokens_computed",
+        "tokens",
+        "Prompt tokens that the worker computed",
+        lambda of: of.prefill_tokens_total,
+    ),
+    (
+        "prompt_tokens_cached",
+        "tokens",
+        "Prompt tokens found in the prefix cache (WK-5)",
+        lambda of: of.cached_tokens_total,
+    ),
+    (
+        "prefix_blocks_hit",
+        "blocks",
+        "Blocks of prompts found in the prefix cache",
+        lambda of: of.hit_blocks_total,
+    ),
+    (
+        "prefix_blocks_missed",
+        "blocks",
+        "Blocks of prompts not found in the prefix cache",
+        lambda of: of.missed_blocks_total,
+    ),
+    (
+        "prefix_blocks_evicted",
+        "blocks",
+        "Cached blocks given up for others",
+        lambda of: of.evicted_blocks_total,
+    ),
+    (
+        "kv_disk_blocks_saved",
+        "blocks",
+        "Blocks written to disk",
+        lambda of: of.disk_saved_blocks_total,
+    ),
+    (
+        "kv_disk_blocks_loaded",
+        "blocks",
+        "Blocks read from disk",
+        lambda of: of.disk_loaded_blocks_total,
+    ),
+    (
+        "kv_disk_blocks_skipped",
+        "blocks",
+        "Blocks evicted before they were written to disk",
+        lambda of: of.disk_skipped_blocks_total,
+    ),
+    ("kv_disk_save_ms", "ms", "Time spent saving to disk", lambda of: of.disk_save_ms_total),
+    ("kv_disk_load_ms", "ms", "Time spent loading from disk", lambda of: of.disk_load_ms_total),
+    (
+        "kv_disk_failures",
+        "files",
+        "Block files that could not be written or used",
+        lambda of: of.disk_failures_total,
+    ),
+)
+TOTALS: tuple[Row[Registry], ...] = tuple(
+    Row("counter", name, unit, f"{text}, since the worker began", _reported(read), ("instance",))
+    for name, unit, text, read in _TOTALS
+)

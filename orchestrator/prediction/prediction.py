@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import Feasibility
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
@@ -16,3 +17,4 @@ class Prediction:
     start_times: StartTimes
     promises: Promises
     feasibility: Feasibility
+    calibration: Calibration

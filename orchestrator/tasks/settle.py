@@ -20,9 +20,9 @@ from orchestrator.errors import (
 )
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.journal.memory import Journal, Record
+from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.task import Budget, Ending, Task
 from orchestrator.telemetry.log import access_log, fields
-from orchestrator.telemetry.metrics import Metrics
 from worker.protocol import AbortCause, Code, End, FinishReason, OnDeadline, Outcome
 
 
@@ -139,8 +139,8 @@ def _worker_failure(end: End) -> Verdict:
 class Settler:
     """Ends tasks, each exactly once: whoever comes second changes nothing."""
 
-    def __init__(self, metrics: Metrics, journal: Journal, clock: Clock) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: TaskMetrics, journal: Journal, clock: Clock) -> None:
+        self.metrics = metrics
         self._journal = journal
         self._clock = clock
 
@@ -166,11 +166,10 @@ class Settler:
         return True
 
     def _measure(self, task: Task, ending: Ending) -> None:
-        metrics, marks, error = self._metrics, task.marks, ending.error
+        metrics, marks, error = self.metrics, task.marks, ending.error
         code = error.code.value if error is not None else ""
         metrics.outcomes.labels(task.job.api, task.model, ending.outcome, code).inc()
         metrics.settled[ending.outcome] += 1
-        metrics.calibration.ended(task)
         if ending.missed_part is not None:
             metrics.missed_parts.labels(ending.missed_part).inc()
         metrics.tokens_generated += task.completion_tokens

@@ -21,7 +21,7 @@ def calibration(run: SimRun) -> dict[tuple[Priority, int], Calibrated]:
     """By class and least chance in percent: what was given, and what came of it."""
     return {
         key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
-        for key, tally in run.orchestrator.metrics.calibration.tallies.items()
+        for key, tally in run.orchestrator.stages.prediction.calibration.tallies.items()
         if tally.given
     }
 

@@ -136,7 +136,7 @@ async def make_service() -> AsyncIterator[MakeService]:
         await service.runner.cleanup()
         offered = sum(
             sample.value
-            for metric in service.orchestrator.metrics.offered.collect()
+            for metric in service.orchestrator.stages.settler.metrics.offered.collect()
             for sample in metric.samples
             if sample.name.endswith("_total")
         )

@@ -47,7 +47,7 @@ def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
         assert run.results
         assert {result.endings for result in run.results} == {1}
         assert all(result.outcome is not None for result in run.results)
-        settled = run.orchestrator.metrics.settled
+        settled = run.orchestrator.stages.settler.metrics.settled
         counted = Counter(result.outcome for result in run.results)
         assert {o: n for o, n in settled.items() if n} == dict(counted)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from prometheus_client import Counter
 
 from orchestrator.api.auth import ANYBODY, Key
 from orchestrator.clock import Clock, Instant, instant
@@ -30,6 +31,8 @@ class Dialect:
 
 
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
+HTTP_ERRORS = web.AppKey("http_errors", Counter)
+"""Error responses, by ``status`` and ``code``."""
 DIALECTS = web.AppKey("dialects", Sequence[Dialect])
 """The last one is spoken wherever no other is."""
 

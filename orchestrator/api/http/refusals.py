@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from prometheus_client import Counter
 
 from orchestrator.api.http.context import Context, Dialect, new_context
 from orchestrator.api.http.deadlines import stated_deadline
@@ -23,9 +24,12 @@ _LOG_EVERY_S = 1.0
 class Refusals:
     """Answers in the dialect of the path, as far as there is one."""
 
-    def __init__(self, orchestrator: Orchestrator, dialects: Sequence[Dialect]) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, dialects: Sequence[Dialect], errors: Counter
+    ) -> None:
         self._orchestrator = orchestrator
         self._dialects = dialects
+        self._errors = errors
         self._malformed = 0
         self._log_at = 0.0
 
@@ -59,7 +63,7 @@ class Refusals:
         return new_context(request, self._orchestrator.clock, self._dialects)
 
     def _answer(self, error: TidegateError, context: Context) -> web.Response:
-        self._orchestrator.metrics.http_errors.labels(error.status, error.code).inc()
+        self._errors.labels(error.status, error.code).inc()
         response = error_response(error, context, self._orchestrator.clock.now())
         name_response(response, context)
         response.force_close()

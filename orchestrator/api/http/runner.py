@@ -9,7 +9,7 @@ from orchestrator.api.auth import is_admin_call, is_open_path
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.connection import Connection
 from orchestrator.api.http.connection_limit import ConnectionLimit
-from orchestrator.api.http.context import DIALECTS, ORCHESTRATOR
+from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
 from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps
 from orchestrator.api.http.refusals import Refusals
 from orchestrator.errors import InvalidRequest, NoCapacity
@@ -25,7 +25,7 @@ class Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         orchestrator = self.app[ORCHESTRATOR]
-        refusals = Refusals(orchestrator, self.app[DIALECTS])
+        refusals = Refusals(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
         return _Server(await super()._make_server(), orchestrator.settings, refusals)
 
 

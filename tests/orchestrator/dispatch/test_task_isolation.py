@@ -7,6 +7,7 @@ import pytest
 from orchestrator.dispatch.dispatcher import FRESH
 from orchestrator.placement import Choice
 from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler, aborted
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
@@ -32,7 +33,7 @@ class Deaf:
 
 async def test_dl10_a_listener_that_fails_at_the_end_costs_no_count() -> None:
     """Limits, the store and the service's own set of live tasks hang on what comes after it."""
-    journal, metrics = MemoryJournal(), Metrics()
+    journal, metrics = MemoryJournal(), TaskMetrics(Metrics())
     task, called = make_task(tokens=2), []
     task.listen(Deaf())
     task.on_end += [Deaf().ended, called.append]

@@ -1,0 +1,62 @@
+"""Retries, hedges, and how fast abandoned work is gone."""
+
+from orchestrator.dispatch.hedge import HedgeStats
+from orchestrator.dispatch.retry import Retrier, RetryDenied
+from orchestrator.telemetry.metrics import Metrics, Row
+
+
+class DispatchMetrics:
+    """What the dispatcher observes when an abandoned job is over."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.cancellation_ms = metrics.histogram(
+            "cancellation_detection_latency_ms",
+            "From a cancel to the worker's word that slot and blocks are free",
+        )
+        self.disconnect_ms = metrics.histogram(
+            "client_disconnect_detection_ms",
+            "From a client's disconnect, seen, to the worker's word that its slot is free",
+        )
+        self.abort_freed_ms = metrics.histogram(
+            "abort_to_freed_ms",
+            "On the worker: from its notice of an abort or deadline to slot and blocks free (WP-5)",
+            "cause",
+        )
+
+
+RETRIES: tuple[Row[Retrier], ...] = (
+    Row(
+        "counter",
+        "retries",
+        "jobs",
+        "Jobs sent again, by what for (OR-10)",
+        lambda retrier: [((kind,), retrier.granted[kind]) for kind in ("retry", "continue")],
+        ("kind",),
+    ),
+    Row(
+        "counter",
+        "retries_denied",
+        "jobs",
+        "Jobs not sent again, by why (OR-10, DL-12)",
+        lambda retrier: [((why.value,), retrier.denied[why]) for why in RetryDenied],
+        ("why",),
+    ),
+)
+
+HEDGES: tuple[Row[HedgeStats], ...] = (
+    Row(
+        "counter",
+        "hedges",
+        "jobs",
+        "Hedges sent, and of these won and lost (OR-10)",
+        lambda of: [(("begun",), of.begun), (("won",), of.won), (("lost",), of.lost)],
+        ("what",),
+    ),
+    Row(
+        "counter",
+        "hedge_aborts_verified",
+        "jobs",
+        "Losing attempts of hedged jobs that their worker has confirmed to be gone",
+        lambda of: of.aborts_verified,
+    ),
+)

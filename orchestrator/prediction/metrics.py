@@ -1,0 +1,78 @@
+"""How good predictions are: refusals, and chances against what became of them."""
+
+from collections.abc import Callable
+
+from orchestrator.prediction.calibration import Calibration, Tally
+from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
+from orchestrator.telemetry.metrics import Row, Samples
+
+
+def _by_bin(read: Callable[[Tally], int]) -> Callable[[Calibration], Samples]:
+    return lambda calibration: (
+        ((priority, str(percent)), read(tally))
+        for (priority, percent), tally in calibration.tallies.items()
+    )
+
+
+REFUSALS: tuple[Row[RefusalStats], ...] = (
+    Row(
+        "counter",
+        "infeasible_judged",
+        "requests",
+        "Requests judged certain to miss (DL-7)",
+        lambda of: of.infeasible,
+    ),
+    Row(
+        "counter",
+        "infeasible_refused",
+        "requests",
+        "Requests refused as certain to miss (DL-7)",
+        lambda of: of.refused,
+    ),
+    Row(
+        "counter",
+        "unserved",
+        "requests",
+        "Requests ended by our own decision (DL-17)",
+        lambda of: [((kind,), of.unserved[kind]) for kind in RefusalKind],
+        ("kind",),
+    ),
+    Row(
+        "counter",
+        "infeasible_samples",
+        "requests",
+        "Such decisions that were not carried out: what the requests came to (DL-17)",
+        lambda of: [
+            ((kind, result), of.sampled[kind, met])
+            for kind in RefusalKind
+            for result, met in (("met", True), ("lost", False))
+        ],
+        ("kind", "result"),
+    ),
+    Row(
+        "gauge",
+        "false_refusal_rate",
+        "share",
+        "Of the decisions that were not carried out, those whose request was met",
+        lambda of: of.false_rate,
+    ),
+)
+
+CALIBRATION: tuple[Row[Calibration], ...] = (
+    Row(
+        "counter",
+        "on_time_chance",
+        "requests",
+        "Requests by the chance of being in time that they had when they were sent, in percent",
+        _by_bin(lambda tally: tally.given),
+        ("class", "bin"),
+    ),
+    Row(
+        "counter",
+        "on_time_met",
+        "requests",
+        "Requests met, by the chance that they had when they were sent, in percent",
+        _by_bin(lambda tally: tally.met),
+        ("class", "bin"),
+    ),
+)
