@@ -137,7 +137,7 @@ class Completion:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
         if (is_current or is_abandoned) and not attempt.continues:
-            pace = None if instance is None else instance.pace
+            pace = None if instance is None else instance.step_learner
             self._prediction.forecaster.ended(task, end, pace, attempt.basis)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms

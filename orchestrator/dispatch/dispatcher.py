@@ -190,7 +190,7 @@ class Dispatcher:
             try:
                 choice = placer.choose(task)
                 if choice is None:
-                    if task.is_background and not placer.idles:
+                    if task.is_background and not placer.has_free_slot:
                         return  # all that are left are background
                     if placer.has_room_for(requirements):  # this task only, mostly for a policy
                         passes -= 1

@@ -86,7 +86,7 @@ class Hedger:
             and c.name not in task.failed_on
             and c.load < self._registry.instances[c.name].concurrency.slots
         ]
-        return min(free, key=lambda c: (c.load / c.slots, c.name)).name if free else None
+        return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
 
     def promote(self, task: Task) -> bool:
         """The first attempt is over without a token: the hedge takes its place, if there is one."""

@@ -78,8 +78,8 @@ class Launcher:
         job = self._in_flight_job(task, choice)
         attempt = Attempt(owner, task, lane, instance.concurrency, job, now)
         token_ids, sampling = remaining_request(task)
-        if instance.pace is not None:
-            model = instance.pace.model
+        if instance.step_learner is not None:
+            model = instance.step_learner.model
             attempt.basis = (model, instance.occupancy)
             prompts = job.new_tokens + instance.concurrency.outstanding_work(load).prefill_tokens
             task.prompt_ready_at = now + prompts * model.prompt_token_ms * model.mid / 1000

@@ -12,44 +12,44 @@ class Candidate:
     """An instance as placement sees it.
 
     ``vocabulary`` names the tokenizer: token ids only mean something to one that has the same.
-    ``slots`` is how many jobs it is sent before they wait here, ``load`` how many it has.
-    ``most_tokens`` bounds a prompt and its answer together, by context and by KV memory.
-    ``kv_free`` is in blocks. Without a ``pace`` nothing is known of its speed.
+    ``limit`` is how many jobs it is sent before they wait here, ``load`` how many it has.
+    ``max_tokens`` bounds a prompt and its answer together, by context and by KV memory.
+    ``kv_free`` is in blocks. Without a ``step`` nothing is known of its speed.
     """
 
     name: str
     model: str
     vocabulary: bytes
     ready: bool
-    slots: int
+    limit: int
     load: int
-    most_tokens: int = UNLIMITED
+    max_tokens: int = UNLIMITED
     kv_free: int = 0
-    pace: StepUnderLoad | None = None
+    step: StepUnderLoad | None = None
     device: str = ""
-    rows: int = 0
+    slots: int = 0
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
-    most_rows: int = 0
+    max_running: int = 0
     """How many may run for a paused job, whose KV is there, to go on."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 
     @property
     def free(self) -> int:
-        return self.slots - self.load
+        return self.limit - self.load
 
     @property
     def has_room(self) -> bool:
         """Whether it takes one more job now."""
-        return self.ready and self.load < self.slots
+        return self.ready and self.load < self.limit
 
     @property
-    def idles(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether one more job would run at once."""
-        return self.ready and self.load < (self.rows or self.slots)
+        return self.ready and self.load < (self.slots or self.limit)
 
     @property
     def can_resume(self) -> bool:
         """Whether a job whose KV it holds would run at once."""
-        # It goes on before all that wait in the worker: it may be sent whenever they may.
-        return self.is_up and self.load < max(self.most_rows, self.slots)
+        # It goes on before those that wait in the worker, so it may be sent whenever they may.
+        return self.is_up and self.load < max(self.max_running, self.limit)

@@ -67,7 +67,7 @@ class Instance:
         """The last card that came; ``card`` follows once its tokenizer is ready."""
         self.encoder: PromptEncoder | None = None
         self.stats: WorkerStats | None = None
-        self.pace: StepLearner | None = None
+        self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
         self.way_ms = Quantiles([FIRST_WAY_MS] * 9, _WAYS)
         """Of jobs that ended: what they took beyond the worker's own account, there and back."""
@@ -147,37 +147,30 @@ class Instance:
         ``is_admitted``: its circuit breaker lets work through.
         """
         ready = is_admitted and self.ready
-        pace = None if self.pace is None or not self.pace.is_measured else self.pace.model
-        key = (
-            self.load,
-            ready,
-            self.is_up,
-            self.concurrency.limit,
-            self.concurrency.slots,
-            self.stats,
-            pace,
-        )
+        learner, jobs = self.step_learner, self.concurrency
+        step = None if learner is None or not learner.is_measured else learner.model
+        key = (self.load, ready, self.is_up, jobs.limit, jobs.slots, self.stats, step)
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
                 return candidate
         card, stats = encoder.card, self.stats
-        most = card.context_tokens
+        max_tokens = card.context_tokens
         if stats is not None and stats.kv_blocks_total:
-            most = min(most, stats.kv_blocks_total * card.block_tokens)
+            max_tokens = min(max_tokens, stats.kv_blocks_total * card.block_tokens)
         candidate = Candidate(
             name=self.address,
             model=card.model,
             vocabulary=encoder.vocabulary,
             ready=ready,
-            slots=self.concurrency.limit,
-            rows=self.concurrency.slots,
-            most_rows=card.max_running,
+            limit=jobs.limit,
+            slots=jobs.slots,
+            max_running=card.max_running,
             is_up=self.is_up,
             load=self.load,
-            most_tokens=most,
+            max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            pace=None if pace is None else pace.under(self.concurrency.outstanding_work(self.load)),
+            step=None if step is None else step.under(jobs.outstanding_work(self.load)),
             device=card.device,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
@@ -201,8 +194,8 @@ class Instance:
         """The worker's statistics of a moment ago."""
         self.stats = stats
         self.concurrency.observe(stats)
-        if self.pace is not None:
-            self.pace.observe(stats)
+        if self.step_learner is not None:
+            self.step_learner.observe(stats)
         ours, paused = self.lane_load, self.concurrency.paused
         active = stats.running + stats.waiting
         # Statistics older than a pause or a resume of ours must count nobody twice; others'
@@ -214,12 +207,12 @@ class Instance:
         is_new = self.encoder is not encoder
         if is_new:
             self.encoder = encoder
-            self.pace = None
+            self.step_learner = None
         self.concurrency.set_max_running(encoder.card.max_running)
-        if self.pace is None:
-            self.pace = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
+        if self.step_learner is None:
+            self.step_learner = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
             if self.stats is not None:  # came with the card
-                self.pace.observe(self.stats)
+                self.step_learner.observe(self.stats)
         return is_new
 
     def forget_stats(self) -> None:

@@ -184,10 +184,10 @@ class Registry:
     def capacity(self, model: str) -> Capacity:
         """What the instances that are ready can do for ``model``, or all of them for ``""``."""
         serving = [
-            (i, i.pace.model, i.encoder.card)
+            (i, i.step_learner.model, i.encoder.card)
             for i in self
             if i.ready
-            and i.pace is not None
+            and i.step_learner is not None
             and i.encoder is not None
             and (not model or i.encoder.card.model == model)
         ]

@@ -23,7 +23,7 @@ def place(
     """The one of ``able`` with room that finishes first; None when there is none.
 
     ``able`` are ``feasible`` ones; ``cached`` is how many of the prompt's tokens an instance
-    holds, by name. Ties: where the conversation was, then the least loaded by share of its slots,
+    holds, by name. Ties: where the conversation was, then the least loaded by share of its limit,
     then the most free KV, then the smaller name, so that the choice is reproducible.
     """
     free = [c for c in able if c.has_room]
@@ -32,14 +32,14 @@ def place(
         free = [c for c in free if c.name in constraint.instances] or free
     if len(free) < 2:
         return free[0] if free else None
-    known = [finish_ms(demand, c, cached) for c in free if c.pace is not None]
+    known = [finish_ms(demand, c, cached) for c in free if c.step is not None]
     limit = min(known, default=0.0)
     limit += max(TIE_MS, TIE_SHARE * limit)
     # One whose pace is unknown counts as the best: else it would never get to show it.
     finishes = iter(known)
-    ties = [c for c in free if c.pace is None or next(finishes) <= limit]
+    ties = [c for c in free if c.step is None or next(finishes) <= limit]
     return min(
-        ties, key=lambda c: (c.name != demand.home, c.load / c.slots, c.load, -c.kv_free, c.name)
+        ties, key=lambda c: (c.name != demand.home, c.load / c.limit, c.load, -c.kv_free, c.name)
     )
 
 
@@ -47,7 +47,7 @@ def finish_ms(
     demand: Demand, candidate: Candidate, cached: Mapping[str, int] = NOTHING_CACHED
 ) -> float:
     """When ``candidate`` would usually be done with it, from now; 0 while its pace is unknown."""
-    if candidate.pace is None:
+    if candidate.step is None:
         return 0.0
     new = demand.prompt_tokens - cached.get(candidate.name, 0)
-    return candidate.pace.finish_ms(new, demand.output_tokens)
+    return candidate.step.finish_ms(new, demand.output_tokens)

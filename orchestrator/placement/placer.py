@@ -75,7 +75,7 @@ class Placer:
         if self._version != self._registry.snapshot_version:
             self._version = self._registry.snapshot_version
             self._sets.clear()
-        self._limits = sorted({c.most_tokens for c in self._now.values()})
+        self._limits = sorted({c.max_tokens for c in self._now.values()})
 
     @property
     def has_room(self) -> bool:
@@ -83,9 +83,9 @@ class Placer:
         return any(c.has_room or c.can_resume for c in self._now.values())
 
     @property
-    def idles(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether any instance would run one more job at once."""
-        return any(c.idles or c.can_resume for c in self._now.values())
+        return any(c.has_free_slot or c.can_resume for c in self._now.values())
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
@@ -228,20 +228,20 @@ class Placer:
 def _takes(candidate: Candidate, task: Task) -> bool:
     """Whether ``candidate`` has room for ``task`` now."""
     # What has no chance must not stand before others in a worker's own queue.
-    return candidate.idles if task.is_background else candidate.has_room
+    return candidate.has_free_slot if task.is_background else candidate.has_room
 
 
 def _facts(demand: Demand, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:
-    pace = candidate.pace
+    step = candidate.step
     return {
         "name": candidate.name,
         "device": candidate.device,
         "load": candidate.load,
-        "slots": candidate.slots,
+        "slots": candidate.limit,
         "free": candidate.free,
         "cached_tokens": cached.get(candidate.name, 0),
         "kv_free": candidate.kv_free,
         "has_session": candidate.name == demand.home,
         "predicted_finish_ms": finish_ms(demand, candidate, cached),
-        "perf_tokens_per_s": 0.0 if pace is None else pace.tokens_per_s,
+        "perf_tokens_per_s": 0.0 if step is None else step.tokens_per_s,
     }

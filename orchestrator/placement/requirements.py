@@ -24,7 +24,7 @@ class Requirements:
         """Whether ``candidate`` could ever take it, however busy it is now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
             return False
-        if self.tokens > candidate.most_tokens:
+        if self.tokens > candidate.max_tokens:
             return False
         return self.constraint.allows(candidate.name)
 

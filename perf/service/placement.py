@@ -35,7 +35,7 @@ class _Clock:
         raise NotImplementedError("placement sets no timers")
 
 
-class _Site:
+class _Registry:
     """A registry that does not change."""
 
     def __init__(self, candidates: Sequence[Candidate], prefixes: PrefixIndex) -> None:
@@ -60,13 +60,13 @@ def _measure(samples: int) -> list[Figure]:
     for i in range(INSTANCES):
         model = StepModel(16, 512, rng.uniform(8, 12), 0.3, 0.1)
         jobs = rng.randrange(12)
-        pace = model.under(Load(jobs, 0, 100, 50 * jobs))
-        candidates.append(Candidate(f"10.0.0.{i}:8001", "m", b"v", True, 17, jobs, 4096, 900, pace))
+        step = model.under(Load(jobs, 0, 100, 50 * jobs))
+        candidates.append(Candidate(f"10.0.0.{i}:8001", "m", b"v", True, 17, jobs, 4096, 900, step))
     names = [i.to_bytes(32, "big") for i in range(_BLOCKS)]
     prefixes = PrefixIndex()
     for i in range(0, INSTANCES, 10):
         prefixes.apply(candidates[i].name, KvReport(names[: 6 * i // 10], [], full=True))
-    placer = Placer(_Site(candidates, prefixes), _Clock(), lambda task: 64)
+    placer = Placer(_Registry(candidates, prefixes), _Clock(), lambda task: 64)
     placer.refresh()
     job = Job(
         api=Api.NATIVE,

@@ -81,8 +81,8 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
 def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> None:
     """What the orchestrator makes of a minute's totals, against what the workers really do."""
     for instance in runs[OURS.name, 1.0].orchestrator.registry:
-        assert instance.pace is not None
-        model = instance.pace.model
+        assert instance.step_learner is not None
+        model = instance.step_learner.model
         for rows, prompts in ((2, 0), (8, 0), (8, 100)):
             found = model.base_ms + model.row_ms * rows + model.prompt_token_ms * prompts
             exact = 1000 * (
@@ -147,7 +147,11 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
     results = after_warm_up(run)
     refused = [result for result in results if result.code == "deadline_infeasible"]
     assert all(not result.tokens for result in refused)
-    paces = [instance.pace.model for instance in run.orchestrator.registry if instance.pace]
+    paces = [
+        instance.step_learner.model
+        for instance in run.orchestrator.registry
+        if instance.step_learner
+    ]
     learnt_ms = min(pace.fastest_ms for pace in paces)  # it only ever falls
     fastest_ms = 1000 * (STEP_COST.step_s + STEP_COST.row_s)
     least = {f.arrival: max(100.0, 0.8 * fastest_ms * f.arrival.max_tokens) for f in results}

@@ -79,9 +79,9 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
 
 def _pace(instance: Instance) -> dict[str, float | None]:
     """Predicted: tokens/s of a full batch, and the first token of a short prompt sent now."""
-    if instance.pace is None or not instance.pace.model.known:
+    if instance.step_learner is None or not instance.step_learner.model.known:
         return {"perf_tokens_per_s": None, "first_token_ms": None}
-    model, load = instance.pace.model, instance.occupancy
+    model, load = instance.step_learner.model, instance.occupancy
     first = model.estimate(Work(1), load)
     return {
         "perf_tokens_per_s": round(model.under(load).tokens_per_s, 1),

@@ -16,7 +16,7 @@ from orchestrator.tasks.task import Priority, Stage, Task
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
-from tests.orchestrator.placement.test_placement import RegistryView, candidate, task
+from tests.orchestrator.placement.test_placement import FakeRegistry, candidate, task
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Submit
@@ -162,11 +162,11 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
 
 
 def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
-    site = RegistryView(candidate("a", most_rows=8), candidate("b", most_rows=8))
-    chooser = Placer(site, ManualClock(), lambda task: 10)
+    registry = FakeRegistry(candidate("a", max_running=8), candidate("b", max_running=8))
+    chooser = Placer(registry, ManualClock(), lambda task: 10)
 
     def goes(**changes: object) -> str | None:
-        site.now["a"] = candidate("a", most_rows=8, **changes)
+        registry.now["a"] = candidate("a", max_running=8, **changes)
         chooser.refresh()
         choice = chooser.choose(paused)
         assert (choice is not None) == chooser.has_room_for(chooser.requirements(paused))
@@ -175,13 +175,13 @@ def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
     paused = task()
     paused.paused_on = "a"
     assert goes() == "a"
-    assert goes(load=7, slots=2) == "a"  # no memory for others, but its own is there
-    assert goes(load=8, slots=9) == "a"  # before those that would wait in the worker
-    assert goes(load=9, slots=9) is None
+    assert goes(load=7, limit=2) == "a"  # no memory for others, but its own is there
+    assert goes(load=8, limit=9) == "a"  # before those that would wait in the worker
+    assert goes(load=9, limit=9) is None
     assert goes(ready=False) == "a"  # takes nothing new, and lets run what it has
     assert goes(ready=False, is_up=False) is None
-    fresh = Candidate("a", "m", b"v", True, 2, 7, most_rows=8)
-    site.now = {"a": fresh}
+    fresh = Candidate("a", "m", b"v", True, 2, 7, max_running=8)
+    registry.now = {"a": fresh}
     chooser.refresh()
     assert chooser.choose(task()) is None
     assert chooser.has_room and not chooser.could_start(task())

@@ -85,7 +85,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     for _ in range(30):  # jobs that teach its pace
         async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
             assert response.status == 200
-    pace = service.orchestrator.registry.instances[worker.address].pace
+    pace = service.orchestrator.registry.instances[worker.address].step_learner
     await service.until(lambda: pace is not None and pace.model.known)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]

@@ -46,8 +46,8 @@ loads = st.builds(
     prefill_tokens=st.integers(0, 2000),
     decode_tokens=st.integers(0, 5000),
 )
-paces = st.builds(StepModel.under, models, loads)
-wishes = st.builds(
+steps = st.builds(StepModel.under, models, loads)
+constraints = st.builds(
     PlacementWish,
     st.sampled_from(PlacementMode),
     st.lists(st.sampled_from(NAMES), max_size=3).map(tuple),
@@ -59,18 +59,18 @@ candidates = st.lists(
         model=st.sampled_from(["m", "m", "other"]),
         vocabulary=st.sampled_from([b"v", b"v", b"w"]),
         ready=st.booleans(),
-        slots=st.integers(1, 8),
+        limit=st.integers(1, 8),
         load=st.integers(0, 10),
-        most_tokens=st.sampled_from([100, 1000]),
+        max_tokens=st.sampled_from([100, 1000]),
         kv_free=st.integers(0, 10),
-        pace=st.one_of(st.none(), paces),
+        step=st.one_of(st.none(), steps),
     ),
     max_size=6,
     unique_by=lambda c: c.name,
 )
-needs = st.builds(
+demands = st.builds(
     Demand,
-    st.builds(Requirements, st.just("m"), st.just(b"v"), st.sampled_from([50, 500]), wishes),
+    st.builds(Requirements, st.just("m"), st.just(b"v"), st.sampled_from([50, 500]), constraints),
     prompt_tokens=st.integers(1, 400),
     output_tokens=st.integers(1, 200),
     home=st.sampled_from(["", *NAMES]),
@@ -79,10 +79,10 @@ holdings = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 400))
 
 
 def finish(demand: Demand, candidate: Candidate, cached: dict[str, int]) -> float:
-    if candidate.pace is None:
+    if candidate.step is None:
         return 0.0
     new = demand.prompt_tokens - min(demand.prompt_tokens - 1, cached.get(candidate.name, 0))
-    return candidate.pace.finish_ms(new, demand.output_tokens)
+    return candidate.step.finish_ms(new, demand.output_tokens)
 
 
 def fits(demand: Demand, candidate: Candidate) -> bool:
@@ -90,15 +90,15 @@ def fits(demand: Demand, candidate: Candidate) -> bool:
     named = candidate.name in constraint.instances
     return (
         candidate.ready
-        and candidate.load < candidate.slots
+        and candidate.load < candidate.limit
         and (candidate.model, candidate.vocabulary) == (requirements.model, requirements.vocabulary)
-        and requirements.tokens <= candidate.most_tokens
+        and requirements.tokens <= candidate.max_tokens
         and (constraint.mode is not PlacementMode.PIN or named)
         and (constraint.mode is not PlacementMode.AVOID or not named)
     )
 
 
-@given(needs, candidates, holdings)
+@given(demands, candidates, holdings)
 def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
     demand: Demand, given_candidates: list[Candidate], cached: dict[str, int]
 ) -> None:
@@ -111,10 +111,10 @@ def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
     if chosen is None:
         return
     assert chosen in able
-    best = min((finish(demand, c, cached) for c in able if c.pace), default=0.0)
+    best = min((finish(demand, c, cached) for c in able if c.step), default=0.0)
     limit = best + max(TIE_MS, TIE_SHARE * best) + 1e-6
-    assert chosen.pace is None or finish(demand, chosen, cached) <= limit
-    ties = {c.name for c in able if c.pace is None or finish(demand, c, cached) < limit - 1e-3}
+    assert chosen.step is None or finish(demand, chosen, cached) <= limit
+    ties = {c.name for c in able if c.step is None or finish(demand, c, cached) < limit - 1e-3}
     if demand.home in ties:
         assert chosen.name == demand.home
 
@@ -129,7 +129,7 @@ def test_or7_the_fast_prediction_is_that_of_the_model(
 
 
 def candidate(name: str, **changes: object) -> Candidate:
-    plain = Candidate(name, "m", b"v", True, 8, 0, pace=FAST.under(Load()))
+    plain = Candidate(name, "m", b"v", True, 8, 0, step=FAST.under(Load()))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -138,7 +138,7 @@ SPEC = Requirements("m", b"v")
 
 def test_or7_an_instance_of_unknown_pace_gets_to_show_it() -> None:
     demand = Demand(SPEC, 10, 10)
-    new, busy = candidate("new", pace=None), candidate("a", load=1)
+    new, busy = candidate("new", step=None), candidate("a", load=1)
     assert place(demand, [busy, new]) is new
     assert place(demand, [candidate("a"), replace(new, load=1)]) == candidate("a")
 
@@ -147,7 +147,7 @@ def test_or9_goes_where_the_prefix_is_only_when_that_finishes_sooner() -> None:
     demand = Demand(SPEC, prompt_tokens=400, output_tokens=10)
     near, far = candidate("near"), candidate("far")
     assert place(demand, [near, far], {"near": 300}) is near
-    late = candidate("near", pace=FAST.under(Load(8, 4, 0, 2000)))
+    late = candidate("near", step=FAST.under(Load(8, 4, 0, 2000)))
     assert place(demand, [late, far], {"near": 300}) is far
 
 
@@ -158,7 +158,7 @@ def test_or7_ties_go_to_the_conversation_then_load_then_memory_then_name() -> No
     demand = replace(demand, home="")
     assert place(demand, [b, c, a]) is a
     assert place(demand, [a, b, replace(c, load=0, kv_free=5)]) == replace(c, load=0, kv_free=5)
-    assert place(demand, [candidate("slow", pace=SLOW.under(Load())), c]) is c
+    assert place(demand, [candidate("slow", step=SLOW.under(Load())), c]) is c
 
 
 @given(st.data())
@@ -207,7 +207,7 @@ def test_or9_affinity_is_soft_and_bounded() -> None:
     assert affinity.home("t", "", now=50) == ""
 
 
-class RegistryView:
+class FakeRegistry:
     """A registry of fixed candidates."""
 
     def __init__(self, *given_candidates: Candidate) -> None:
@@ -237,9 +237,9 @@ def task(**changes: object) -> Task:
     return made
 
 
-def placer(site: RegistryView, policy: str = "", clock: ManualClock | None = None) -> Placer:
+def placer(registry: FakeRegistry, policy: str = "", clock: ManualClock | None = None) -> Placer:
     made = Placer(
-        site,
+        registry,
         clock or ManualClock(),
         lambda task: task.sampling.max_tokens,
         Policy.compile(policy) if policy else None,
@@ -249,19 +249,19 @@ def placer(site: RegistryView, policy: str = "", clock: ManualClock | None = Non
 
 
 def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None:
-    site = RegistryView(candidate("a"), candidate("b"))
-    chooser = placer(site)
+    registry = FakeRegistry(candidate("a"), candidate("b"))
+    chooser = placer(registry)
     talk = task(session_id="s")
     first = chooser.choose(talk)
     assert first is not None and first.name == "a"
-    site.now["a"] = candidate("a", load=4)
+    registry.now["a"] = candidate("a", load=4)
     chooser.sent(talk, first)
     again = chooser.choose(talk)
     assert again is not None and again.name == "a"  # not the least loaded: its conversation is here
     other = chooser.choose(task())
     assert other is not None and other.name == "b"
 
-    site.prefixes.apply("a", KvReport([b"1", b"2", b"3", b"4"], [], full=True))
+    registry.prefixes.apply("a", KvReport([b"1", b"2", b"3", b"4"], [], full=True))
     prompt = task()
     prompt.prefix_names = [b"1", b"2", b"3", b"4"]
     near = chooser.choose(prompt)
@@ -270,21 +270,21 @@ def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None
 
 def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
     clock = ManualClock()
-    site = RegistryView(candidate("a"))
-    chooser = placer(site, clock=clock)
+    registry = FakeRegistry(candidate("a"))
+    chooser = placer(registry, clock=clock)
     assert chooser.could_start(task())
-    site.now = {"b": candidate("b")}
+    registry.now = {"b": candidate("b")}
     assert not chooser.could_start(task())  # the old set, of which nothing is left
-    site.snapshot_version += 1
+    registry.snapshot_version += 1
     assert chooser.could_start(task())
-    site.now = {"c": candidate("c")}
+    registry.now = {"c": candidate("c")}
     clock.advance(1.1)
     assert chooser.could_start(task())
 
 
 def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None:
-    site = RegistryView(candidate("a", most_tokens=80), candidate("b", ready=False))
-    chooser = placer(site)
+    registry = FakeRegistry(candidate("a", max_tokens=80), candidate("b", ready=False))
+    chooser = placer(registry)
 
     def constraint(mode: PlacementMode, *names: str) -> Task:
         return task(placement=PlacementWish(mode, names))
@@ -298,11 +298,11 @@ def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None
 
 
 def test_or8_the_operators_policy_filters_and_scores() -> None:
-    site = RegistryView(candidate("a", load=3), candidate("b", load=1), candidate("c"))
-    assert placer(site).choose(task()).name == "c"  # type: ignore[union-attr]
-    assert placer(site, 'instance.name != "c"').choose(task()).name == "b"  # type: ignore[union-attr]
-    assert placer(site, "-instance.load").choose(task()).name == "a"  # type: ignore[union-attr]
-    assert placer(site, "task.max_tokens > 10").choose(task()) is None
-    broken = placer(site, "1 / instance.load > 0")
+    registry = FakeRegistry(candidate("a", load=3), candidate("b", load=1), candidate("c"))
+    assert placer(registry).choose(task()).name == "c"  # type: ignore[union-attr]
+    assert placer(registry, 'instance.name != "c"').choose(task()).name == "b"  # type: ignore[union-attr]
+    assert placer(registry, "-instance.load").choose(task()).name == "a"  # type: ignore[union-attr]
+    assert placer(registry, "task.max_tokens > 10").choose(task()) is None
+    broken = placer(registry, "1 / instance.load > 0")
     assert broken.choose(task()).name == "c"  # type: ignore[union-attr]
     assert broken.policy is not None and broken.policy.fallbacks["error"] == 1
