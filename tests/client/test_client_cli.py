@@ -136,7 +136,7 @@ def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("argv", "complaint"),
+    ("argv", "message"),
     [
         (["up", "--port", "65536"], "a port is from 0 to 65535, got 65536"),
         (["up", "--instances", "0"], "must be at least 1, got 0"),
@@ -147,10 +147,10 @@ def test_the_hint_has_the_name_of_a_cached_model(launched: list[Any], tmp_path: 
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_wrong_usage_names_what_was_wrong(argv: list[str], complaint: str, capsys: Any) -> None:
+def test_wrong_usage_names_what_was_wrong(argv: list[str], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(argv)
-    assert complaint in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_bad_port_in_the_environment_is_named(
