@@ -19,7 +19,8 @@ from worker.runner.forward import BatchForward
 from worker.runner.torch_runner import TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.scheduler.block_pool import BlockPool
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.block_pool import BlockPool
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 
 JOBS = 64
 _CONTEXT = 100_000

@@ -36,8 +36,9 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.runner.synthetic import StepCost
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 from worker.service.call import Call, Tensors, strings
 from worker.service.worker import Worker
 from worker.settings import WorkerSettings

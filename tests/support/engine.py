@@ -7,8 +7,9 @@ from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 
 EOS = 2
 VOCABULARY = 100

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import EndReason, Request
+from worker.scheduler.request import Request
 
 
 class Bisection:

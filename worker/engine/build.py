@@ -24,7 +24,8 @@ from worker.runner.memory import MemoryLimits
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
 from worker.scheduler.block_pool import BlockPool
-from worker.scheduler.scheduler import MAX_PAUSES, Scheduler, SchedulerConfig
+from worker.scheduler.config import MAX_PAUSES, SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 

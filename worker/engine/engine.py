@@ -44,19 +44,18 @@ from worker.protocol import (
 )
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
-from worker.scheduler.pauses import Pauses
-from worker.scheduler.plan import Plan, StepResult
-from worker.scheduler.records import finished
-from worker.scheduler.request import (
+from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
     LENGTH,
     STOPPED,
     TOO_LATE_TO_START,
     EndReason,
-    Request,
-    make_request,
+    finished,
 )
+from worker.scheduler.pauses import Pauses
+from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 IDLE_CHECK_S = 1.0

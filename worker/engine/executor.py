@@ -16,8 +16,9 @@ from worker.engine.bisection import Bisection, step_failed
 from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row, StepResult
-from worker.scheduler.request import EndReason, Request
+from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 

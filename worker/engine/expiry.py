@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from worker.core import Clock
-from worker.scheduler.request import (
+from worker.scheduler.end_reason import (
     ABORTED,
     CANNOT_FINISH,
     CUT_SHORT,
     DEADLINE_PASSED,
     EndReason,
-    Request,
 )
+from worker.scheduler.request import Request
 from worker.scheduler.step_time import BOUND_STEPS, StepTime
 
 _SAMPLE_EVERY = 32

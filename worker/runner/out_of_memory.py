@@ -18,8 +18,9 @@ from worker.log import engine_log
 from worker.protocol import Code, FinishReason, TokenLogprob
 from worker.runner.base import Runner
 from worker.runner.memory import MemoryGuard, is_out_of_memory
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row, StepResult
-from worker.scheduler.request import EndReason, Request
+from worker.scheduler.request import Request
 
 _CHECK_EVERY_STEPS: Final = 32
 _GROW_AFTER_STEPS: Final = 64

@@ -2,9 +2,10 @@
 
 - ``scheduler``     admits, starts, pauses and ends requests; plans a step
 - ``plan``          what it has decided for one step
-- ``request``       a job inside the engine
+- ``config``        its limits
+- ``request``       a job inside the engine; ``end_reason`` why it ends
 - ``block_pool``    KV pages, references, hashes; ``prefix_cache`` shares them
 - ``step_time``     what a step takes
-- ``prompt_order``  whose prompt is computed first; ``pauses`` who stands still
-- ``records``, ``lru``
+- ``order``         who is served first; ``backfill`` who may go before one that lacks blocks
+- ``pauses``        who stands still
 """

@@ -12,11 +12,11 @@ A block hash (``worker.protocol.blocks``) fixes a block's content and all that c
 block with a hash is never written again: only full blocks have one.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from worker.protocol import KvReport
-from worker.scheduler.lru import LruList
 
 
 class BlockPool:
@@ -32,7 +32,8 @@ class BlockPool:
         self._references = [0] * total
         self._hashes: list[bytes | None] = [None] * total
         self._blocks: dict[bytes, int] = {}
-        self._cached = LruList(total)
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Oldest first."""
         # As dicts, since they keep their order and forget a hash in O(1).
         self._added: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
@@ -80,7 +81,7 @@ class BlockPool:
         for block in blocks:
             assert self._hashes[block] is not None, f"block {block} has no hash to share it by"
             if not self._references[block]:
-                self._cached.remove(block)
+                del self._cached[block]
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
@@ -89,7 +90,6 @@ class BlockPool:
         ``blocks`` are in the order of their text: its end is then evicted before its beginning,
         without which it could not be found. ``as_oldest``: they are evicted before all others.
         """
-        push = self._cached.push_oldest if as_oldest else self._cached.push
         for block in blocks if as_oldest else reversed(blocks):
             references = self._references[block]
             assert references, f"block {block} was freed twice"
@@ -98,7 +98,9 @@ class BlockPool:
                 if self._hashes[block] is None:
                     self._empty.append(block)
                 else:
-                    push(block)
+                    self._cached[block] = None
+                    if as_oldest:
+                        self._cached.move_to_end(block, last=False)
 
     def fits(self, shared: Sequence[int], count: int) -> bool:
         """Whether ``share(shared)`` and then ``allocate(count)`` are possible."""
@@ -146,7 +148,7 @@ class BlockPool:
 
     def forget(self) -> None:
         """Evict everything that is cached: when its content can no longer be trusted."""
-        while len(self._cached):
+        while self._cached:
             self._evict_oldest()
 
     def take_changes(self) -> KvReport | None:
@@ -158,7 +160,7 @@ class BlockPool:
         return report
 
     def _evict_oldest(self) -> None:
-        block = self._cached.pop_oldest()
+        block, _ = self._cached.popitem(last=False)
         block_hash = self._hashes[block]
         assert block_hash is not None
         self._hashes[block] = None
@@ -174,7 +176,6 @@ class BlockPool:
         """Raise ``AssertionError`` when the books do not balance."""
         empty, cached = set(self._empty), set(self._cached)
         assert len(empty) == len(self._empty), "a block is free twice"
-        assert len(cached) == len(self._cached), "the list of cached blocks is broken"
         assert not empty & cached, "a block is both empty and cached"
         used = {block for block, references in enumerate(self._references) if references}
         assert not used & (empty | cached), "a free block is in use"

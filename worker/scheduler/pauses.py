@@ -7,6 +7,7 @@ that is taken back before it took effect leaves no trace.
 from collections.abc import Collection
 
 from worker.core import Event, JobPaused, JobResumed
+from worker.scheduler.order import least_slack_first
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
@@ -35,7 +36,7 @@ class Pauses:
         for request in self._scheduler.waiting:
             self._hold(request, events)
         # Those who pause have left their slots by now.
-        for request in self._scheduler.least_slack_first(self._scheduler.paused):
+        for request in least_slack_first(self._scheduler.paused, self._scheduler.step_time):
             if request.job.held:
                 continue
             if self._scheduler.resume(request):

@@ -1,10 +1,10 @@
 """A job inside the engine: what the scheduler, the runner and the loop know about it."""
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from worker.core import Job
-from worker.protocol import AbortCause, Code, FinishReason, OnDeadline
+from worker.protocol import OnDeadline
 
 PENDING: Final = -1
 """Stands in ``Request.tokens`` for a token that a launched step will give."""
@@ -104,42 +104,3 @@ def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
         least_tokens=0 if ends_cleanly else certain,
         ends_cleanly=ends_cleanly,
     )
-
-
-class EndReason(NamedTuple):
-    """How a job ends; ``code`` is None when it ends well."""
-
-    reason: FinishReason
-    code: Code | None = None
-    message: str = ""
-
-
-STOPPED = EndReason(FinishReason.STOP)
-LENGTH = EndReason(FinishReason.LENGTH)
-CUT_SHORT = EndReason(FinishReason.DEADLINE)
-DEADLINE_PASSED = EndReason(
-    FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the text was done"
-)
-CANNOT_FINISH = EndReason(
-    FinishReason.DEADLINE,
-    Code.DEADLINE_EXCEEDED,
-    "the tokens that must still come no longer fit before the deadline",
-)
-TOO_LATE_TO_START = EndReason(
-    FinishReason.DEADLINE,
-    Code.DEADLINE_EXCEEDED,
-    "too little time was left when the generation could have started",
-)
-DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
-
-ABORTED: dict[AbortCause, EndReason] = {
-    AbortCause.CANCEL: EndReason(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
-    AbortCause.DISCONNECT: EndReason(
-        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client is gone"
-    ),
-    AbortCause.LANE_LOST: EndReason(
-        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job is gone"
-    ),
-    AbortCause.DRAIN: DRAINED,
-    AbortCause.STOP_STRING: STOPPED,
-}

@@ -15,50 +15,17 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from worker.protocol import Code, FinishReason, context_note
+from worker.scheduler.backfill import not_delaying
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
+from worker.scheduler.order import latest_start, most_urgent_first
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
-from worker.scheduler.prompt_order import prompt_urgency
-from worker.scheduler.request import PENDING, TOO_LATE_TO_START, EndReason, Request
+from worker.scheduler.request import PENDING, Request
 from worker.scheduler.step_time import StepTime
-
-_PATIENCE_S = 300.0
-"""A request without a deadline is ordered as if it had one this far off: it must not starve."""
-
-MAX_PAUSES: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
-
-    vocab_size: int
-    context_tokens: int
-    block_tokens: int
-    max_running: int
-    max_waiting: int
-    max_step_tokens: int
-    min_start_budget_s: float
-    max_stall_s: float = 0.05
-    prefix_cache: bool = True
-    max_pauses: int = MAX_PAUSES
-    """How often one request may be paused; further pauses are ignored."""
-
-    def __post_init__(self) -> None:
-        if self.max_step_tokens < self.max_running:
-            raise ValueError(
-                f"max_step_tokens ({self.max_step_tokens}) is less than max_running"
-                f" ({self.max_running}): every running job needs one token per step;"
-                " raise the former or lower the latter"
-            )
-
-    @property
-    def max_backfills(self) -> int:
-        """How often smaller requests may go before one that lacks blocks."""
-        return 2 * self.max_running
 
 
 @dataclass(slots=True)
@@ -105,7 +72,7 @@ class Scheduler:
             request.limit_tokens = min(wanted, self.capacity_tokens)
             room = request.limit_tokens - request.prompt_tokens
             request.least_tokens = min(request.least_tokens, room)
-            request.latest_start = self._latest_start(request)
+            request.latest_start = latest_start(request, self.step_time)
             insort(self.waiting, request, key=_queue_order)
             self._blocked = False
         return refusal
@@ -147,7 +114,7 @@ class Scheduler:
         decodes = len(rows)
         budget = self._prompt_budget(decodes, gap_s)
         if len(prefilling) > 1:
-            prefilling = self._most_urgent_first(prefilling, now)
+            prefilling = most_urgent_first(prefilling, self.step_time, now)
         ahead: list[Request] = []
         if prefilling or self.waiting:
             ahead += [request for request in self.running if self._has_unregistered_blocks(request)]
@@ -241,9 +208,6 @@ class Scheduler:
         self.running.append(request)
         return True
 
-    def least_slack_first(self, requests: Sequence[Request]) -> list[Request]:
-        return sorted(requests, key=self._slack_order)
-
     def pin(self, blocks: Sequence[int]) -> None:
         """Keep blocks that have a hash as they are until ``unpin``."""
         self.pool.share(blocks)
@@ -280,7 +244,7 @@ class Scheduler:
         slots = self._free_slots + [request.slot for request in self.running]
         assert sorted(slots) == list(range(self.config.max_running)), "a slot was lost or shared"
         for request in holders:
-            assert len(request.blocks) == self._blocks_for(request.limit_tokens)
+            assert len(request.blocks) == self.config.blocks_for(request.limit_tokens)
             assert request.leaving or request.computed < len(request.tokens)
             assert len(request.tokens) <= request.limit_tokens
             assert request.full_blocks * self.config.block_tokens <= request.computed
@@ -317,40 +281,6 @@ class Scheduler:
                 f"the worker holds {held} jobs, its maximum; try again later or elsewhere",
             )
         return None
-
-    # ── the order ────────────────────────────────────────────────────────────────────────────
-
-    def _latest_start(self, request: Request) -> float:
-        """Deadline less expected service: least slack first, whatever the time is.
-
-        While the first token is to come, its own deadline counts too, less the rest of the prompt.
-        """
-        room = request.limit_tokens - len(request.tokens)
-        expected = max(request.least_tokens, min(self.step_time.typical_tokens, room))
-        left = len(request.tokens) - request.computed
-        deadline = request.job.deadline
-        if deadline == math.inf:
-            deadline = request.submitted_at + _PATIENCE_S
-        latest = deadline - self.step_time.service_s(left, expected)
-        if request.job.first_token_by < deadline and not request.generated:
-            latest = min(latest, request.job.first_token_by - self.step_time.service_s(left, 0))
-        return latest
-
-    def _slack_order(self, request: Request) -> tuple[float, float]:
-        return self._latest_start(request), request.submitted_at
-
-    def _most_urgent_first(self, prefilling: list[Request], now: float) -> list[Request]:
-        token_s = self.step_time.prompt_token_s
-        if now == -math.inf or not token_s:
-            return self.least_slack_first(prefilling)
-        work_s = {r: token_s * (len(r.tokens) - r.computed) for r in prefilling}
-        backlog_s = sum(work_s.values())
-
-        def urgency(request: Request) -> float:
-            slack_s = self._latest_start(request) - now
-            return prompt_urgency(slack_s, work_s[request], backlog_s)
-
-        return sorted(prefilling, key=urgency, reverse=True)
 
     def _has_unregistered_blocks(self, request: Request) -> bool:
         """A step that was launched fills them, and has not been read yet."""
@@ -400,44 +330,19 @@ class Scheduler:
             if self._reserve(head):
                 return head
             if head.backfilled_past < self.config.max_backfills:
-                for request in self._not_delaying(head, others):
+                holders = self.running + self.paused
+                for request in not_delaying(
+                    head, others, holders, self.pool.free_count, self.config
+                ):
                     if self._reserve(request):
                         head.backfilled_past += 1
                         return request
         self._blocked = True
         return None
 
-    def _not_delaying(self, head: Request, others: Sequence[Request]) -> list[Request]:
-        """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
-
-        EASY backfilling (Lifka 1995), in steps instead of hours: running requests end at the
-        latest with their last token, so the step is known in which enough of them have. Paused
-        ones count as if they went on now: ``head`` cannot have their blocks any sooner.
-        """
-        missing = self._blocks_for(head.limit_tokens) - self.pool.free_count
-        fits_after = 0
-        for request in sorted(self.running + self.paused, key=self._steps_left):
-            if missing <= 0:
-                break
-            missing -= len(request.blocks)
-            fits_after = self._steps_left(request)
-        spare = -missing
-        return [
-            request
-            for request in others
-            if self._steps_left(request) <= fits_after
-            or self._blocks_for(request.limit_tokens) <= spare
-        ]
-
-    def _steps_left(self, request: Request) -> int:
-        """Steps until its last possible token, if it computes in every one."""
-        left = len(request.tokens) - request.computed
-        chunks = -(-left // self.config.max_step_tokens)
-        return chunks + request.limit_tokens - len(request.tokens) - 1
-
     def _reserve(self, request: Request) -> bool:
         """Move a waiting request to the running ones if all its blocks can be had now."""
-        if not self.prefix_cache.reserve(request, self._blocks_for(request.limit_tokens)):
+        if not self.prefix_cache.reserve(request, self.config.blocks_for(request.limit_tokens)):
             return False
         self.waiting.remove(request)
         request.slot = self._free_slots.pop()
@@ -448,9 +353,6 @@ class Scheduler:
         self.running.remove(request)
         self._free_slots.append(request.slot)
         request.slot = -1
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.config.block_tokens)
 
 
 def _queue_order(request: Request) -> tuple[float, float]:

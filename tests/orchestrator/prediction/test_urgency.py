@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.prediction import Costs, Due, Urgency, urgency
 from orchestrator.prediction.urgency import _LOST, SURE
-from worker.scheduler.prompt_order import prompt_urgency
+from worker.scheduler.order import prompt_urgency
 
 COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25)
 AMPLE = 1e6

@@ -26,8 +26,9 @@ from worker.runner.torch_runner import TorchRunner
 from worker.runner.utilization import StreamMeter
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import StepResult
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 
 CPU = torch.device("cpu")
 BLOCKS, BLOCK_TOKENS, MAX_RUNNING = 60, 4, 6

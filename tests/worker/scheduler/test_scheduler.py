@@ -11,8 +11,9 @@ from tests.support.memory import FakeMemory
 from worker.core import Job
 from worker.protocol import Code, Sampling, prefix_salt
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.end_reason import TOO_LATE_TO_START
 from worker.scheduler.plan import Row
-from worker.scheduler.request import TOO_LATE_TO_START, Request, make_request
+from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 

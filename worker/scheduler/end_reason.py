@@ -1,0 +1,78 @@
+"""Why jobs end, and the last event that says so."""
+
+from typing import NamedTuple
+
+from worker.core import Job, JobFinished
+from worker.protocol import AbortCause, Code, FinishReason
+from worker.scheduler.request import Request
+
+
+class EndReason(NamedTuple):
+    """How a job ends; ``code`` is None when it ends well."""
+
+    reason: FinishReason
+    code: Code | None = None
+    message: str = ""
+
+
+STOPPED = EndReason(FinishReason.STOP)
+LENGTH = EndReason(FinishReason.LENGTH)
+CUT_SHORT = EndReason(FinishReason.DEADLINE)
+DEADLINE_PASSED = EndReason(
+    FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the text was done"
+)
+CANNOT_FINISH = EndReason(
+    FinishReason.DEADLINE,
+    Code.DEADLINE_EXCEEDED,
+    "the tokens that must still come no longer fit before the deadline",
+)
+TOO_LATE_TO_START = EndReason(
+    FinishReason.DEADLINE,
+    Code.DEADLINE_EXCEEDED,
+    "too little time was left when the generation could have started",
+)
+DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
+
+ABORTED: dict[AbortCause, EndReason] = {
+    AbortCause.CANCEL: EndReason(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
+    AbortCause.DISCONNECT: EndReason(
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client is gone"
+    ),
+    AbortCause.LANE_LOST: EndReason(
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job is gone"
+    ),
+    AbortCause.DRAIN: DRAINED,
+    AbortCause.STOP_STRING: STOPPED,
+}
+
+
+def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
+    """Written at ``freed_at``, when slot and blocks are free."""
+    job = request.job
+    started = freed_at if request.started_at is None else request.started_at
+    first = freed_at if request.first_token_at is None else request.first_token_at
+    return JobFinished(
+        job=job,
+        reason=end_reason.reason,
+        code=end_reason.code,
+        message=end_reason.message,
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=request.generated,
+        late_tokens=request.late_tokens,
+        wait_ms=(started - request.submitted_at) * 1e3,
+        prefill_ms=(first - started) * 1e3,
+        decode_ms=(freed_at - first) * 1e3,
+        left_ms=(job.deadline - freed_at) * 1e3,
+        abort_ms=_abort_ms(job, end_reason, freed_at),
+        cached_tokens=request.cached_tokens,
+        spared=request.spared,
+    )
+
+
+def _abort_ms(job: Job, end_reason: EndReason, freed_at: float) -> float | None:
+    """From the abort, or from the deadline once that has passed, to slot and blocks free (WP-5)."""
+    if end_reason.reason is FinishReason.CANCELLED:
+        return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
+    if end_reason.reason is FinishReason.DEADLINE:
+        return max(0.0, freed_at - job.deadline) * 1e3
+    return None

@@ -1,0 +1,62 @@
+"""In which order requests are served: least slack first, and of prompts what gains most."""
+
+import math
+from collections.abc import Sequence
+
+from worker.scheduler.request import Request
+from worker.scheduler.step_time import StepTime
+
+_PATIENCE_S = 300.0
+"""A request without a deadline is ordered as if it had one this far off: it must not starve."""
+_HORIZON = 2.0
+_LEAST_S = 1e-6
+
+
+def latest_start(request: Request, step_time: StepTime) -> float:
+    """Deadline less expected service: least slack first, whatever the time is.
+
+    While the first token is to come, its own deadline counts too, less the rest of the prompt.
+    """
+    room = request.limit_tokens - len(request.tokens)
+    expected = max(request.least_tokens, min(step_time.typical_tokens, room))
+    left = len(request.tokens) - request.computed
+    deadline = request.job.deadline
+    if deadline == math.inf:
+        deadline = request.submitted_at + _PATIENCE_S
+    latest = deadline - step_time.service_s(left, expected)
+    if request.job.first_token_by < deadline and not request.generated:
+        latest = min(latest, request.job.first_token_by - step_time.service_s(left, 0))
+    return latest
+
+
+def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[Request]:
+    return sorted(requests, key=lambda one: (latest_start(one, step_time), one.submitted_at))
+
+
+def most_urgent_first(
+    prefilling: Sequence[Request], step_time: StepTime, now: float
+) -> list[Request]:
+    """In which order their prompts are computed; without ``now`` there is time for everybody."""
+    token_s = step_time.prompt_token_s
+    if now == -math.inf or not token_s:
+        return least_slack_first(prefilling, step_time)
+    work_s = {one: token_s * (len(one.tokens) - one.computed) for one in prefilling}
+    backlog_s = sum(work_s.values())
+
+    def urgency(request: Request) -> float:
+        slack_s = latest_start(request, step_time) - now
+        return prompt_urgency(slack_s, work_s[request], backlog_s)
+
+    return sorted(prefilling, key=urgency, reverse=True)
+
+
+def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
+    """The larger goes first: the apparent tardiness cost as a logarithm (Vepsalainen, Morton 1987).
+
+    ``slack_s`` is what is left until the request must be worked on without a break, ``work_s`` what
+    it takes, ``backlog_s`` what all prompts under way take together. With a short backlog that is
+    least slack first, with a long one the shortest work first: when not everybody can be in time,
+    one long prompt must not make several short ones late.
+    """
+    wait_s = max(_LEAST_S, _HORIZON * backlog_s)
+    return -max(0.0, slack_s) / wait_s - math.log(max(_LEAST_S, work_s))
