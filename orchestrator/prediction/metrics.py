@@ -41,7 +41,7 @@ REFUSALS: tuple[Row[RefusalStats], ...] = (
         "counter",
         "infeasible_samples",
         "requests",
-        "Such decisions that were not carried out: what the requests came to (DL-17)",
+        "Sampled refusals, which were not carried out: what the requests came to (DL-17)",
         lambda of: [
             ((kind, result), of.sampled[kind, met])
             for kind in RefusalKind
@@ -53,7 +53,7 @@ REFUSALS: tuple[Row[RefusalStats], ...] = (
         "gauge",
         "false_refusal_rate",
         "share",
-        "Of the decisions that were not carried out, those whose request was met",
+        "Sampled refusals whose request was met after all, of all sampled (DL-17)",
         lambda of: of.false_rate,
     ),
 )

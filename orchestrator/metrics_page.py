@@ -1,0 +1,78 @@
+"""``python -m orchestrator.metrics_page``: every metric, as docs/metrics.md has it."""
+
+import asyncio
+import random
+import sys
+from collections.abc import Iterable
+
+from orchestrator.api.server import build_app
+from orchestrator.build import build
+from orchestrator.clock import LoopClock
+from orchestrator.settings import Settings
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.telemetry.metrics import MS_BUCKETS, US_BUCKETS, Declared
+
+_PAGE = """\
+# Metrics
+
+`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token. Written by
+`python -m orchestrator.metrics_page > docs/metrics.md`; a test fails when it is stale.
+
+A histogram is scraped as `…_bucket`, `…_sum` and `…_count`. Shares are 0 to 1. Codes in brackets
+name the promise that a metric watches.
+
+## The service
+
+{service}
+
+## Each instance
+
+With the label `instance`, the address of its gRPC endpoint. What a worker counts or measures itself
+comes with its heartbeats, and is missing until the first.
+
+{instances}
+
+Workers add no metrics of their own to Triton's. Triton's are on its metrics port, as in
+[its documentation](https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
+
+## Buckets
+
+- of milliseconds: {ms}
+- of microseconds: {us}
+"""
+
+
+def page(declared: Iterable[Declared]) -> str:
+    """Markdown of the metrics, each table by name."""
+    rows = sorted(declared, key=lambda metric: metric.name)
+    return _PAGE.format(
+        service=_table([row for row in rows if "instance" not in row.labels]),
+        instances=_table([row for row in rows if "instance" in row.labels]),
+        ms=", ".join(f"{at:g}" for at in MS_BUCKETS),
+        us=", ".join(f"{at:g}" for at in US_BUCKETS),
+    )
+
+
+async def declared() -> list[Declared]:
+    """The metrics of a service with every part that any setting brings."""
+    settings = Settings.model_construct(placement_policy="0")
+    clock = LoopClock(asyncio.get_running_loop())
+    parts = build(settings, clock, random.Random(0), MemoryJournal())
+    build_app(parts.orchestrator)
+    await parts.lifecycle.close()
+    return parts.orchestrator.metrics.declared
+
+
+def _table(metrics: Iterable[Declared]) -> str:
+    lines = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels if label != "instance")
+        total = "_total" if metric.type == "counter" else ""
+        lines.append(
+            f"| `{metric.name}{total}` | {metric.type} | {metric.unit} | {labels} | {metric.text} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(asyncio.run(declared())))
