@@ -96,6 +96,7 @@ class StreamLane(Lane):
         self._last_sent_at = clock.now()
         self._outbox: deque[service_pb2.ModelInferRequest] = deque()
         self._outbox_filled = asyncio.Event()
+        self._cancels: dict[AbortCause, list[int]] = {}
         self._runner: asyncio.Task[None] | None = None
         self._breaking: str | None = None
         """Why ``break_off`` ended the session, until it has."""
@@ -141,7 +142,16 @@ class StreamLane(Lane):
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
         if handle in self._jobs and self.is_open:
-            self._post(Cancel(lane=self._name, handle=handle, cause=cause), f"cancel/{handle}")
+            if not self._cancels:
+                asyncio.get_running_loop().call_soon(self._send_cancels)
+            self._cancels.setdefault(cause, []).append(handle)
+
+    def _send_cancels(self) -> None:
+        """Whatever was cancelled in one pass of the loop, as one message per cause: a message for
+        each of a thousand clients that are gone would take seconds to get through Triton."""
+        cancels, self._cancels = self._cancels, {}
+        for cause, handles in cancels.items():
+            self._post(Cancel(self._name, handles, cause), f"cancel/{handles[0]}")
 
     def pause(self, handle: int) -> None:
         if handle in self._jobs and self.is_open:
@@ -159,7 +169,7 @@ class StreamLane(Lane):
         if not self.is_open or (self._jobs and not self.is_closing):
             return
         if self._clock.now() - self._last_sent_at >= PROBE_S:
-            self._post(Cancel(lane=self._name, handle=NO_JOB), "probe")
+            self._post(Cancel(self._name, [NO_JOB]), "probe")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -227,6 +237,7 @@ class StreamLane(Lane):
         self._breaking = None
         self._session = None
         self._outbox.clear()
+        self._cancels.clear()
         self._lose_jobs()
         self._owner.lane_closed(self, reason)
 

@@ -83,7 +83,7 @@ def _message(rng: random.Random) -> LaneMessage:
             Open(PROTOCOL_VERSION, lane),
             Open(rng.choice((0, 2, 99)), lane),
             Submit(lane, handle, [1, 2, 3], sampling, budget_ms=rng.choice((-1.0, 0.0, 500.0))),
-            Cancel(lane, handle),
+            Cancel(lane, [handle]),
             Pause(lane, handle),
             Resume(lane, handle),
             Describe(lane),

@@ -65,7 +65,7 @@ class BenchLane:
         return job
 
     def cancel(self, job: LaneJob) -> None:
-        self._outbox.put_nowait(Cancel(self._name, job.handle))
+        self._outbox.put_nowait(Cancel(self._name, [job.handle]))
 
     async def news(self) -> WorkerStats:
         """The worker's next statistics."""

@@ -357,12 +357,13 @@ class _FakeLane:
                 self._may_go_on[message.handle] = asyncio.Event()
                 self._may_go_on[message.handle].set()
                 self.jobs[message.handle] = asyncio.create_task(self._run(message, plan))
-            case Cancel() if message.handle == NO_JOB:
+            case Cancel(handles=[handle]) if handle == NO_JOB:
                 worker.probes += 1
             case Cancel():
                 worker.cancels.append(message)
-                if message.handle in self._cancelled:
-                    self._cancelled[message.handle].set()
+                for handle in message.handles:
+                    if handle in self._cancelled:
+                        self._cancelled[handle].set()
             case Pause():
                 worker.pauses.append(message)
                 going = self._may_go_on.get(message.handle)

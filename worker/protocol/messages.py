@@ -13,7 +13,7 @@ the lane lives::
       ◀──────────────────────────── Frame(paused=[7])
       Resume(handle=7) ───────────────────────▶ goes on, before any that waits
       ◀──────────────────────────── Frame(resumed=[7])
-      Cancel(handle=7) ───────────────────────▶ stops within one step
+      Cancel(handles=[7]) ────────────────────▶ stops within one step
       ◀──────────────────────────── Frame(ends=[End(7)])
 
 ``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
@@ -33,7 +33,7 @@ from worker.protocol.card import ModelCard
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from worker.protocol.sampling import Sampling
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 # ── to the worker ────────────────────────────────────────────────────────────────────────────
@@ -75,10 +75,14 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
-    """Stops a job. Unknown and finished handles are ignored: cancelling is idempotent."""
+    """Stops jobs. Unknown and finished handles are ignored: cancelling is idempotent.
+
+    One message for as many as end in the same instant: each that comes by itself takes the worker's
+    interpreter from the engine, which goes on with the others' tokens meanwhile.
+    """
 
     lane: str
-    handle: int
+    handles: list[int]
     cause: AbortCause = AbortCause.CANCEL
 
 

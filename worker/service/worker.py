@@ -137,9 +137,10 @@ class Worker:
             case Submit():
                 self._submit(message, call.responder)
             case Cancel():
-                found = self._lane(message.lane).jobs.get(message.handle)
-                if found is not None:
-                    self._engine.cancel(found.job, message.cause)
+                jobs = self._lane(message.lane).jobs
+                for handle in message.handles:
+                    if (found := jobs.get(handle)) is not None:
+                        self._engine.cancel(found.job, message.cause)
                 self._emitter.post(call.responder.close)
             case Pause() | Resume():
                 found = self._lane(message.lane).jobs.get(message.handle)

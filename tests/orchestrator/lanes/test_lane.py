@@ -1,4 +1,4 @@
-"""A bare lane: what it sends for a pause, and whom it tells of one."""
+"""A bare lane: what it sends for a pause or a cancel, and whom it tells of one."""
 
 import asyncio
 import random
@@ -110,3 +110,36 @@ async def test_pause_and_resume_travel_both_ways(worker: FakeWorker) -> None:
         await asyncio.sleep(0.02)
         assert (len(worker.pauses), len(worker.resumes)) == sent == (2, 2)
         assert not worker.cancels
+
+
+async def test_what_is_cancelled_in_one_instant_leaves_as_one_message(worker: FakeWorker) -> None:
+    """WP-1: a thousand clients that go at once are one look of the worker, not a thousand."""
+    release = asyncio.Event()
+    worker.plan = lambda submitted: Plan(stall_at=1, release=release)
+    async with lane_to(worker.address) as (lane, news):
+        first = [submit(lane, news, [1, 2], Sampling(max_tokens=9)) for _ in range(100)]
+        await news.until(lambda: len(news.ids) == 100)
+        for handle in first[:98]:
+            lane.cancel(handle, AbortCause.DISCONNECT)
+        lane.cancel(first[98], AbortCause.CANCEL)
+        await news.until(lambda: news.told.count("ended") == 99)
+        sent = {cancel.cause: cancel.handles for cancel in worker.cancels}
+        assert sent == {AbortCause.DISCONNECT: first[:98], AbortCause.CANCEL: [first[98]]}
+        assert len(worker.cancels) == 2
+
+        lane.cancel(first[99], AbortCause.CANCEL)
+        await news.until(lambda: news.told.count("ended") == 100)
+        assert worker.cancels[-1].handles == [first[99]]
+
+
+async def test_a_job_cancelled_as_soon_as_it_is_submitted_is_not_overtaken(
+    worker: FakeWorker,
+) -> None:
+    release = asyncio.Event()
+    worker.plan = lambda submitted: Plan(stall_at=1, release=release)
+    async with lane_to(worker.address) as (lane, news):
+        for _ in range(3):
+            handle = submit(lane, news, [1, 2], Sampling(max_tokens=9))
+            lane.cancel(handle, AbortCause.CANCEL)
+        await news.until(lambda: news.told.count("ended") == 3)
+        assert [len(cancel.handles) for cancel in worker.cancels] == [3]

@@ -183,7 +183,7 @@ def test_a_job_that_cannot_be_is_refused_before_the_engine(
 
 def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:
     """The orchestrator takes this code for a lane that it has to open anew."""
-    request = harness.send(Cancel("somewhere else", 1))
+    request = harness.send(Cancel("somewhere else", [1]))
     request.wait_final()
     assert request.error is not None and request.error[0] == Code.LANE_CLOSED
 
@@ -191,7 +191,7 @@ def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> N
 @pytest.mark.parametrize(
     "data",
     [
-        encode(Cancel("xy", 1)).replace(b"xy", b"\xff\xfe"),
+        encode(Cancel("xy", [1])).replace(b"xy", b"\xff\xfe"),
         encode(Open(PROTOCOL_VERSION, "xy")).replace(b"open", b"op\xc3n"),
         b"\x91" * 5000,
         b"\x81\xa4type\x91" + b"\x91" * 100_000,

@@ -31,7 +31,7 @@ def test_a_sender_that_fails_costs_no_other_request_its_end(harness: Harness) ->
 
     job, request = harness.submit(1)
     gate = Gate(harness)
-    harness.service.accept(lane_call(Cancel("lane", 99), Broken()))
+    harness.service.accept(lane_call(Cancel("lane", [99]), Broken()))
     harness.finish(job)
     gate.open()
     harness.wait_end(1)
