@@ -5,6 +5,7 @@ from pathlib import Path
 from worker.kv_disk.background import BackgroundThread
 from worker.kv_disk.block_store import BlockStore, fingerprint
 from worker.kv_disk.copies import KVMemory
+from worker.kv_disk.directories import log_others
 from worker.kv_disk.disk_tier import DiskTier
 from worker.log import model_log
 from worker.scheduler.scheduler import Scheduler
@@ -26,10 +27,6 @@ def open_disk_tier(
             " directory that the worker may write to"
         ) from error
     model_log.info("%d KV blocks are on disk already", len(store))
-    return DiskTier(
-        scheduler,
-        store,
-        memory,
-        BackgroundThread("tidegate-kv-load"),
-        BackgroundThread("tidegate-kv-save"),
-    )
+    loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
+    saving.submit(lambda: log_others(path, root))  # there may be a million files to add up
+    return DiskTier(scheduler, store, memory, loading, saving)

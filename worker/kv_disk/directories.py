@@ -1,0 +1,85 @@
+"""The directories under a KV path, one per fingerprint: which there are, and taking one away.
+
+A worker reads its own only. Those of other models, types, layouts or engines stay for the worker
+that wrote them, and take disk space until somebody removes them.
+"""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from worker.log import model_log
+
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvDirectory:
+    """``last_used_s`` is when a block of it was last written or read, in seconds since 1970."""
+
+    path: Path
+    bytes: int
+    last_used_s: float
+
+    def __str__(self) -> str:
+        days = max(0.0, time.time() - self.last_used_s) / _DAY_S
+        return f"{self.path.name}  {self.bytes / 2**30:.2f} GiB, last used {days:.1f} days ago"
+
+
+def kv_directories(root: Path) -> list[KvDirectory]:
+    """Those under ``root``, the longest unused first. Raises ``OSError``."""
+    found = [_measure(path) for path in root.iterdir() if _is_kv_directory(path)]
+    return sorted(found, key=lambda one: one.last_used_s)
+
+
+def remove_kv_directory(root: Path, fingerprint: str) -> KvDirectory:
+    """Delete one with all that it holds. A worker that uses it begins anew.
+
+    Raises ``ValueError`` for what is no KV directory, ``OSError`` when it cannot be deleted.
+    """
+    path = root / fingerprint
+    if not (_FINGERPRINT.fullmatch(fingerprint) and _is_kv_directory(path)):
+        raise ValueError(f"{path} is no KV directory; list shows those there are")
+    directory = _measure(path)
+    shutil.rmtree(path)
+    return directory
+
+
+def log_others(root: Path, own: Path) -> None:
+    """Say which directories the worker with ``own`` leaves alone, and how to be rid of them."""
+    for directory in kv_directories(root):
+        if directory.path != own:
+            model_log.info(
+                "KV directory of another model or engine: %s; to remove it: %s -m %s remove %s %s",
+                directory,
+                Path(sys.executable).name,
+                __package__,
+                root,
+                directory.path.name,
+            )
+
+
+def _is_kv_directory(path: Path) -> bool:
+    is_named_so = _FINGERPRINT.fullmatch(path.name) is not None
+    return is_named_so and not path.is_symlink() and (path / "blocks").is_dir()
+
+
+def _measure(path: Path) -> KvDirectory:
+    total, last_used_s = 0, path.stat().st_mtime
+    for file in _files(path):
+        with suppress(OSError):  # a living worker may evict it meanwhile
+            status = file.stat(follow_symlinks=False)
+            total += status.st_size
+            last_used_s = max(last_used_s, status.st_mtime)
+    return KvDirectory(path, total, last_used_s)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    return (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
