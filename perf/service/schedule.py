@@ -23,9 +23,10 @@ from perf.load.workload import Speed
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
 from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from perf.sim.worker import SimLane, WorkerSpec
+from perf.sim.worker import WorkerSpec
 from perf.stack.context import Bench, Context
 from worker.protocol import Frame
 from worker.runner.synthetic import StepCost

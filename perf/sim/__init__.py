@@ -5,7 +5,7 @@ Only what is around and beneath them is not there: HTTP and gRPC, Triton and the
 - ``__main__``   one policy after the other; on traces the ``campaign``, with ``rivals``
 - ``simulate``   arrivals through orchestrator and workers, and what became of each
 - ``arrivals``   who asks for what, and when
-- ``worker``     the real worker without Triton and a model; ``loop`` a clock that jumps
+- ``worker``     the real worker without Triton and a model, ``lane`` the way to it; ``loop`` time
 - ``summary``    goodput and the like of a run; ``campaign_report``, ``plot``
 - ``reported``   what clients are told, beside what comes of it
 - ``counterfactual``  which refusals were wrong

@@ -19,8 +19,9 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Api, Job, Task
 from perf.sim.arrivals import Arrival
+from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop
-from perf.sim.worker import SimLane, SimWorker, WorkerSpec
+from perf.sim.worker import SimWorker, WorkerSpec
 from worker.protocol import Delta, ModelCard, Outcome, Sampling
 
 MODEL = "sim"

@@ -1,15 +1,13 @@
-"""A real worker on virtual time: all of it but Triton, gRPC and the model.
+"""A real worker on virtual time: all of it but Triton, threads and the model.
 
-Messages go through the real lane protocol to the real service and engine, frames come back. A step
-takes what its cost says: the engine is told so by its clock at once, everybody else when it is
-over::
+A step takes what its cost says. The engine's clock says so at once, and the rest of the world
+hears of the step when it is over::
 
     loop's time    t ────────────── t + step_s ─────────
     engine         step ▶ clock reads t + step_s
     frames         ▲ ends found by the look   ▲ tokens
 """
 
-import asyncio
 import math
 import random
 from dataclasses import dataclass
@@ -17,37 +15,22 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.clock import Clock, Timer
-from orchestrator.lanes import LaneConfig, LaneOwner, StreamLane
 from worker.core import Event, JobTokens
 from worker.engine.build import LoadedEngine
 from worker.engine.engine import Engine, EngineConfig
-from worker.protocol import (
-    PROTOCOL_VERSION,
-    Code,
-    Frame,
-    LaneMessage,
-    ModelCard,
-    Open,
-    Submit,
-    WorkerStats,
-    decode_frame,
-    encode,
-)
-from worker.protocol.tensors import FRAME, LANE_MESSAGE
+from worker.protocol import ModelCard, WorkerStats
 from worker.runner.synthetic import StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Scheduler
-from worker.service.call import Call, Tensors, strings
+from worker.service.call import Call
 from worker.service.worker import Worker
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer
 
 _TICK_S = 0.05
 """How often an idle worker looks whether a heartbeat is due."""
-_WIRE_S = 0.001
-"""From the orchestrator to the engine's inbox."""
 _END, _TOKEN = 0, 1
 
 
@@ -94,15 +77,15 @@ class _Runner:
 
 
 class SimWorker:
-    """One instance. ``cost`` may be replaced while it runs."""
+    """One instance. ``runner.cost`` may be replaced while it runs."""
 
     def __init__(self, spec: WorkerSpec, card: ModelCard, clock: Clock, rng: random.Random) -> None:
         self.started_late = 0
-        """Jobs that were sent when their deadline was past already: there should be none."""
+        """Jobs that came when their deadline was past already: there should be none."""
         self._spec = spec
         self._clock = clock
         self._rng = rng
-        self._runner = _Runner(spec, rng)
+        self.runner = _Runner(spec, rng)
         config = SchedulerConfig(
             vocab_size=card.vocab_size,
             context_tokens=card.context_tokens,
@@ -116,7 +99,7 @@ class SimWorker:
         )
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
-            self._runner,
+            self.runner,
             EngineConfig([_END]),
             clock=self._now,
             draw_seed=lambda: 0,
@@ -134,14 +117,6 @@ class SimWorker:
         self._next_step: Timer | None = None
         self._dropped_tokens = 0
         self._tick()
-
-    @property
-    def cost(self) -> StepCost:
-        return self._runner.cost
-
-    @cost.setter
-    def cost(self, cost: StepCost) -> None:
-        self._runner.cost = cost
 
     @property
     def tokens_late(self) -> int:
@@ -166,7 +141,7 @@ class SimWorker:
 
     def _now(self) -> float:
         """The engine's time, which is ahead of the loop's while a step is computed."""
-        return self._clock.now() + self._runner.took_s
+        return self._clock.now() + self.runner.took_s
 
     def _tick(self) -> None:
         self._emitter.cycle()
@@ -178,7 +153,7 @@ class SimWorker:
             self._next_step = None
         self._has_news = False
         events = self._engine.step()
-        took_s, self._runner.took_s = self._runner.took_s, 0.0
+        took_s, self.runner.took_s = self.runner.took_s, 0.0
         if took_s:
             self._in_step = True
             self._clock.call_at(self._clock.now() + took_s, partial(self._step_over, events))
@@ -204,79 +179,3 @@ class SimWorker:
     def _emit(self, events: list[Event]) -> None:
         self._emitter.sink(events)
         self._emitter.cycle()
-
-
-class SimLane(StreamLane):
-    """The orchestrator's end of a lane to a ``SimWorker``: no socket, the same messages."""
-
-    def __init__(
-        self,
-        worker: SimWorker,
-        address: str,
-        config: LaneConfig,
-        owner: LaneOwner,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        super().__init__(address, config, owner, clock, rng)
-        self._worker = worker
-        self._arrives_at = 0.0
-
-    def start(self) -> None:
-        self._name = f"{self._rng.getrandbits(128):x}"
-        self._worker.accept(self._call(Open(PROTOCOL_VERSION, self._name), "open"))
-
-    async def close(self) -> None:
-        self.is_open = False
-        await asyncio.sleep(0)
-
-    def _post(self, message: LaneMessage, request_id: str) -> None:
-        now = self._last_sent_at = self._clock.now()
-        if isinstance(message, Submit) and message.budget_ms <= 0:
-            self._worker.started_late += 1
-        call = self._call(message, request_id)
-        self._clock.call_at(now + _WIRE_S, partial(self._worker.accept, call))
-
-    def _call(self, message: LaneMessage, request_id: str) -> Call:
-        return Call({LANE_MESSAGE: strings(encode(message))}, {}, request_id, _Responder(self))
-
-    def deliver(self, frame: Frame) -> None:
-        """Have a frame arrive, after those before it."""
-        way_s = self._worker.way_back_s()
-        if not way_s:
-            self.take(frame)
-            return
-        self._arrives_at = max(self._arrives_at, self._clock.now() + way_s)
-        self._clock.call_at(self._arrives_at, partial(self.take, frame))
-
-    def take(self, frame: Frame) -> None:
-        """What the reader does with a frame."""
-        self.last_frame_at = now = self._clock.now()
-        self._dispatch(frame, now)
-        if not self.sessions_total:
-            self.sessions_total = 1
-            self.is_open = True
-            self._owner.lane_opened(self, frame)
-        elif frame.stats is not None:
-            self._owner.lane_reported(self, frame)
-
-
-class _Responder:
-    """Frames come back on the request that opened the lane; those of others just end."""
-
-    def __init__(self, lane: SimLane) -> None:
-        self._lane = lane
-
-    def send(self, tensors: Tensors, *, final: bool = False) -> None:
-        frame = decode_frame(tensors[FRAME][0])
-        assert frame.error is None, frame.error
-        self._lane.deliver(frame)
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-    def fail(self, code: Code, message: str) -> None:
-        raise AssertionError(f"{code}: {message}")
-
-    def is_cancelled(self) -> bool:
-        return False

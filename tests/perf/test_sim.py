@@ -184,12 +184,12 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     """From the 20th second on, one of two workers has a tenth of its pace, then its own again."""
 
     def slow(workers: list[SimWorker]) -> None:
-        workers[0].cost = StepCost(
+        workers[0].runner.cost = StepCost(
             10 * STEP_COST.step_s, 10 * STEP_COST.row_s, 10 * STEP_COST.prompt_token_s
         )
 
     def well(workers: list[SimWorker]) -> None:
-        workers[0].cost = STEP_COST
+        workers[0].runner.cost = STEP_COST
 
     run = simulate(
         SCENARIO.arrivals(0.4 * capacity, 80.0, SEED),
