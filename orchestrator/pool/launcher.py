@@ -25,6 +25,7 @@ from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonS
 from orchestrator.pool.engines.triton_fetch import fetch_triton
 from orchestrator.pool.engines.triton_wheel import DOWNLOAD_MB, SERVER_VERSION, WHEEL
 from orchestrator.pool.errors import NoEngine, PortsUnguarded, StartFailed, StateFileUnusable
+from orchestrator.pool.paths import log_dir
 from orchestrator.pool.process.logs import require_writable
 from orchestrator.pool.process.ports import free_ports, is_free, is_loopback, require_free
 from orchestrator.pool.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
@@ -152,8 +153,8 @@ class Launcher:
         spec = self.spec
         ports = self._choose_ports()
         port = self._choose_port() if spec.serve else ports[0].grpc
-        # named by a port that is nobody else's, so that two services never share one
-        logs = None if spec.log_to_stderr else spec.home / "logs" / str(port)
+        host = spec.host if spec.serve else spec.triton_host
+        logs = None if spec.log_to_stderr else log_dir(spec.home, host, port)
         if logs:
             require_writable(logs)
         self.instances = [

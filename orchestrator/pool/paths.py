@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import os
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,3 +28,8 @@ def state_dir() -> Path:
         return ROOT / ".tidegate"
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data).resolve() / "tidegate"
+
+
+def log_dir(home: Path, host: str, port: int) -> Path:
+    """Of what listens there: two services that share a port on different hosts share no log."""
+    return home / "logs" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}-{port}"

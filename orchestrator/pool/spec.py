@@ -43,7 +43,7 @@ class LaunchSpec:
     """What running work is given at the end, which takes at most 3.5 s more."""
     home: Path = field(default_factory=state_dir)
     log_to_stderr: bool = False
-    """Instead of files in ``home``/logs/<port>."""
+    """Instead of files in ``home``/logs/<host>-<port>."""
     state_file: Path | None = None
     """Where address, ports and process ids are kept as JSON while the service is up."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)

@@ -16,7 +16,8 @@ What happens:
   1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one of a
      wheel, which is fetched where it was not yet.
   2. Triton and the orchestrator start together, each in a process group of its own, with their
-     output in TIDEGATE_HOME/logs/PORT/ (16 MiB each and three earlier ones, for their owner only).
+     output in TIDEGATE_HOME/logs/HOST-PORT/ (16 MiB each and three earlier ones, for their owner
+     only).
   3. Whatever dies is started again on the same ports; what keeps dying ends the run.
   4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
      shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.

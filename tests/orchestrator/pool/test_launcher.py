@@ -144,7 +144,9 @@ async def test_services_on_free_ports_have_logs_of_their_own(
         for each in launchers
     }
     assert len(ports) == 2
-    assert {each.name for each in (tmp_path / "logs").iterdir()} == {str(port) for port in ports}
+    assert {each.name for each in (tmp_path / "logs").iterdir()} == {
+        f"127.0.0.1-{port}" for port in ports
+    }
 
 
 async def test_fetches_a_triton_where_there_is_none_and_says_so(
