@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.service import Orchestrator
-from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.metrics import Row
 
 UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
@@ -25,9 +26,9 @@ class Lifecycle:
         self._stages = orchestrator.stages
         self._monitor = monitor
         self._executor = executor
-        self._drain_ms = orchestrator.metrics.gauge(
-            "graceful_shutdown_duration_ms", "ms", "How long the last drain took"
-        )
+        self._drain_began: float | None = None
+        self._drain_s: float | None = None
+        orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -42,11 +43,16 @@ class Lifecycle:
         self._orchestrator.health.refresh()
 
     async def drain(self, grace_s: float) -> None:
-        """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker."""
+        """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
+
+        Cancelled and called again, as with less grace, it is one drain still.
+        """
         orchestrator, stages = self._orchestrator, self._stages
-        began = orchestrator.clock.now()
+        if self._drain_began is None:
+            self._drain_began = orchestrator.clock.now()
         self.refuse_new_work()
         await _until(lambda: not orchestrator.live_tasks, orchestrator.task_over, grace_s)
+        unfinished = orchestrator.live_tasks
         orchestrator.end_all()
         lanes = [lane for instance in stages.registry for lane in instance.lanes]
         await _until(
@@ -54,7 +60,20 @@ class Lifecycle:
             stages.dispatcher.attempts_done,
             CONFIRM_ABORTS_S,
         )
-        self._drain_ms.set(1000 * (orchestrator.clock.now() - began))
+        self._drain_s = orchestrator.clock.now() - self._drain_began
+        service_log.info(
+            "drained",
+            extra=fields(duration_ms=round(self.drain_ms, 1), unfinished_tasks=unfinished),
+        )
+
+    @property
+    def drain_ms(self) -> float:
+        """How long the drain has taken: so far while it lasts, 0 before."""
+        if self._drain_began is None:
+            return 0.0
+        if self._drain_s is not None:
+            return 1000 * self._drain_s
+        return 1000 * (self._orchestrator.clock.now() - self._drain_began)
 
     async def close(self) -> None:
         """Close every lane and thread. Call ``drain`` before."""
@@ -86,3 +105,14 @@ async def _until(done: Callable[[], bool], changed: asyncio.Event, limit_s: floa
             while not done():
                 changed.clear()
                 await changed.wait()
+
+
+_METRICS: tuple[Row[Lifecycle], ...] = (
+    Row(
+        "gauge",
+        "graceful_shutdown_duration_ms",
+        "ms",
+        "How long the drain has taken so far; 0 before it begins",
+        lambda lifecycle: lifecycle.drain_ms,
+    ),
+)

@@ -1,0 +1,63 @@
+"""The end of a service can be watched while it lasts, and is put down when it is over."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.orchestrator.conftest import Service
+from tests.support.fake_worker import FakeWorker, Plan
+
+DRAIN_MS = "tidegate_graceful_shutdown_duration_ms"
+
+
+async def begin(service: Service, worker: FakeWorker, plan: Plan) -> None:
+    worker.plan = lambda submit: plan
+    async with service.http.post(
+        "/v2/tasks", json={"model": "fake", "prompt": "Hello", "max_tokens": 5}
+    ) as response:
+        assert response.status == 202
+    await worker.until(lambda: worker.running == 1)
+
+
+async def scraped(service: Service) -> float:
+    async with service.http.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{DRAIN_MS} ")]
+    return float(line.split()[1])
+
+
+async def test_or14_a_drain_is_told_while_it_lasts_and_at_its_end(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Plan(stall_at=1)
+    await begin(service, worker, plan)
+    assert await scraped(service) == 0
+    draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
+    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    first = await scraped(service)
+    assert 0 < first < await scraped(service)
+    plan.release.set()
+    with caplog.at_level(logging.INFO):
+        await draining
+    took_ms = await scraped(service)
+    assert took_ms > first
+    assert await scraped(service) == took_ms
+    (record,) = [record for record in caplog.records if record.message == "drained"]
+    assert record.fields == {"duration_ms": round(took_ms, 1), "unfinished_tasks": 0}
+
+
+async def test_or14_a_drain_that_is_cut_short_counts_from_its_beginning(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a second signal does it."""
+    await begin(service, worker, Plan(stall_at=1))
+    draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
+    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    before = await scraped(service)
+    draining.cancel()
+    with caplog.at_level(logging.INFO):
+        await service.parts.lifecycle.drain(0.0)
+    assert await scraped(service) > before
+    (record,) = [record for record in caplog.records if record.message == "drained"]
+    assert record.fields["unfinished_tasks"] == 1
