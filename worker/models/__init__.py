@@ -2,7 +2,7 @@
 
 Without torch, what a checkpoint is:
 
-- ``config``       what its ``config.json`` says
+- ``config``       what its ``config.json`` says; ``rope_scaling``, ``fields``
 - ``generation``   which sampling its ``generation_config.json`` recommends
 - ``families``     the architectures, and how they differ
 - ``parameters``   what a model wants loaded

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.models.config import (
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    YarnScaling,
-)
+from worker.models.config import ModelConfig
 from worker.models.fused import rotate_
+from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 class Rotation:

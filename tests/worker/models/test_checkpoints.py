@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints import LLAMA3_ROPE, YARN, edit_config, make_checkpoint
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
-from worker.models.config import Llama3Scaling, read_config
+from worker.models.config import read_config
 from worker.models.digest import model_digest
 from worker.models.model import load_model
+from worker.models.rope_scaling import Llama3Scaling
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,141 @@
+"""The stretches of rotary positions that a config may ask for. No torch."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from worker.errors import BrokenCheckpoint, UnsupportedModel
+from worker.log import model_log
+from worker.models.fields import Fields
+
+DEFAULT_ROPE_THETA: Final = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by ``factor`` (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware stretch that begins beyond ``max_position_embeddings``.
+
+    Its rotation depends on the length of the text, so keys that are in the cache already would be
+    wrong beyond that point: contexts end there, and up to there it is no stretch at all.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023); names as in ``config.json``."""
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it."""
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the rotary wavelengths; names as in ``config.json``."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The rotary settings in one object, wherever this version of transformers put them.
+
+    transformers 5: all of them in ``rope_parameters``. Before: ``rope_theta`` at the top and
+    the rest in ``rope_scaling``. Where both are there, because someone has added the latter,
+    transformers reads that one only (``convert_rope_params_to_dict``, 5.23): not even
+    ``rope_theta`` comes from ``rope_parameters`` then.
+    """
+    parameters, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
+    nested = scaling or parameters or {}
+    if not isinstance(nested, dict):
+        raise BrokenCheckpoint(f"{fields.file}: the rope settings must be an object")
+    if any(isinstance(value, dict) for value in nested.values()):
+        raise UnsupportedModel(
+            f"{fields.file}: rope settings of their own for each kind of layer are not supported"
+        )
+    theta = fields.values.get("rope_theta")
+    if scaling and isinstance(parameters, dict) and scaling != parameters:
+        model_log.warning(
+            "%s has rope_parameters and rope_scaling: the latter counts alone, as in"
+            " transformers, with rope_theta %s",
+            fields.file,
+            nested.get("rope_theta", theta or f"{DEFAULT_ROPE_THETA:g}, the default"),
+        )
+        if theta is None and "rope_theta" in parameters and "rope_theta" not in nested:
+            model_log.warning(
+                "%s: the rope_theta of %s in rope_parameters is not used, which the model was"
+                " probably trained with; write it into rope_scaling too",
+                fields.file,
+                parameters["rope_theta"],
+            )
+    rope = Fields(fields.file, {"rope_theta": theta, **nested})
+    rope.refuse("partial_rotary_factor", allowed=(1.0, None))
+    return rope
+
+
+def rope_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
+    """Of rotary settings; ``max_positions`` is the model's ``max_position_embeddings``."""
+    match rope.values.get("rope_type") or rope.values.get("type") or "default":
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rope.number("factor"))
+        case "dynamic":
+            return DynamicScaling(rope.number("factor"))
+        case "yarn":
+            return _yarn(rope, max_positions)
+        case "llama3":
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+            )
+        case kind:
+            raise UnsupportedModel(
+                f"{rope.file}: rope type {kind!r} is not supported;"
+                " 'default', 'linear', 'dynamic', 'yarn' and 'llama3' are"
+            )
+
+
+def _yarn(rope: Fields, max_positions: int) -> YarnScaling:
+    original = rope.integer("original_max_position_embeddings", max_positions)
+    factor = rope.number("factor", max_positions / original)
+    if rope.values.get("attention_factor") is not None:
+        attention_factor = rope.number("attention_factor")
+    elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        attention_factor = _yarn_mscale(factor, rope.number("mscale")) / _yarn_mscale(
+            factor, rope.number("mscale_all_dim")
+        )
+    else:
+        attention_factor = _yarn_mscale(factor, 1.0)
+    return YarnScaling(
+        factor=factor,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        original_max_position_embeddings=original,
+        attention_factor=attention_factor,
+        truncate=bool(rope.values.get("truncate", True)),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
