@@ -3,6 +3,7 @@
 from perf.service import (
     admission,
     analyzer,
+    burst,
     cancel,
     deadline,
     emitter,
@@ -30,6 +31,7 @@ BENCHES: tuple[Bench, ...] = (
     paced.BENCH,
     cancel.BENCH,
     streams.BENCH,
+    burst.BENCH,
     queued.BENCH,
     admission.BENCH,
 )
