@@ -1,0 +1,50 @@
+"""Documents that would go stale unseen."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")))
+
+
+def folders_of_code() -> set[str]:
+    """Every folder that holds a Python file which git knows or would know."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return {str(Path(name).parent) for name in listed if (ROOT / name).exists()}
+
+
+def test_the_map_has_every_folder_and_no_other() -> None:
+    """Of the tests, which mirror the tree, only what is special has a line."""
+    mapped = set(re.findall(r"^\| `([\w/]+)/` \|", ARCHITECTURE, re.M))
+    here = {f for f in folders_of_code() if not f.startswith("tests/")}
+    special = {"tests/support", "tests/e2e"}
+    assert mapped == here | special
+
+
+def test_what_the_pages_name_is_there() -> None:
+    """Paths to Python files, in backticks, from the root or from below one of the packages."""
+    bases = [ROOT, ROOT / "orchestrator", ROOT / "worker", ROOT / "perf"]
+    for page in PAGES:
+        for name in re.findall(r"`([\w./]+\.py)`", page.read_text()):
+            found = [b for b in (*bases, page.parent) if (b / name).exists()]
+            assert found, f"{page.relative_to(ROOT)} names {name}, which is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
