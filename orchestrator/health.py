@@ -98,7 +98,7 @@ def _describe(instance: Instance) -> dict[str, object]:
     described: dict[str, object] = {
         "address": instance.address,
         "state": instance.state.value,
-        "draining": instance.draining,
+        "draining": instance.draining or instance.cordoned,
         "reason": instance.reason,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,

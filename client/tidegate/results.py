@@ -41,7 +41,8 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
-    """A task as it stands: ``status`` is ``queued``, ``running`` or ``ended``.
+    """A task as it stands: ``status`` is ``queued``, ``dispatched``,
+    ``running`` or ``ended``.
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
     ``missed_part`` is what was late where the outcome is ``missed``: ``first_token``, ``token_gap``

@@ -27,7 +27,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     sampling = defaults.fill(task.sampling, task.job.unstated)
     wanted = asked
     if wanted is None:
-        most = default_max_tokens
+        most = task.job.default_max_tokens or default_max_tokens
         if defaults.max_tokens is not None:
             most = min(most, defaults.max_tokens)
         wanted = min(left, max(most, sampling.min_tokens))

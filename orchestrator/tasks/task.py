@@ -124,6 +124,8 @@ class Job:
     """When the request's head was read, in seconds of the clock."""
     parts: Parts = NO_PARTS
     """Deadlines for parts of the answer (DL-14)."""
+    default_max_tokens: int | None = None
+    """How many are generated where ``max_tokens`` is None; None leaves that to the operator."""
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False
@@ -432,7 +434,8 @@ class Task:
         """Tokens from the worker. The hot path: everything here is paid per frame and task."""
         if not self.completion_tokens:
             self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
-            self.marks.first_token = now
+            # A frame's time is taken when it comes, a moment before its ``started`` is told.
+            self.marks.first_token = max(now, self.marks.started)
             if now > self.parts.first_token_at:
                 self.late_part = Part.FIRST_TOKEN
         self.completion_tokens += len(delta.ids)

@@ -114,6 +114,10 @@ class Plan:
     speak: Callable[[int], tuple[int, str]] | None = None
     """Id and text of the token at a position of the whole text, prompt included, as a model has
     it; overrides ``text``."""
+    top: Sequence[tuple[int, float]] | None = None
+    """The likeliest tokens everywhere, with their log-probabilities; else the one that is made."""
+    begin: asyncio.Event | None = None
+    """Starts once it is set."""
 
 
 class FakeWorker:
@@ -430,6 +434,8 @@ class _FakeLane:
     async def _produce(self, job: Submit, plan: Plan) -> tuple[int, FinishReason, Code | None, str]:
         if plan.refuse is not None:
             return 0, FinishReason.ERROR, *plan.refuse
+        if plan.begin is not None:
+            await plan.begin.wait()
         await self.send(started=[Started(job.handle, 0.0)])
         total = job.sampling.max_tokens if plan.tokens is None else plan.tokens
         made = 0
@@ -457,5 +463,6 @@ class _FakeLane:
         top = job.sampling.logprobs
         logprobs = None
         if top is not None:
-            logprobs = [TokenLogprob(-0.5, [(id, -0.5)] * top) for id, _ in spoken]
+            likeliest = [plan.top or [(id, -0.5)] * top for id, _ in spoken]
+            logprobs = [TokenLogprob(-0.5, list(pairs[:top])) for pairs in likeliest]
         return Delta(job.handle, [id for id, _ in spoken], [text for _, text in spoken], logprobs)

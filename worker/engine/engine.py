@@ -296,8 +296,10 @@ class Engine:
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule(now)
         for request in schedule.started:
-            request.started_at = now
-            events.append(JobStarted(request.job, (now - request.submitted_at) * 1e3))
+            # It may have been submitted since the step began, which is what ``now`` says.
+            request.started_at = max(now, request.submitted_at)
+            wait_ms = (request.started_at - request.submitted_at) * 1e3
+            events.append(JobStarted(request.job, wait_ms))
         return schedule.plan
 
     def _measure(self, plan: Plan, result: StepResult, duration_s: float) -> None:

@@ -33,6 +33,7 @@ _MOST_HEADER_NAMES = 2048
 _EXPOSED = ", ".join(
     (
         "X-Correlation-Id",
+        "x-request-id",
         "X-Deadline-Budget",
         "X-Deadline-Clamped-Ms",
         "X-Deadline-Exceeded-By-Ms",

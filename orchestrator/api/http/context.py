@@ -16,6 +16,8 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Task
 
 CORRELATION_HEADER = "X-Correlation-Id"
+REQUEST_ID_HEADER = "x-request-id"
+"""OpenAI's name for the same, which proxies use too."""
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
@@ -46,6 +48,8 @@ class Context:
     dialect: Dialect
     key: Key = ANYBODY
     """Whose token it came with."""
+    request_id: str = ""
+    """The client's ``x-request-id``; empty where there is none that may be passed on."""
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
     """What this client calls fields that have another name with us."""
@@ -62,7 +66,11 @@ def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Diale
     path = request.raw_path if request.method == "CONNECT" else request.path
     # By path, so that an unknown one still gets the errors of its API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
-    return Context(instant(clock), uuid.uuid4().hex, dialect)
+    request_id = request.headers.get(REQUEST_ID_HEADER, "")
+    if not _CORRELATION_ID.fullmatch(request_id):
+        request_id = ""
+    # So that who searches the logs for either finds it.
+    return Context(instant(clock), request_id or uuid.uuid4().hex, dialect, request_id=request_id)
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:

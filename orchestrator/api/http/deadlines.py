@@ -34,7 +34,7 @@ Relative ones count from the arrival of the request's head.
 import math
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -46,7 +46,7 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, DeadlineConfig, Part
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 _RFC3339 = re.compile(
-    r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
+    r"(\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:)(\d{2})(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _LEAST_S = -1e12
@@ -161,14 +161,25 @@ def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
 def _absolute_s(value: str) -> float:
     if _NUMBER.fullmatch(value):
         return float(value) / 1000
-    if _RFC3339.fullmatch(value):
+    match = _RFC3339.fullmatch(value)
+    if match is not None:
         try:
-            return datetime.fromisoformat(value.upper()).timestamp()
+            return _rfc3339_s(*match.groups(default="0"))
         except (ValueError, OverflowError):
             pass
     raise _unreadable(
         "X-Deadline", value, "RFC 3339 with an offset (2031-05-04T12:00:00Z) or epoch milliseconds"
     )
+
+
+def _rfc3339_s(minute: str, second: str, fraction: str, zone: str) -> float:
+    """Unix time. A leap second (RFC 3339, 5.7) is the first of the next day, as POSIX counts."""
+    leap_s = second == "60"
+    moment = datetime.fromisoformat(f"{minute}{'59' if leap_s else second}{zone}".upper())
+    utc = moment.astimezone(UTC)
+    if leap_s and (utc.hour, utc.minute) != (23, 59):
+        raise ValueError("only the last minute of a day has a leap second")
+    return moment.timestamp() + leap_s + float(fraction)
 
 
 def _grpc_timeout_s(value: str) -> float:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 from aiohttp import web
@@ -48,6 +49,9 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The base of every dialect's body; each adds its prompt and what else it has."""
+
+    default_max_tokens: ClassVar[int | None] = None
+    """How many tokens an API generates unless asked; None leaves it to the operator."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -118,6 +122,7 @@ def read_job(
         ),
         unstated=unstated_of(body),
         max_tokens=max_tokens,
+        default_max_tokens=body.default_max_tokens,
         deadline=deadline,
         correlation_id=context.correlation_id,
         arrived=context.arrival.mono,

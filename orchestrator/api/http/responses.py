@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.context import CORRELATION_HEADER, Context
+from orchestrator.api.http.context import CORRELATION_HEADER, REQUEST_ID_HEADER, Context
 from orchestrator.errors import (
     DeadlineExceeded,
     MethodNotAllowed,
@@ -62,6 +62,7 @@ def error_headers(error: TidegateError) -> dict[str, str]:
 def name_response(response: web.StreamResponse, context: Context) -> None:
     """Put the request's name on its answer."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
+    response.headers[REQUEST_ID_HEADER] = context.request_id or context.correlation_id
 
 
 def task_headers(task: Task, now: float) -> dict[str, str]:
@@ -99,5 +100,5 @@ def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
     ours = error.field or ""
     if ours in names:
         error.field = names[ours]
-        if error.message.startswith(f"{ours} "):
+        if error.message.startswith((f"{ours} ", f"{ours}:")):
             error.message = error.field + error.message.removeprefix(ours)

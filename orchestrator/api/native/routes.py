@@ -134,9 +134,7 @@ def _task_of(request: web.Request) -> Task:
 
 
 def _status(task: Task) -> str:
-    if task.stage is Stage.ENDED:
-        return "ended"
-    return "running" if task.stage is Stage.RUNNING else "queued"
+    return "queued" if task.stage <= Stage.QUEUED else task.stage.name.lower()
 
 
 def _followers(task: Task) -> list[TaskEvents]:

@@ -2,6 +2,7 @@
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.errors import TidegateError
+from worker.protocol import Code
 
 _TYPES = {
     401: "authentication_error",
@@ -11,6 +12,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_CODES = {Code.CONTEXT_OVERFLOW: "context_length_exceeded"}
+"""Where OpenAI has a name of its own that clients go by."""
 
 
 def error_body(error: TidegateError) -> dict[str, object]:
@@ -20,7 +23,7 @@ def error_body(error: TidegateError) -> dict[str, object]:
             "message": error.message,
             "type": _TYPES.get(error.status, other),
             "param": error.field,
-            "code": error.code.value,
+            "code": _CODES.get(error.code, error.code.value),
             **error.details,
         }
     }

@@ -74,7 +74,11 @@ class Shape:
         return {
             "tokens": [_named(token_of(token_id)) for token_id in ids],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{_named(token_of(i)): lp for i, lp in entry.top} for entry in entries],
+            "top_logprobs": [
+                # With the sampled token, which need not be among the most likely.
+                {_named(token_of(i)): lp for i, lp in (*entry.top, (token_id, entry.logprob))}
+                for token_id, entry in zip(ids, entries, strict=True)
+            ],
             "text_offset": offsets,
         }
 

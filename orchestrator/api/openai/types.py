@@ -7,7 +7,7 @@ sends them with ``extra_body``.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -133,6 +133,8 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/completions``."""
+
+    default_max_tokens: ClassVar[int | None] = 16
 
     prompt: Unused
     logprobs: int | None = None

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
-from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
@@ -231,3 +231,37 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
         service.parts.lifecycle.refuse_new_work()
         service.orchestrator.health.refresh()
     assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1
+
+
+async def test_every_answer_has_a_request_id(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """The client's, where it may be passed on, else the correlation id; in errors too."""
+    service = await make_service(await make_worker())
+    for path in ("/health", "/v1/models", "/v1/none", "/v2/tasks/none"):
+        async with service.http.get(path) as response:
+            assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
+        async with service.http.get(path, headers={"x-request-id": "mine-1"}) as response:
+            assert response.headers["x-request-id"] == "mine-1"
+            assert response.headers["X-Correlation-Id"] == "mine-1"  # so that logs have it
+        both = {"x-request-id": "mine-1", "X-Correlation-Id": "its-2"}
+        async with service.http.get(path, headers=both) as response:
+            assert response.headers["x-request-id"] == "mine-1"
+            assert response.headers["X-Correlation-Id"] == "its-2"
+        for odd in ("not one", "x" * 129):
+            async with service.http.get(path, headers={"x-request-id": odd}) as response:
+                assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
+
+
+async def test_health_says_draining_of_an_instance_that_an_operator_drained(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker()
+    service = await make_service(worker)
+    for verb, draining in (("drain", True), ("undrain", False)):
+        url = f"/v2/instances/{worker.address}/{verb}"
+        async with service.http.post(url, headers={"X-Tidegate-Admin": "1"}) as response:
+            assert response.status == 202
+        service.orchestrator.health.refresh()
+        async with service.http.get("/health") as response:
+            assert (await response.json())["instances"][0]["draining"] is draining

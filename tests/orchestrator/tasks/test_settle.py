@@ -16,7 +16,7 @@ from orchestrator.tasks.settle import (
     no_first_token,
     overdue,
 )
-from orchestrator.tasks.task import Api, Job, Task
+from orchestrator.tasks.task import Api, Job, Stage, Task
 from orchestrator.telemetry.metrics import Metrics
 from tests.support.clock import ManualClock
 from worker.protocol import (
@@ -240,3 +240,14 @@ def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
 def test_dl14_an_answer_without_tokens_is_judged_by_its_end() -> None:
     for now, part in ((100.4, None), (100.6, Part.FIRST_TOKEN)):
         assert make_task(parts=FIRST).missed_at(now) == part
+
+
+def test_dl9_no_part_of_a_budget_is_negative() -> None:
+    """DL-9: a frame's time is taken when it comes, a moment before its ``started`` is told."""
+    task = make_task()
+    task.stage, task.marks.dispatched = Stage.DISPATCHED, 100.1
+    task.begin(100.200007, 0.0)
+    task.deliver(Delta(0, [1], ["x"]), 100.2)
+    budget = budget_of(task, None, 100.8)
+    assert budget.prefill_ms == 0
+    assert budget.decode_ms == pytest.approx(599.993)

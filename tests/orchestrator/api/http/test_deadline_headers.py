@@ -188,3 +188,22 @@ def test_dl14_a_time_to_live_that_is_no_use_is_an_error_that_names_it(value: str
     with pytest.raises(InvalidRequest) as caught:
         parts(("x-llm-d-inference-ttl", value))
     assert caught.value.field == "x-llm-d-inference-ttl"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("2027-01-15T08:00:02.1234567890123Z", 2.123456789),
+        ("2026-12-31T23:59:60Z", 1798761600 - 1_800_000_000),
+        ("2027-01-01T01:29:60.5+01:30", 1798761600.5 - 1_800_000_000),
+    ],
+)
+def test_dl1_rfc_3339_has_leap_seconds_and_any_number_of_digits(value: str, seconds: float) -> None:
+    """DL-1: RFC 3339, 5.6 and 5.7."""
+    assert left_s(("X-Deadline", value)) == pytest.approx(seconds, abs=1e-5)
+
+
+@pytest.mark.parametrize("value", ["2027-01-15T08:00:60Z", "2027-01-15T23:59:61Z"])
+def test_dl1_a_leap_second_is_the_last_of_a_day(value: str) -> None:
+    with pytest.raises(InvalidRequest):
+        left_s(("X-Deadline", value))

@@ -5,6 +5,7 @@ import json
 import threading
 from typing import Any
 
+import aiohttp
 import pytest
 
 from orchestrator.prompts import Steps
@@ -212,3 +213,41 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
 
     statuses = await asyncio.gather(*(post() for _ in range(2)))
     assert sorted(statuses) == [202, 429]
+
+
+def left_of(response: aiohttp.ClientResponse) -> float:
+    """What is left by ``X-Deadline-Budget``, in ms."""
+    parts = dict(part.split("=") for part in response.headers["X-Deadline-Budget"].split(";"))
+    assert list(parts) == ["queue", "route", "prefill", "decode", "left"]
+    return float(parts["left"])
+
+
+async def test_dl9_a_task_that_was_taken_on_has_its_budget(
+    service: Service, worker: FakeWorker
+) -> None:
+    """DL-9: in the 202, and whenever it is asked for."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    body = {"prompt": "x", "deadline_ms": 60_000}
+    async with service.http.post("/v2/tasks", json=body) as response:
+        assert response.status == 202
+        assert 0 < left_of(response) <= 60_000
+        url = (await response.json())["events_url"].removesuffix("/events")
+    async with service.http.get(url) as response:
+        assert 0 < left_of(response) <= 60_000
+
+
+async def test_dl9_an_error_before_admission_has_the_budget_that_was_stated(
+    service: Service,
+) -> None:
+    """DL-9: as far as it is known by then."""
+    stated = {"X-Timeout-Ms": "60000"}
+    for path, body in (("/v2/tasks", {"prompt": 1}), ("/v1/chat/completions", {}), ("/v1/no", {})):
+        async with service.http.post(path, json=body, headers=stated) as response:
+            assert response.status in (400, 404)
+            assert 0 < left_of(response) <= 60_000
+        async with service.http.post(path, json=body) as response:
+            assert "X-Deadline-Budget" not in response.headers
+    unserved = {"prompt": "x", "model": "nobody", "deadline_ms": 60_000}
+    async with service.http.post("/v2/tasks", json=unserved) as response:
+        assert response.status == 404
+        assert 0 < left_of(response) <= 60_000

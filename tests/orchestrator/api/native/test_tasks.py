@@ -39,7 +39,7 @@ async def status_of(service: Service, task_id: object) -> dict[str, object]:
 async def test_or1_the_order_of_events(service: Service) -> None:
     """OR-1, DL-9: queued started token* end; numbered; the budget in the terminal event."""
     task = await submit(service)
-    assert task["status"] == "queued"
+    assert task["status"] == "dispatched"
     assert (task["queue_position"], task["predicted_start_ms"]) == (0, 0.0)
     events = await follow(service, str(task["events_url"]))
     assert [e.event for e in events] == ["queued", "started", *["token"] * 5, "end"]
@@ -330,3 +330,20 @@ async def test_a_long_replay_is_not_a_slow_client(
     await service.until(lambda: service.outcomes() == ["met"])
     events = await follow(service, str(task["events_url"]))
     assert [int(e.id) for e in events] == list(range(5003))
+
+
+async def test_the_status_follows_the_task(service: Service, worker: FakeWorker) -> None:
+    """From the queue to a worker, until that begins, and to its end."""
+    plan = Plan(begin=asyncio.Event(), stall_at=0)
+    worker.plan = lambda submit: plan
+    task_id = (await submit(service))["task_id"]
+    await worker.until(lambda: len(worker.submits) == 1)
+    assert (await status_of(service, task_id))["status"] == "dispatched"
+    assert plan.begin is not None
+    plan.begin.set()
+    task = service.orchestrator.store.get(str(task_id))
+    await service.until(lambda: task.marks.started > 0)
+    assert (await status_of(service, task_id))["status"] == "running"
+    plan.release.set()
+    await service.until(lambda: task.ending is not None)
+    assert (await status_of(service, task_id))["status"] == "ended"

@@ -264,3 +264,85 @@ async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
     assert answer["usage"]["completion_tokens"] == 3
     assert service.outcomes() == ["partial"]
     assert service.metric("tidegate_tokens_wasted_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", CHAT | {"max_tokens": 10**6}, "max_tokens"),
+        (
+            "/v1/chat/completions",
+            CHAT | {"max_tokens": None, "max_completion_tokens": 10**6},
+            "max_completion_tokens",
+        ),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "messages": [dict(role="user", content="x" * 9000)]},
+            "messages",
+        ),
+        ("/v1/completions", TEXT | {"prompt": "x" * 9000}, "prompt"),
+        ("/v1/completions", TEXT | {"prompt": [7] * 9000}, "prompt"),
+    ],
+)
+async def test_a_context_overflow_is_recognisable(
+    service: Service, sdk: openai.AsyncOpenAI, path: str, body: dict[str, object], param: str
+) -> None:
+    """OpenAI's own code for it, which libraries go by."""
+    create = sdk.chat.completions.create if "chat" in path else sdk.completions.create
+    with pytest.raises(openai.BadRequestError) as caught:
+        await create(**body)  # type: ignore[operator]
+    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.type, caught.value.param) == ("invalid_request_error", param)
+    async with service.http.post("/v2/tasks", json={"prompt": "x" * 9000}) as response:
+        assert (await response.json())["error"]["code"] == "context_overflow"
+
+
+async def test_an_error_names_the_field_that_was_sent(service: Service) -> None:
+    asked = {
+        "/v1/chat/completions": (CHAT | {"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+        "/v1/completions": (TEXT | {"logprobs": 99}, "logprobs"),
+    }
+    for path, (body, field) in asked.items():
+        async with service.http.post(path, json=body) as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, field)
+        assert error["message"].startswith(f"{field}: must be ")
+    for given, field in (
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids"),
+        ({"prompt": ""}, "prompt"),
+    ):
+        async with service.http.post("/v2/tasks", json=given) as response:
+            assert (await response.json())["error"].get("field", field) == field
+
+
+async def test_completions_tell_the_sampled_token_among_the_most_likely(
+    service: Service, worker: FakeWorker
+) -> None:
+    """As OpenAI and vLLM do: up to ``logprobs`` + 1 of them."""
+    worker.plan = lambda submit: Plan(speak=lambda _: (72, "x"), top=[(73, -0.1), (74, -0.2)])
+    sampled, *likelier = [service.orchestrator.model("fake").token(i).text for i in (72, 73, 74)]
+    for count in (0, 1, 2):
+        async with service.http.post(
+            "/v1/completions", json=TEXT | {"logprobs": count}
+        ) as response:
+            logprobs = (await response.json())["choices"][0]["logprobs"]
+        assert len(logprobs["top_logprobs"]) == 4
+        for top in logprobs["top_logprobs"]:
+            assert set(top) == {sampled, *likelier[:count]}
+            assert top[sampled] == -0.5
+
+
+async def test_completions_have_16_tokens_unless_asked(
+    service: Service, worker: FakeWorker
+) -> None:
+    """OpenAI's own default; a chat has the operator's, and a short context shrinks it."""
+    for path, body, tokens in (
+        ("/v1/completions", TEXT, 16),
+        ("/v1/completions", TEXT | {"min_tokens": 20}, 20),
+        ("/v1/completions", TEXT | {"prompt": [7] * (512 - 5)}, 5),
+        ("/v1/chat/completions", CHAT, service.orchestrator.settings.default_max_tokens),
+    ):
+        body = {**body, "max_tokens": None}
+        async with service.http.post(path, json=body) as response:
+            assert response.status == 200, await response.text()
+        assert worker.submits[-1].sampling.max_tokens == tokens
