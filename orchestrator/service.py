@@ -23,9 +23,12 @@ from orchestrator.prompts.encoder import INLINE_NAME_TOKENS, PromptEncoder, byte
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import DeadlineConfig, Part
-from orchestrator.tasks.settle import Settler, Verdict, aborted, failed, refused
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Job, OnDisconnect, Prompt
+from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import Job, Listener, OnDisconnect, Prompt, Task
+from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 from worker.protocol import AbortCause
@@ -198,8 +201,8 @@ class Orchestrator:
         for task in list(self._live):
             self._end(task, failed(Draining("the service is going down; try again elsewhere")))
 
-    def _end(self, task: Task, verdict: Verdict) -> None:
-        if self.stages.settler.settle(task, verdict):
+    def _end(self, task: Task, ending: Ending) -> None:
+        if self.stages.settler.settle(task, ending):
             self.stages.dispatcher.withdraw(task)
 
     def _ended(self, task: Task) -> None:

@@ -13,7 +13,8 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.task import PlacementMode, Task
+from orchestrator.tasks.job import PlacementMode
+from orchestrator.tasks.task import Task
 from worker.protocol import ModelCard, OnDeadline
 
 

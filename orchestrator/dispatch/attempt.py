@@ -11,7 +11,8 @@ from orchestrator.instances.breaker import BreakerToken
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
-from orchestrator.tasks.task import Ending, Task
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.task import Task
 from worker.protocol import AbortCause, Delta, End
 
 
@@ -103,8 +104,6 @@ class Attempt:
             self.late_tokens += len(delta.ids)
             return
         try:
-            if task.trail is not None:
-                task.trail.add(delta)
             task.deliver(delta, now)
         except Exception:
             self._owner.listener_failed(self)

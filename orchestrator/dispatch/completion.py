@@ -17,8 +17,10 @@ from orchestrator.instances.breaker import record_end
 from orchestrator.instances.instance import InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.tasks.settle import Settler, Verdict, failed, judge, overdue
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import failed, judge, overdue
 from worker.protocol import AbortCause, Code, End, FinishReason, Outcome
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
@@ -81,14 +83,14 @@ class Completion:
         if not is_current:
             return None
         task = attempt.task
-        verdict = self._complete_text(attempt, now)
-        if verdict is None:
+        ending = self._complete_text(attempt, now)
+        if ending is None:
             if self._hedger.promote(task):
                 return None
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
                 return retry
-        self._settler.settle(task, verdict or failed(error))
+        self._settler.settle(task, ending or failed(error))
         return None
 
     def leave_silent(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
@@ -116,9 +118,9 @@ class Completion:
         """One of a task's two attempts has a token."""
         self._hedger.first_token(attempt)
 
-    def settle(self, task: Task, verdict: Verdict) -> None:
+    def settle(self, task: Task, ending: Ending) -> None:
         """End a task that no worker has, or without its worker."""
-        self._settler.settle(task, verdict)
+        self._settler.settle(task, ending)
 
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
         metrics = self._metrics
@@ -143,14 +145,14 @@ class Completion:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
             instance.way_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
 
-    def _complete_text(self, attempt: Attempt, now: float) -> Verdict | None:
+    def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
         """The end of a text that is complete though its worker could not say so any more."""
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         reason = finish_of_complete_text(task, instance)
         if reason is None:
             return None
         in_time = task.deadline.left_ms(now) >= 0
-        return Verdict(Outcome.MET, reason) if in_time else overdue(task, now)
+        return Ending(Outcome.MET, reason) if in_time else overdue(task, now)
 
 
 def _abort_cause(attempt: Attempt, end: End) -> str:

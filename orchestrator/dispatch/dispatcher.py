@@ -16,8 +16,8 @@ from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.settle import failed, no_first_token, overdue, refused
 from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import End
 

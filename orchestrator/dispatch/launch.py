@@ -12,7 +12,8 @@ from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Choice
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.tasks.task import Job, Stage, Task
+from orchestrator.tasks.job import Job
+from orchestrator.tasks.task import Stage, Task
 from worker.protocol import OnDeadline
 
 QUEUED_S = 0.002
@@ -56,7 +57,7 @@ class Launcher:
                 self._prediction.forecaster,
             )
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
-            task.trail = self._retrier.keep_transcript(task)
+            self._retrier.keep_transcript(task)
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance

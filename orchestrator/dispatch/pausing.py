@@ -15,7 +15,8 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.task import Priority, Stage, Task
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Stage, Task
 
 MOST_PAUSES = 4
 """Of one job; workers hold to it too."""

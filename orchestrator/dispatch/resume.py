@@ -29,15 +29,16 @@ def is_resumable(sampling: Sampling) -> bool:
 
 def remaining_request(task: Task) -> tuple[list[int], Sampling]:
     """What to send for a task: prompt and parameters, less what it has generated already."""
-    if task.trail is None or not task.trail.ids:
+    if not task.completion_tokens:
         return list(task.token_ids), task.sampling
-    made = len(task.trail.ids)
+    assert task.is_resumable and task.transcript is not None
+    made = len(task.transcript.ids)
     rest = msgspec.structs.replace(
         task.sampling,
         max_tokens=task.sampling.max_tokens - made,
         min_tokens=max(0, task.sampling.min_tokens - made),
     )
-    return [*task.token_ids, *task.trail.ids], rest
+    return [*task.token_ids, *task.transcript.ids], rest
 
 
 def finish_of_complete_text(task: Task, lost: Instance | None) -> FinishReason | None:
@@ -46,8 +47,8 @@ def finish_of_complete_text(task: Task, lost: Instance | None) -> FinishReason |
     """
     if lost is None or lost.encoder is None or not _is_known(task, lost.encoder):
         return None
-    assert task.trail is not None
-    sampling, ids = task.sampling, task.trail.ids
+    assert task.transcript is not None
+    sampling, ids = task.sampling, task.transcript.ids
     if ids and ids[-1] in lost.encoder.card.eos_token_ids and not sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= sampling.max_tokens else None
@@ -63,9 +64,10 @@ def can_resume(task: Task, lost: Instance | None, ready: Sequence[Instance]) -> 
 
 def _is_known(task: Task, encoder: PromptEncoder) -> bool:
     """Whether no id and no half character of what the worker made was lost with it."""
-    trail = task.trail
+    transcript = task.transcript
     return (
-        trail is not None
-        and len(trail.ids) == task.completion_tokens
-        and encoder.text_of(trail.ids) == trail.text()
+        task.is_resumable
+        and transcript is not None
+        and len(transcript.ids) == task.completion_tokens
+        and encoder.text_of(transcript.ids) == transcript.text()
     )

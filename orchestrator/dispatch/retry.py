@@ -22,7 +22,6 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.transcript import Trail
 from worker.protocol import Code
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
@@ -74,11 +73,11 @@ class Retrier:
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
-    def keep_transcript(self, task: Task) -> Trail | None:
-        """Where to keep what a task generates; None if that could not help it."""
-        if len(self._registry.instances) < 2 or not is_resumable(task.sampling):
-            return None
-        return Trail()
+    def keep_transcript(self, task: Task) -> None:
+        """Keep what a task generates, where another instance could go on with it."""
+        task.is_resumable = len(self._registry.instances) > 1 and is_resumable(task.sampling)
+        if task.is_resumable:
+            task.record()
 
     def decide(
         self, task: Task, failed: str, now: float, *, elsewhere: bool = False

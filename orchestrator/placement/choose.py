@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.tasks.task import PlacementMode
+from orchestrator.tasks.job import PlacementMode
 
 TIE_MS, TIE_SHARE = 1.0, 0.05
 """Finishes that are no further apart than this, or this share, are no reason to choose."""

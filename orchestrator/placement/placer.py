@@ -12,7 +12,8 @@ from orchestrator.placement.affinity import Affinity
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
+from orchestrator.tasks.job import PlacementMode, PlacementWish
+from orchestrator.tasks.task import Task
 
 FEASIBLE_TTL_S = 1.0
 _MOST_SETS = 1024

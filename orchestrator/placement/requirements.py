@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.instances.candidate import Candidate
-from orchestrator.tasks.task import PlacementWish
+from orchestrator.tasks.job import PlacementWish
 
 ANYWHERE = PlacementWish()
 

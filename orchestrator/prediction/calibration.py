@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from orchestrator.tasks.task import Priority, Task
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
 from worker.protocol import Outcome
 
 BINS = 10

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
 from orchestrator.prompts.chat_template import BadTemplate, ChatTemplate, Refused
-from orchestrator.tasks.task import Message, Prompt
+from orchestrator.tasks.job import Message, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
 from worker.protocol.token_bytes import TokenBytes, TokenPieces, token_bytes_of
 

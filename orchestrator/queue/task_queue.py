@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 
 BATCH_EVERY = 16
 """At most so many interactive tasks leave before a batch task that could go."""

@@ -1,7 +1,6 @@
-"""The request as one object: what was asked, how far it got, and what it came to.
+"""How far a request got. A task moves through its stages and ends exactly once (DL-10).
 
-A task moves through its stages and ends exactly once (DL-10). It goes back to the queue only when
-the instance that had it is lost or will not take it (OR-10)::
+It goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
 
     RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
         │          │ ▲────────┴─────────────┘ ▲
@@ -11,76 +10,20 @@ Everything here runs on the event loop's thread and never waits.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from dataclasses import dataclass
+from enum import IntEnum
 from sys import getsizeof
 from typing import Protocol
 
-import msgspec
-
 from orchestrator.clock import Timer
-from orchestrator.errors import TidegateError
-from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
-from orchestrator.tasks.transcript import Trail
+from orchestrator.tasks.deadline import NO_PARTS, Part
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Job, Priority
+from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import (
-    AbortCause,
-    Delta,
-    FinishReason,
-    OnDeadline,
-    Outcome,
-    Sampling,
-    TokenLogprob,
-)
+from worker.protocol import Delta
 
-
-class Api(StrEnum):
-    """Which door a request came through."""
-
-    NATIVE = "tasks"
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-
-
-class OnDisconnect(StrEnum):
-    """What becomes of a task when its client goes away (WP-1)."""
-
-    CANCEL = "cancel"
-    CONTINUE = "continue"
-
-
-class Priority(StrEnum):
-    """Classes of the queue: batch work waits while interactive work does (DL-8)."""
-
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
-
-
-class PlacementMode(StrEnum):
-    """What the instances that a client names mean (OR-7)."""
-
-    AUTO = "auto"
-    """Any instance."""
-    PIN = "pin"
-    """One of these, or none."""
-    PREFER = "prefer"
-    """One of these where possible."""
-    AVOID = "avoid"
-    """None of these."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementWish:
-    """Where a client wants its task to run; ``instances`` are named as the registry names them."""
-
-    mode: PlacementMode = PlacementMode.AUTO
-    instances: tuple[str, ...] = ()
-
-    def allows(self, instance: str) -> bool:
-        """Whether the task may run there at all."""
-        if self.mode is PlacementMode.PIN:
-            return instance in self.instances
-        return self.mode is not PlacementMode.AVOID or instance not in self.instances
+_BIAS_BYTES = 128
 
 
 class Stage(IntEnum):
@@ -91,53 +34,6 @@ class Stage(IntEnum):
     DISPATCHED = 2
     RUNNING = 3
     ENDED = 4
-
-
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """One turn of a chat. There may be a hundred thousand, which the collector need not visit."""
-
-    role: str
-    content: str
-
-
-Prompt = str | tuple[int, ...] | tuple[Message, ...]
-"""Text, token ids, or a chat."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a client asks for, the same from every dialect; all but the prompt itself.
-
-    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
-    while ``max_tokens`` is None: admission then fits it to the context. Of what is ``unstated`` in
-    ``sampling``, the model's defaults count.
-    """
-
-    api: Api
-    model: str
-    sampling: Sampling
-    unstated: tuple[str, ...] = ()
-    max_tokens: int | None
-    deadline: Deadline
-    correlation_id: str
-    arrived: float
-    """When the request's head was read, in seconds of the clock."""
-    parts: Parts = NO_PARTS
-    """Deadlines for parts of the answer (DL-14)."""
-    default_max_tokens: int | None = None
-    """How many are generated where ``max_tokens`` is None; None leaves that to the operator."""
-    on_deadline: OnDeadline = OnDeadline.ERROR
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    keep: bool = False
-    """Keep the text for status and replay."""
-    key: str = ""
-    """Fingerprint of the client's token, for logs."""
-    priority: Priority = Priority.INTERACTIVE
-    tenant: str = ""
-    """Whose share of the service this uses; the name of the key where the client states none."""
-    session_id: str = ""
-    """The conversation that this belongs to, empty for none."""
-    placement: PlacementWish = PlacementWish()
 
 
 @dataclass(slots=True)
@@ -157,42 +53,6 @@ class Marks:
         return 0 < self.started >= self.dispatched
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Where the time went, and what is left of it, in ms (DL-9)."""
-
-    queue_ms: float = 0.0
-    route_ms: float = 0.0
-    prefill_ms: float = 0.0
-    decode_ms: float = 0.0
-    left_ms: float = 0.0
-
-    def __str__(self) -> str:
-        """As logs and ``X-Deadline-Budget`` have it."""
-        return (
-            f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
-            f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
-    ``partial``, or ``missed`` for a part that stops nothing.
-
-    ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
-    the last token. ``missed_part`` is set for ``missed`` only.
-    """
-
-    outcome: Outcome
-    finish_reason: FinishReason
-    error: TidegateError | None = None
-    cause: AbortCause | None = None
-    budget: Budget = field(default_factory=Budget)
-    tail: str = ""
-    missed_part: Part | None = None
-
-
 class Listener(Protocol):
     """Hears what happens to one task, in order, synchronously. Must neither wait nor raise."""
 
@@ -204,50 +64,6 @@ class Listener(Protocol):
 
     def ended(self, task: "Task") -> None:
         """``task.ending`` is set; nothing follows."""
-
-
-TASK_BYTES = 3072
-TOKEN_BYTES = 104
-LOGPROB_BYTES = 136
-TOP_LOGPROB_BYTES = 118
-"""What keeping a task costs, each of its tokens, a token's log-probability, and each of the most
-likely ones beside it (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A token
-with the 20 most likely ones costs 2.6 KB, 25 times as much as without."""
-_BIAS_BYTES = 128
-
-
-class Transcript:
-    """Everything that a task produced, for answers in one piece and for replay."""
-
-    __slots__ = ("ids", "logprobs", "texts")
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    @property
-    def kept_bytes(self) -> int:
-        """What this takes in memory, by the weights above."""
-        tops = len(self.logprobs[0].top) if self.logprobs else 0
-        return TOKEN_BYTES * len(self.ids) + len(self.logprobs) * (
-            LOGPROB_BYTES + TOP_LOGPROB_BYTES * tops
-        )
-
-    def started(self, task: "Task") -> None:
-        """Nothing to keep."""
-
-    def tokens(self, task: "Task", delta: Delta) -> None:
-        self.ids.extend(delta.ids)
-        self.texts.extend(delta.texts)
-        if delta.logprobs is not None:
-            self.logprobs.extend(delta.logprobs)
-
-    def ended(self, task: "Task") -> None:
-        """Nothing to keep: the ending is the task's."""
 
 
 class Abandonable(Protocol):
@@ -279,6 +95,7 @@ class Task:
         "instance",
         "is_background",
         "is_promised",
+        "is_resumable",
         "is_unread",
         "job",
         "late_part",
@@ -300,7 +117,6 @@ class Task:
         "stage",
         "timer",
         "token_ids",
-        "trail",
         "transcript",
         "vocabulary",
         "work_ms",
@@ -363,8 +179,8 @@ class Task:
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
         """Those instances."""
-        self.trail: Trail | None = None
-        """What it has generated, where another instance could go on with it."""
+        self.is_resumable = False
+        """Another instance could go on with what it has generated, which ``transcript`` keeps."""
         self.instance = ""
         self.worker_wait_ms = 0.0
         self.completion_tokens = 0
@@ -456,7 +272,6 @@ class Task:
         self.marks.ended = now
         self.token_ids = ()
         self.prefix_names = ()
-        self.trail = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -13,7 +13,8 @@ from orchestrator.clock import Timer
 from orchestrator.placement import Candidate, Demand, Placer, PrefixIndex, Requirements, place
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Api, Job, Task
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.task import Task
 from perf import SEED
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from perf.load.trace import TraceLoad
 from perf.load.workload import Sizes, Speed
 from worker.protocol import OnDeadline

@@ -16,8 +16,9 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.memory import MemoryJournal
-from orchestrator.tasks.task import Api, Job, Task
+from orchestrator.tasks.task import Task
 from perf.sim.arrivals import Arrival
 from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop

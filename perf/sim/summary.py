@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from perf.report.stats import percentile
 from perf.sim.simulate import SimRun
 from worker.protocol import Outcome

@@ -23,7 +23,9 @@ from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import COMPLETION
 from orchestrator.prompts.encoder import Token
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Api, Ending, Job, Task
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.campaign import STEP_COST

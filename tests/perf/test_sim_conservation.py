@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from perf.goodput.policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.arrivals import Arrival

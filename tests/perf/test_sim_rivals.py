@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import Arrival
 from perf.sim.rivals.fleet import Job, Machine, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe

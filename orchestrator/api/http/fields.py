@@ -10,7 +10,7 @@ from aiohttp import web
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import (
+from orchestrator.tasks.job import (
     Api,
     Job,
     OnDisconnect,

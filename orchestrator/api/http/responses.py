@@ -15,8 +15,9 @@ from orchestrator.errors import (
     Unavailable,
 )
 from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.settle import budget_of
-from orchestrator.tasks.task import Budget, Task
+from orchestrator.tasks.task import Task
 
 
 def json_response(

@@ -21,7 +21,8 @@ from orchestrator.api.http.responses import task_fields
 from orchestrator.api.native.errors import error_object
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import Ending, Task
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.task import Task
 from worker.protocol import Delta, TokenLogprob
 
 FIRST_TOKEN = 2

@@ -22,8 +22,9 @@ from orchestrator.api.native.events import (
     usage,
 )
 from orchestrator.api.native.types import TaskRequest
+from orchestrator.tasks.job import Api
 from orchestrator.tasks.store import no_such_task
-from orchestrator.tasks.task import Api, Stage, Task
+from orchestrator.tasks.task import Stage, Task
 
 _decoder = msgspec.json.Decoder(TaskRequest)
 

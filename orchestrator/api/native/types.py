@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.api.http.fields import GenerationRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import Message, OnDisconnect, Prompt
+from orchestrator.tasks.job import Message, OnDisconnect, Prompt
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

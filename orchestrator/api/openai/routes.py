@@ -20,7 +20,8 @@ from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, usage
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.task import Api, Job, OnDisconnect, Prompt, Task, Transcript
+from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
+from orchestrator.tasks.transcript import Transcript
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -153,7 +154,7 @@ class _Answer(Transcript):
         super().__init__()
         self.complete = asyncio.Event()
 
-    def ended(self, task: Task) -> None:
+    def ended(self, task: object) -> None:
         self.complete.set()
 
 

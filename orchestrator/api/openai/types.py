@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.api.http.fields import NULL, GenerationRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.task import Message, Prompt
+from orchestrator.tasks.job import Message, Prompt
 
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""

@@ -27,9 +27,12 @@ from orchestrator.prediction.start_times import StartTimes
 from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api, Job, Priority
 from orchestrator.tasks.journal.memory import MemoryJournal
-from orchestrator.tasks.settle import Settler, refused
-from orchestrator.tasks.task import Api, Ending, Job, Priority, Task
+from orchestrator.tasks.settle import Settler
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.metrics import Metrics
 from tests.support.clock import ManualClock
 from worker.protocol import End, FinishReason, OnDeadline, Outcome, Sampling

@@ -13,7 +13,7 @@ from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.releases import start_ms
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, End, FinishReason, Outcome

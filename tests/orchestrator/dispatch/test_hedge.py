@@ -10,7 +10,8 @@ from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.prediction import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Api, Job, Task
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan

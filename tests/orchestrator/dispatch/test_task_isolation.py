@@ -8,8 +8,9 @@ from orchestrator.dispatch.dispatcher import FRESH
 from orchestrator.placement import Choice
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.metrics import TaskMetrics
-from orchestrator.tasks.settle import Settler, aborted
+from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import aborted
 from orchestrator.telemetry.metrics import Metrics
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.test_settle import make_task

@@ -21,7 +21,8 @@ from orchestrator.placement.choose import TIE_MS, TIE_SHARE
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Api, Job, PlacementMode, PlacementWish, Task
+from orchestrator.tasks.job import Api, Job, PlacementMode, PlacementWish
+from orchestrator.tasks.task import Task
 from tests.support.clock import ManualClock
 from worker.protocol import KvReport, Sampling
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, is_short, vocabulary_of
-from orchestrator.tasks.task import Message
+from orchestrator.tasks.job import Message
 from tests.support.fake_worker import make_card
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import BATCH_EVERY, FAIR_LAG_JOBS, TaskQueue
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.task import Priority
+from orchestrator.tasks.job import Priority
 
 
 @dataclass(eq=False)

@@ -5,18 +5,12 @@ import pytest
 from orchestrator.api.http.responses import error_headers, task_fields, task_headers
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.metrics import TaskMetrics
-from orchestrator.tasks.settle import (
-    Settler,
-    aborted,
-    budget_of,
-    failed,
-    judge,
-    no_first_token,
-    overdue,
-)
-from orchestrator.tasks.task import Api, Job, Stage, Task
+from orchestrator.tasks.settle import Settler, budget_of
+from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
 from tests.support.clock import ManualClock
 from worker.protocol import (

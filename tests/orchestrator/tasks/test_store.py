@@ -8,19 +8,11 @@ import pytest
 
 from orchestrator.errors import NotFound
 from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api, Job, PlacementMode, PlacementWish
 from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import (
-    LOGPROB_BYTES,
-    TASK_BYTES,
-    TOKEN_BYTES,
-    TOP_LOGPROB_BYTES,
-    Api,
-    Ending,
-    Job,
-    PlacementMode,
-    PlacementWish,
-    Task,
-)
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.transcript import LOGPROB_BYTES, TASK_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
 from tests.support.clock import ManualClock
 from worker.protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 

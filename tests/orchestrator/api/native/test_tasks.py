@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from orchestrator.tasks.task import PlacementMode, PlacementWish, Task
+from orchestrator.tasks.job import PlacementMode, PlacementWish
+from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import OnDeadline

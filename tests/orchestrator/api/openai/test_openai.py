@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from orchestrator.tasks.task import Message
+from orchestrator.tasks.job import Message
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code

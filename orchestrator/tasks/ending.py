@@ -1,0 +1,43 @@
+"""What a task came to: the one terminal record."""
+
+from dataclasses import dataclass, field
+
+from orchestrator.errors import TidegateError
+from orchestrator.tasks.deadline import Part
+from worker.protocol import AbortCause, FinishReason, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the time went, and what is left of it, in ms (DL-9)."""
+
+    queue_ms: float = 0.0
+    route_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    left_ms: float = 0.0
+
+    def __str__(self) -> str:
+        """As logs and ``X-Deadline-Budget`` have it."""
+        return (
+            f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
+            f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
+    ``partial``, or ``missed`` for a part that stops nothing.
+
+    ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
+    the last token. ``missed_part`` is set for ``missed`` only.
+    """
+
+    outcome: Outcome
+    finish_reason: FinishReason
+    error: TidegateError | None = None
+    cause: AbortCause | None = None
+    budget: Budget = field(default_factory=Budget)
+    tail: str = ""
+    missed_part: Part | None = None

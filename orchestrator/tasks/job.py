@@ -1,0 +1,105 @@
+"""What a client asks for, the same from every dialect."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from worker.protocol import OnDeadline, Sampling
+
+
+class Api(StrEnum):
+    """Which door a request came through."""
+
+    NATIVE = "tasks"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class OnDisconnect(StrEnum):
+    """What becomes of a task when its client goes away (WP-1)."""
+
+    CANCEL = "cancel"
+    CONTINUE = "continue"
+
+
+class Priority(StrEnum):
+    """Classes of the queue: batch work waits while interactive work does (DL-8)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class PlacementMode(StrEnum):
+    """What the instances that a client names mean (OR-7)."""
+
+    AUTO = "auto"
+    """Any instance."""
+    PIN = "pin"
+    """One of these, or none."""
+    PREFER = "prefer"
+    """One of these where possible."""
+    AVOID = "avoid"
+    """None of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWish:
+    """Where a client wants its task to run; ``instances`` are named as the registry names them."""
+
+    mode: PlacementMode = PlacementMode.AUTO
+    instances: tuple[str, ...] = ()
+
+    def allows(self, instance: str) -> bool:
+        """Whether the task may run there at all."""
+        if self.mode is PlacementMode.PIN:
+            return instance in self.instances
+        return self.mode is not PlacementMode.AVOID or instance not in self.instances
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One turn of a chat. There may be a hundred thousand, which the collector need not visit."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+"""Text, token ids, or a chat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asks for, the same from every dialect; all but the prompt itself.
+
+    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
+    while ``max_tokens`` is None: admission then fits it to the context. Of what is ``unstated`` in
+    ``sampling``, the model's defaults count.
+    """
+
+    api: Api
+    model: str
+    sampling: Sampling
+    unstated: tuple[str, ...] = ()
+    max_tokens: int | None
+    deadline: Deadline
+    correlation_id: str
+    arrived: float
+    """When the request's head was read, in seconds of the clock."""
+    parts: Parts = NO_PARTS
+    """Deadlines for parts of the answer (DL-14)."""
+    default_max_tokens: int | None = None
+    """How many are generated where ``max_tokens`` is None; None leaves that to the operator."""
+    on_deadline: OnDeadline = OnDeadline.ERROR
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    keep: bool = False
+    """Keep the text for status and replay."""
+    key: str = ""
+    """Fingerprint of the client's token, for logs."""
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str = ""
+    """Whose share of the service this uses; the name of the key where the client states none."""
+    session_id: str = ""
+    """The conversation that this belongs to, empty for none."""
+    placement: PlacementWish = PlacementWish()

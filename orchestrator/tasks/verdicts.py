@@ -1,0 +1,115 @@
+"""What a task comes to, and what a worker's ``End`` means for the client: pure.
+
+These endings lack the budget, which the ``Settler`` fills in.
+"""
+
+from orchestrator.errors import (
+    Aborted,
+    Cancelled,
+    ClientDisconnected,
+    ContextOverflow,
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    InstanceLost,
+    InvalidRequest,
+    NoCapacity,
+    QueueFull,
+    TidegateError,
+)
+from orchestrator.tasks.deadline import Part
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.task import Task
+from worker.protocol import AbortCause, Code, End, FinishReason, OnDeadline, Outcome
+
+_OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
+
+
+def judge(task: Task, end: End, now: float) -> Ending:
+    """What the worker's terminal record means for the client, whose clock is the deadline."""
+    if end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        in_time = task.deadline.left_ms(now) >= 0
+        return Ending(Outcome.MET, end.reason) if in_time else overdue(task, now)
+    if end.code is None and end.reason is FinishReason.DEADLINE:
+        return overdue(task, now)
+    if end.reason is FinishReason.DEADLINE or end.code in _OUT_OF_TIME:
+        return _out_of_time(task, end, now)
+    return _worker_failure(end)
+
+
+def overdue(task: Task, now: float) -> Ending:
+    """The deadline is past: an error, or what there is where the client asked for that (DL-6)."""
+    if task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
+        return Ending(Outcome.PARTIAL, FinishReason.DEADLINE)
+    late_ms = max(0.0, -task.deadline.left_ms(now))
+    tokens = f"after {task.completion_tokens} tokens" if task.completion_tokens else "before any"
+    error = DeadlineExceeded(f"the deadline passed {tokens}", exceeded_by_ms=late_ms)
+    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
+
+
+def no_first_token(task: Task, now: float) -> Ending:
+    """The first token's own deadline is past, and there is none (DL-14)."""
+    error = DeadlineExceeded(
+        "the first token's deadline passed before any came",
+        exceeded_by_ms=1000 * (now - task.parts.cut_at),
+        part=Part.FIRST_TOKEN,
+    )
+    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error, missed_part=Part.FIRST_TOKEN)
+
+
+def aborted(cause: AbortCause) -> Ending:
+    """Somebody who may wants the task to stop."""
+    error: Aborted
+    if cause is AbortCause.DISCONNECT:
+        error = ClientDisconnected("the client is gone")
+    else:
+        error = Cancelled("the task was cancelled")
+    return Ending(Outcome.ABORTED, FinishReason.CANCELLED, error, cause)
+
+
+def failed(error: TidegateError) -> Ending:
+    """Something broke on our side."""
+    return Ending(Outcome.FAILED, FinishReason.ERROR, error)
+
+
+def refused(error: TidegateError) -> Ending:
+    """Never taken on."""
+    return Ending(Outcome.REFUSED, FinishReason.ERROR, error)
+
+
+def _out_of_time(task: Task, end: End, now: float) -> Ending:
+    """A worker gave up for lack of time: before it began, or as soon as that was certain (DL-3)."""
+    left_ms = task.deadline.left_ms(now)
+    if left_ms < 0:
+        return overdue(task, now)
+    message = end.message or f"{left_ms:.0f} ms until the deadline are too little for what is left"
+    error = DeadlineExceeded(message, exceeded_by_ms=0.0)
+    if not task.completion_tokens:
+        return refused(error)
+    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
+
+
+def _worker_failure(end: End) -> Ending:
+    code = end.code or (
+        Code.CANCELLED if end.reason is FinishReason.CANCELLED else Code.ENGINE_ERROR
+    )
+    message = end.message or f"the worker ended the request: {code}"
+    match code:
+        case Code.INVALID_REQUEST:
+            return refused(InvalidRequest(message))
+        case Code.CONTEXT_OVERFLOW:
+            return refused(ContextOverflow(message))
+        case Code.QUEUE_FULL:
+            return refused(QueueFull(message))
+        case Code.NO_CAPACITY:
+            return refused(NoCapacity(message))
+        case Code.DRAINING:
+            return failed(Draining(message))
+        case Code.INSTANCE_LOST:
+            return failed(InstanceLost(message))
+        case Code.CANCELLED:
+            return aborted(AbortCause.CANCEL)
+        case Code.CLIENT_DISCONNECTED:
+            return aborted(AbortCause.DISCONNECT)
+        case _:
+            return failed(EngineError(message))
