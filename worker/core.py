@@ -48,7 +48,7 @@ class Job:
     keeps_on: bool = False
     abort: AbortCause | None = None
     aborted_at: float = 0.0
-    held: bool = False
+    pause_requested: bool = False
     """It is to stand still: a plain flag too; set it with ``Engine.pause`` and ``resume``."""
 
 

@@ -16,7 +16,7 @@ from worker.models.model import Model, load_model
 from worker.runner.cuda_graphs import CudaRecorder, Recorder
 from worker.runner.cuda_runner import build_cuda_runner
 from worker.runner.forward import BatchForward
-from worker.runner.torch_runner import TorchRunner
+from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
@@ -75,10 +75,8 @@ def build(
     runner = build_cuda_runner(
         BatchForward(model, choice.backend),
         sampler,
+        SlotLimits(block_tokens, max_running, max_blocks),
         device=device,
-        block_tokens=block_tokens,
-        max_running=max_running,
-        max_blocks=max_blocks,
         dummy_block=blocks,
         recorder=recorder or (CudaRecorder() if device.type == "cuda" else None),
     )

@@ -108,7 +108,7 @@ class FakeEngine:
         self._hold(job, False)
 
     def _hold(self, job: Job, held: bool) -> None:
-        job.held = held
+        job.pause_requested = held
         with self._changed:
             self.held.append((job, held))
             self._changed.notify_all()

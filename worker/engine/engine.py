@@ -2,7 +2,7 @@
 
 ::
 
-    any thread      submit ─▶ inbox          cancel, pause ─▶ job.abort, job.held (plain flags)
+    any thread      submit ─▶ inbox          cancel, pause ─▶ plain flags of the job
                                 │                          │
     engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
                     │ look → take commands → pause → schedule → execute → look, apply  │ ─▶ sink
@@ -161,16 +161,16 @@ class Engine:
 
     def pause(self, job: Job) -> None:
         """Have a job stand still after the step under way, its KV kept. Idempotent."""
-        self._set_held(job, True)
+        self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
         """Have a paused job go on, before any that waits to start. Idempotent."""
-        self._set_held(job, False)
+        self._request_pause(job, False)
 
-    def _set_held(self, job: Job, held: bool) -> None:
+    def _request_pause(self, job: Job, wanted: bool) -> None:
         with self._wake:
-            if job.held != held:
-                job.held = held
+            if job.pause_requested != wanted:
+                job.pause_requested = wanted
                 self._pauses.ask()
                 self._wake.notify()
 
@@ -290,7 +290,7 @@ class Engine:
                 events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
-            elif request.job.held:
+            elif request.job.pause_requested:
                 self._pauses.ask()
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:

@@ -28,7 +28,7 @@ from worker.runner.memory import (
     cpu_pool_bytes,
 )
 from worker.runner.precision import choose_dtype, is_small, set_threads
-from worker.runner.torch_runner import TorchRunner
+from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling import loops as sampling_loops
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
@@ -112,26 +112,14 @@ def build_torch_runner(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
     )
+    slots = SlotLimits(settings.block_tokens, settings.max_running, max_blocks)
     if on_cuda:
         with timing.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
-                forward,
-                sampler,
-                device=device,
-                block_tokens=settings.block_tokens,
-                max_running=settings.max_running,
-                max_blocks=max_blocks,
-                dummy_block=blocks,
+                forward, sampler, slots, device=device, dummy_block=blocks
             )
     else:
-        runner = TorchRunner(
-            forward,
-            sampler,
-            device=device,
-            block_tokens=settings.block_tokens,
-            max_running=settings.max_running,
-            max_blocks=max_blocks,
-        )
+        runner = TorchRunner(forward, sampler, slots, device=device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     arithmetic = ""
     if device.type == "cpu":

@@ -25,7 +25,7 @@ from worker.runner.cuda_graphs import (
     batch_sizes,
 )
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.torch_runner import TorchRunner, spread
+from worker.runner.torch_runner import SlotLimits, TorchRunner, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import Plan, StepResult
@@ -55,23 +55,14 @@ class CudaRunner(TorchRunner):
         self,
         forward: Forward,
         sampler: Sampler,
+        limits: SlotLimits,
         state: SlotState,
         graphs: DecodeGraphs | None,
         *,
         device: torch.device,
-        block_tokens: int,
-        max_running: int,
-        max_blocks: int,
     ) -> None:
         """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are."""
-        super().__init__(
-            forward,
-            sampler,
-            device=device,
-            block_tokens=block_tokens,
-            max_running=max_running,
-            max_blocks=max_blocks,
-        )
+        super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
         self._graphs = graphs
         self._cuda = device.type == "cuda"
@@ -173,11 +164,9 @@ class CudaRunner(TorchRunner):
 def build_cuda_runner(
     forward: Forward,
     sampler: Sampler,
+    limits: SlotLimits,
     *,
     device: torch.device,
-    block_tokens: int,
-    max_running: int,
-    max_blocks: int,
     dummy_block: int,
     recorder: Recorder | None = None,
 ) -> CudaRunner:
@@ -186,8 +175,8 @@ def build_cuda_runner(
     ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
     when the device has too little left for the recordings.
     """
-    warm_up(forward, dummy_block, block_tokens=block_tokens, max_blocks=max_blocks, device=device)
-    state = SlotState(max_running, max_blocks, dummy_block, device)
+    warm_up(forward, dummy_block, limits, device=device)
+    state = SlotState(limits.max_running, limits.max_blocks, dummy_block, device)
     graphs = None
     if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
         try:
@@ -196,43 +185,31 @@ def build_cuda_runner(
                 forward.attention,
                 state,
                 recorder or CudaRecorder(),
-                sizes=batch_sizes(max_running),
-                block_tokens=block_tokens,
+                sizes=batch_sizes(limits.max_running),
+                block_tokens=limits.block_tokens,
             )
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"{device} has too little memory left to record decodes of up to {max_running}"
-                " rows; lower TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_RUNNING"
+                f"{device} has too little memory left to record decodes of up to"
+                f" {limits.max_running} rows; lower TIDEGATE_WORKER_KV_BLOCKS or"
+                " TIDEGATE_WORKER_MAX_RUNNING"
             ) from error
     else:
         model_log.info("decodes are launched kernel by kernel: this attention is not recorded")
-    return CudaRunner(
-        forward,
-        sampler,
-        state,
-        graphs,
-        device=device,
-        block_tokens=block_tokens,
-        max_running=max_running,
-        max_blocks=max_blocks,
-    )
+    return CudaRunner(forward, sampler, limits, state, graphs, device=device)
 
 
 @torch.inference_mode()
 def warm_up(
-    forward: Forward,
-    dummy_block: int,
-    *,
-    block_tokens: int,
-    max_blocks: int,
-    device: torch.device,
+    forward: Forward, dummy_block: int, limits: SlotLimits, *, device: torch.device
 ) -> None:
     """Run what steps are made of once, on the dummy block: what compiles does so now (LB-6).
 
     Texts of every power of two of keys, since the kernel of a decode is chosen by its length, and
     a chunk of a prompt.
     """
-    most = block_tokens * max_blocks
+    block_tokens = limits.block_tokens
+    most = block_tokens * limits.max_blocks
     contexts = [(1, 1 << power) for power in range(most.bit_length())]
     for new, keys in [*contexts, (block_tokens, block_tokens)]:
         positions = np.arange(keys - new, keys)
@@ -240,7 +217,7 @@ def warm_up(
             decodes=int(new == 1),
             query_tokens=np.array([new]),
             context_tokens=np.array([keys]),
-            block_table=np.full((1, max_blocks), dummy_block),
+            block_table=np.full((1, limits.max_blocks), dummy_block),
             slots=dummy_block * block_tokens + positions % block_tokens,
         )
         ids = to_device(np.zeros(new, np.int64), device)

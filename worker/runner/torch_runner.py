@@ -1,6 +1,7 @@
 """Steps on a real model: plan → packed batch → hidden states → logits → tokens."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,15 @@ from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 
 
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What a runner's tables have room for; ``max_blocks`` is the most that a request holds."""
+
+    block_tokens: int
+    max_running: int
+    max_blocks: int
+
+
 class TorchRunner:
     """A ``Runner`` over a model.
 
@@ -26,18 +36,15 @@ class TorchRunner:
         self,
         forward: Forward,
         sampler: Sampler,
+        limits: SlotLimits,
         *,
         device: torch.device,
-        block_tokens: int,
-        max_running: int,
-        max_blocks: int,
     ) -> None:
-        """``max_blocks`` is the most that one request can hold."""
         self._forward: Forward | None = forward
         self._sampler = sampler
         self._device = device
-        self._block_tokens = block_tokens
-        self._table = _SlotTable(max_running, max_blocks)
+        self._block_tokens = limits.block_tokens
+        self._table = _SlotTable(limits.max_running, limits.max_blocks)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:

@@ -13,7 +13,7 @@ from worker.scheduler.scheduler import Scheduler
 
 
 class Pauses:
-    """Makes the scheduler follow ``job.held``. On the engine's thread, but for ``ask``."""
+    """Makes the scheduler follow ``pause_requested``. On the engine's thread, but for ``ask``."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -37,7 +37,7 @@ class Pauses:
             self._hold(request, events)
         # Those who pause have left their slots by now.
         for request in least_slack_first(self._scheduler.paused, self._scheduler.step_time):
-            if request.job.held:
+            if request.job.pause_requested:
                 continue
             if self._scheduler.resume(request):
                 events.append(JobResumed(request.job))
@@ -57,19 +57,19 @@ class Pauses:
         events.append(JobPaused(request.job))
 
     def _hold(self, request: Request, events: list[Event]) -> None:
-        if request.held:
-            if not request.job.held:
-                request.held = False
+        if request.held_back:
+            if not request.job.pause_requested:
+                request.held_back = False
                 self._scheduler.unblock()
                 events.append(JobResumed(request.job))
         elif self._may_pause(request):
-            request.held = True
+            request.held_back = True
             request.pauses += 1
             events.append(JobPaused(request.job))
 
     def _may_pause(self, request: Request) -> bool:
         return (
-            request.job.held
+            request.job.pause_requested
             and not request.leaving
             and request.pauses < self._scheduler.config.max_pauses
         )

@@ -60,10 +60,10 @@ class Request:
     """It is to be paused once the step in flight has been read; none is planned meanwhile."""
     paused: bool = False
     """It has left its slot, and keeps its blocks."""
-    held: bool = False
+    held_back: bool = False
     """It waits, has not begun, and is not to be admitted."""
     pauses: int = 0
-    """How often it was paused or held."""
+    """How often it was paused or held back."""
     redone: int = 0
     """How often a launched step of it was taken back: the runner's tables may know too much."""
     latest_start: float = 0.0

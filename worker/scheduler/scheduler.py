@@ -324,7 +324,7 @@ class Scheduler:
 
         None when nobody can be admitted, which then holds until something ends or arrives.
         """
-        ready = [one for one in self.waiting if not one.loading and not one.held]
+        ready = [one for one in self.waiting if not one.loading and not one.held_back]
         if ready and self._free_slots:
             head, *others = ready
             if self._reserve(head):

@@ -121,7 +121,7 @@ def test_pauses_change_nothing_to_the_bit(alone: list[Answer]) -> None:
     while engine.scheduler.has_work or engine._inbox:
         for job in jobs:
             if draw.random() < 0.1:
-                (engine.resume if job.held else engine.pause)(job)
+                (engine.resume if job.pause_requested else engine.pause)(job)
         events += engine.step()
     assert sum(isinstance(event, JobPaused) for event in events) > len(jobs)
     assert [(ids_of(job, events), _logprobs_of(job, events)) for job in jobs] == alone

@@ -22,7 +22,7 @@ from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.cuda_graphs import Recording, Step, batch_sizes
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
 from worker.runner.forward import BatchForward
-from worker.runner.torch_runner import TorchRunner
+from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.runner.utilization import StreamMeter
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.block_pool import BlockPool
@@ -97,22 +97,18 @@ def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = T
         vocab_size=config.vocab_size,
         max_tokens=config.context_tokens,
     )
-    sizes = {
-        "block_tokens": BLOCK_TOKENS,
-        "max_running": MAX_RUNNING,
-        "max_blocks": max_blocks,
-    }
+    limits = SlotLimits(BLOCK_TOKENS, MAX_RUNNING, max_blocks)
     runner: Runner = (
         build_cuda_runner(
             BatchForward(model, attention),
             sampler,
+            limits,
             device=CPU,
             dummy_block=BLOCKS,
             recorder=CallAgain(),
-            **sizes,
         )
         if cuda_like
-        else TorchRunner(BatchForward(model, attention), sampler, device=CPU, **sizes)
+        else TorchRunner(BatchForward(model, attention), sampler, limits, device=CPU)
     )
     scheduler = Scheduler(
         SchedulerConfig(
@@ -203,7 +199,7 @@ def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
     while engine.scheduler.has_work or engine._inbox:
         for job in todo:
             if draw.random() < 0.15:
-                (engine.resume if job.held else engine.pause)(job)
+                (engine.resume if job.pause_requested else engine.pause)(job)
         events += engine.step()
         engine.scheduler.check_integrity()
     assert engine.scheduler.pool.used_count == 0
@@ -373,7 +369,7 @@ def test_the_warm_up_touches_the_dummy_page_only(tiny: Path) -> None:
         return prepare(batch)
 
     runner._forward.attention.prepare = noted  # type: ignore[method-assign]
-    warm_up(runner._forward, BLOCKS, block_tokens=BLOCK_TOKENS, max_blocks=32, device=CPU)
+    warm_up(runner._forward, BLOCKS, SlotLimits(BLOCK_TOKENS, MAX_RUNNING, 32), device=CPU)
     assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, BLOCK_TOKENS]
     assert (pool.data[:, :BLOCKS] == 7.0).all()
     assert not (pool.data[:, BLOCKS] == 7.0).all()

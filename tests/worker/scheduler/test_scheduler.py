@@ -101,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = schedule.plan
         if plan is None:
             assert not self.scheduler.running
-            ready = [one for one in self.scheduler.waiting if not one.held]
+            ready = [one for one in self.scheduler.waiting if not one.held_back]
             assert not ready or self.scheduler.paused, "the pool idles"
             return
         self.memory.compute(plan)
@@ -155,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.waiting)
     @rule(data=st.data(), held=st.booleans())
     def hold(self, data: st.DataObject, held: bool) -> None:
-        data.draw(st.sampled_from(self.scheduler.waiting)).held = held
+        data.draw(st.sampled_from(self.scheduler.waiting)).held_back = held
         self.scheduler.unblock()
 
     @rule(passed_s=st.floats(0, 10))
