@@ -107,7 +107,7 @@ class Orchestrator:
             task.prompt_tokens = len(task.token_ids)
             task.block_tokens = encoder.card.block_tokens
             if self.registry.prefixes:
-                task.prefix_names = await self._prefix_names(task, encoder)
+                task.prefix_hashes = await self._prefix_hashes(task, encoder)
             self.stages.admission.fit(task, encoder.card)
             self.limits.charge(task)
             self.stages.admission.finish(task)
@@ -140,10 +140,10 @@ class Orchestrator:
             return encoder.encode(prompt)
         return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
 
-    async def _prefix_names(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
+    async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
         ids, salt = task.token_ids, task.cache_salt
         if len(ids) <= INLINE_NAME_TOKENS:
-            return encoder.prefix_names(ids, salt)
+            return encoder.prefix_hashes(ids, salt)
         return await self._in_steps(task, encoder.names_in_steps(ids, salt), 8 * len(ids))
 
     async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:

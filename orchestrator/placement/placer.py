@@ -12,7 +12,7 @@ from orchestrator.placement.affinity import Affinity
 from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.tasks.job import PlacementMode, PlacementWish
+from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 
 FEASIBLE_TTL_S = 1.0
@@ -132,7 +132,7 @@ class Placer:
         at = bisect_left(self._limits, tokens)
         most = self._limits[at] if at < len(self._limits) else tokens
         if task.paused_on:
-            keeper = PlacementWish(PlacementMode.PIN, (task.paused_on,))
+            keeper = PlacementConstraint(PlacementMode.PIN, (task.paused_on,))
             return Requirements(task.model, task.vocabulary, most, keeper, resumes=True)
         return Requirements(task.model, task.vocabulary, most, task.job.placement)
 
@@ -190,7 +190,7 @@ class Placer:
 
     def _cached(self, task: Task) -> Mapping[str, int]:
         """Prompt tokens that need no prefill, by instance. At least one always does."""
-        blocks = self._registry.prefixes.longest(task.prefix_names)
+        blocks = self._registry.prefixes.longest(task.prefix_hashes)
         most = task.prompt_tokens - 1
         return {name: min(most, task.block_tokens * count) for name, count in blocks.items()}
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from orchestrator.instances.candidate import Candidate
-from orchestrator.tasks.job import PlacementWish
+from orchestrator.tasks.job import PlacementConstraint
 
-ANYWHERE = PlacementWish()
+ANYWHERE = PlacementConstraint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Requirements:
     vocabulary: bytes
     tokens: int = 0
     """Prompt and longest answer together."""
-    constraint: PlacementWish = ANYWHERE
+    constraint: PlacementConstraint = ANYWHERE
     resumes: bool = False
     """It goes on with a paused job, whose KV is where the constraint says."""
 

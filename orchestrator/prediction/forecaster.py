@@ -47,7 +47,7 @@ PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """With so much slack left it is about as urgent as other work."""
-_PACE_TTL_S = 0.25
+_SERVING_TTL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Forecast:
         return self.prefill_ms + self.decode_ms
 
 
-class _Pace(NamedTuple):
+class _Serving(NamedTuple):
     """What serves a model, and what work costs there; None while nothing has been measured."""
 
     capacity: Capacity
@@ -111,7 +111,7 @@ class Forecaster:
         self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
-        self._paces: dict[str, _Pace] = {}
+        self._serving: dict[str, _Serving] = {}
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
@@ -139,7 +139,7 @@ class Forecaster:
             found.chance < BACKGROUND_CHANCE and not task.refusal_sample
         )
         task.rank = self._rank(found, task, now)
-        task.drop_at = self._drop_at(task, self._pace_of(task.model, now).capacity)
+        task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
 
     def drop_at(self, task: Task) -> float:
         """When a waiting task is certain to miss, with what serves its model at this moment."""
@@ -199,11 +199,11 @@ class Forecaster:
 
     def _costs_of(self, model: str, now: float) -> Costs | None:
         """With as many jobs as run now; None while no pace has been measured."""
-        return self._pace_of(model, now).costs
+        return self._serving_of(model, now).costs
 
-    def _pace_of(self, model: str, now: float) -> _Pace:
+    def _serving_of(self, model: str, now: float) -> _Serving:
         """As of a moment ago: every plan asks, and to ask every instance is dear."""
-        known = self._paces.get(model)
+        known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
             rows = capacity.rows
@@ -213,7 +213,7 @@ class Forecaster:
                 token_ms = fastest.step_ms(rows) * fastest.mid
                 share_ms = token_ms / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
-            known = self._paces[model] = _Pace(capacity, costs, now + _PACE_TTL_S)
+            known = self._serving[model] = _Serving(capacity, costs, now + _SERVING_TTL_S)
         return known
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────

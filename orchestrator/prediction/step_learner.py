@@ -22,7 +22,7 @@ _OUTLIER = math.log(1.5)
 _JUMP_AFTER = 2
 _NOISE = 0.05**2
 _DRIFT = 2e-4
-_MOST_DOUBT = 100.0
+_MAX_VARIANCE = 100.0
 _LEAST_SHARE = 1e-3
 _MOST_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
@@ -50,7 +50,7 @@ class StepLearner:
         self._guess = tuple(self._coefficients)
         # Doubt is counted in these, so that it means the same for all three coefficients.
         self._units = list(self._coefficients)
-        self._doubt = _identity(_MOST_DOUBT)
+        self._covariance = _identity(_MAX_VARIANCE)
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
@@ -142,11 +142,11 @@ class StepLearner:
             self._fitted = True
             self._rescale(ratio, features, step_ms)
             return
-        doubt, units = self._doubt, self._units
+        covariance, units = self._covariance, self._units
         x = [f * unit / predicted for f, unit in zip(features, units, strict=True)]
         for i in range(3):
-            doubt[i][i] = min(doubt[i][i] + _DRIFT, _MOST_DOUBT)
-        px = [sum(doubt[i][j] * x[j] for j in range(3)) for i in range(3)]
+            covariance[i][i] = min(covariance[i][i] + _DRIFT, _MAX_VARIANCE)
+        px = [sum(covariance[i][j] * x[j] for j in range(3)) for i in range(3)]
         total = _NOISE + sum(x[i] * px[i] for i in range(3))
         surprise = math.log(ratio)
         if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
@@ -163,7 +163,7 @@ class StepLearner:
             self._coefficients[i] = max(moved, _LEAST_SHARE * units[i])
         for i in range(3):
             for j in range(3):
-                doubt[i][j] -= px[i] * px[j] / total
+                covariance[i][j] -= px[i] * px[j] / total
 
     def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
         """A pace that is new: the shape is kept, and open to doubt again."""
@@ -174,7 +174,7 @@ class StepLearner:
             max(c, guess * step_ms / guessed)
             for c, guess in zip(self._coefficients, self._guess, strict=True)
         ]
-        self._doubt = _identity(_MOST_DOUBT)
+        self._covariance = _identity(_MAX_VARIANCE)
         self._odd = 0
 
 

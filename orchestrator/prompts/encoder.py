@@ -161,11 +161,11 @@ class PromptEncoder:
         return ids
 
     def names_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
-        """``prefix_names`` as work for a thread."""
+        """``prefix_hashes`` as work for a thread."""
         yield False
-        return self.prefix_names(token_ids, cache_salt)
+        return self.prefix_hashes(token_ids, cache_salt)
 
-    def prefix_names(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
+    def prefix_hashes(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
         """Names of a prompt's full KV blocks, as this model's workers know them."""
         salt = prefix_salt(self.card.hash_salt, cache_salt)
         return block_hashes(token_ids, self.card.block_tokens, salt)

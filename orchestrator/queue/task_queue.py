@@ -95,7 +95,7 @@ class _Entry(NamedTuple, Generic[T]):
     tier: _Tier
     tenant: str
     key: _Key
-    chance: _Key
+    drop: _Key
     work_ms: float
     is_paused: bool
 
@@ -198,7 +198,7 @@ class TaskQueue(Generic[T]):
         self._shares = {priority: _Shares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
-        self._chances: list[_Key] = []
+        self._drops: list[_Key] = []
         self._arrivals = 0
         self._paused = 0
         self._since_batch = 0
@@ -251,8 +251,8 @@ class TaskQueue(Generic[T]):
     def expired(self, now: float) -> list[T]:
         """Take out every task whose last chance is past."""
         gone = []
-        while self._chances and self._chances[0].rank <= now:
-            entry = self._discard(self._ids[self._chances[0].arrival])
+        while self._drops and self._drops[0].rank <= now:
+            entry = self._discard(self._ids[self._drops[0].arrival])
             assert entry is not None
             gone.append(entry.task)
         return gone
@@ -321,7 +321,7 @@ class TaskQueue(Generic[T]):
     @property
     def next_expiry(self) -> float | None:
         """When the first of all is out of chances; None while nothing waits."""
-        return self._chances[0].rank if self._chances else None
+        return self._drops[0].rank if self._drops else None
 
     def _choose(self, passed: list[dict[str, int]]) -> _Entry[T] | None:
         for tier in _BATCHS_TURN if self._since_batch >= BATCH_EVERY else _TIERS:
@@ -374,7 +374,7 @@ class TaskQueue(Generic[T]):
         self._entries[task.id] = entry
         self._ids[arrival] = task.id
         self._flows[tier].add(tenant, entry.key)
-        insort(self._chances, entry.chance)
+        insort(self._drops, entry.drop)
         self.work_ms += entry.work_ms
 
     def _rank(self, task: T) -> float:
@@ -389,7 +389,7 @@ class TaskQueue(Generic[T]):
         self._paused -= entry.is_paused
         del self._ids[entry.key.arrival]
         self._flows[entry.tier].discard(entry.tenant, entry.key)
-        del self._chances[bisect_left(self._chances, entry.chance)]
+        del self._drops[bisect_left(self._drops, entry.drop)]
         self.work_ms -= entry.work_ms
         if not self._entries:
             self.work_ms = 0.0
@@ -404,7 +404,7 @@ class TaskQueue(Generic[T]):
             for key in keys
         ]
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
-        assert self._chances == sorted(entry.chance for entry in self._entries.values())
+        assert self._drops == sorted(entry.drop for entry in self._entries.values())
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
         for flow in self._flows:
             assert all(keys and keys == sorted(keys) for keys in flow.keys.values())

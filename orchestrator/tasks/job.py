@@ -45,7 +45,7 @@ class PlacementMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementWish:
+class PlacementConstraint:
     """Where a client wants its task to run; ``instances`` are named as the registry names them."""
 
     mode: PlacementMode = PlacementMode.AUTO
@@ -102,4 +102,4 @@ class Job:
     """Whose share of the service this uses; the name of the key where the client states none."""
     session_id: str = ""
     """The conversation that this belongs to, empty for none."""
-    placement: PlacementWish = PlacementWish()
+    placement: PlacementConstraint = PlacementConstraint()

@@ -108,7 +108,7 @@ class Task:
         "paused_on",
         "pauses",
         "predicted_start",
-        "prefix_names",
+        "prefix_hashes",
         "prompt_ready_at",
         "prompt_tokens",
         "rank",
@@ -142,7 +142,7 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; forgotten when the task ends."""
         self.prompt_tokens = 0
-        self.prefix_names: Sequence[bytes] = ()
+        self.prefix_hashes: Sequence[bytes] = ()
         """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
         self.block_tokens = 0
         self.work_ms = 0.0
@@ -271,7 +271,7 @@ class Task:
         self.stage = Stage.ENDED
         self.marks.ended = now
         self.token_ids = ()
-        self.prefix_names = ()
+        self.prefix_hashes = ()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -80,7 +80,7 @@ def _measure(samples: int) -> list[Figure]:
     )
     task = Task("t", job)
     task.model, task.vocabulary = "m", b"v"
-    task.prompt_tokens, task.block_tokens, task.prefix_names = 1030, 16, names
+    task.prompt_tokens, task.block_tokens, task.prefix_hashes = 1030, 16, names
     demand = Demand(Requirements("m", b"v"), 1030, 64)
     cached = {candidates[90].name: 864}
     of = Figure.of

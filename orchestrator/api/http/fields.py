@@ -14,8 +14,8 @@ from orchestrator.tasks.job import (
     Api,
     Job,
     OnDisconnect,
+    PlacementConstraint,
     PlacementMode,
-    PlacementWish,
     Priority,
     Prompt,
 )
@@ -134,7 +134,7 @@ def read_job(
         priority=body.priority,
         tenant=context.key.tenant_for(_name("tenant", body.tenant)),
         session_id=_name("session_id", body.session_id) or "",
-        placement=PlacementWish() if body.placement is None else _placement(body.placement),
+        placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
     )
     return job, body.prompt_of()
 
@@ -161,7 +161,7 @@ def _logit_bias(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
         raise InvalidRequest(str(error), field=error.field) from None
 
 
-def _placement(body: PlacementBody) -> PlacementWish:
+def _placement(body: PlacementBody) -> PlacementConstraint:
     if body.mode is PlacementMode.AUTO and body.instances:
         raise InvalidRequest(
             "placement.instances needs a placement.mode: pin, prefer or avoid",
@@ -177,4 +177,4 @@ def _placement(body: PlacementBody) -> PlacementWish:
             f"each of placement.instances must have 1 to {MAX_INSTANCE_CHARS} characters",
             field="placement.instances",
         )
-    return PlacementWish(body.mode, tuple(body.instances))
+    return PlacementConstraint(body.mode, tuple(body.instances))

@@ -21,7 +21,7 @@ from orchestrator.placement.choose import TIE_MS, TIE_SHARE
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction import Load, StepModel, Work
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job, PlacementMode, PlacementWish
+from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from tests.support.clock import ManualClock
 from worker.protocol import KvReport, Sampling
@@ -49,7 +49,7 @@ loads = st.builds(
 )
 steps = st.builds(StepModel.under, models, loads)
 constraints = st.builds(
-    PlacementWish,
+    PlacementConstraint,
     st.sampled_from(PlacementMode),
     st.lists(st.sampled_from(NAMES), max_size=3).map(tuple),
 )
@@ -264,7 +264,7 @@ def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None
 
     registry.prefixes.apply("a", KvReport([b"1", b"2", b"3", b"4"], [], full=True))
     prompt = task()
-    prompt.prefix_names = [b"1", b"2", b"3", b"4"]
+    prompt.prefix_hashes = [b"1", b"2", b"3", b"4"]
     near = chooser.choose(prompt)
     assert near is not None and (near.name, near.cached_tokens) == ("a", 63)
 
@@ -288,7 +288,7 @@ def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None
     chooser = placer(registry)
 
     def constraint(mode: PlacementMode, *names: str) -> Task:
-        return task(placement=PlacementWish(mode, names))
+        return task(placement=PlacementConstraint(mode, names))
 
     assert chooser.is_possible(constraint(PlacementMode.PIN, "a"))
     assert not chooser.is_possible(constraint(PlacementMode.PIN, "b"))

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.errors import NotFound
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job, PlacementMode, PlacementWish
+from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.transcript import LOGPROB_BYTES, TASK_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
@@ -17,7 +17,9 @@ from tests.support.clock import ManualClock
 from worker.protocol import Delta, FinishReason, Outcome, Sampling, TokenLogprob
 
 
-def a_task(name: str, sampling: Sampling | None = None, wish: PlacementWish | None = None) -> Task:
+def a_task(
+    name: str, sampling: Sampling | None = None, wish: PlacementConstraint | None = None
+) -> Task:
     job = Job(
         api=Api.NATIVE,
         model="m",
@@ -26,7 +28,7 @@ def a_task(name: str, sampling: Sampling | None = None, wish: PlacementWish | No
         deadline=Deadline(1000.0, 0),
         correlation_id="c",
         arrived=100.0,
-        placement=wish or PlacementWish(),
+        placement=wish or PlacementConstraint(),
     )
     return Task(name, job)
 
@@ -99,7 +101,7 @@ def test_what_a_client_states_counts() -> None:
     biased = Sampling(max_tokens=8, logit_bias=tuple((i, 1.0) for i in range(512)))
     assert a_task("a", biased).kept_bytes > plain + 512 * 100
     assert a_task("a", Sampling(max_tokens=8, stop=("x" * 256,) * 16)).kept_bytes > plain + 4096
-    wish = PlacementWish(PlacementMode.AVOID, ("x" * 100_000,))
+    wish = PlacementConstraint(PlacementMode.AVOID, ("x" * 100_000,))
     assert a_task("a", wish=wish).kept_bytes > plain + 100_000
 
 

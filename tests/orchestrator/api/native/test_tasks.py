@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.tasks.job import PlacementMode, PlacementWish
+from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
@@ -176,9 +176,9 @@ async def test_or2_when_and_where_reach_the_job(service: Service, path: str) -> 
             await response.read()
     plain, wished = (task.job for task in offered)
     assert (plain.priority, plain.tenant, plain.session_id) == ("interactive", "default", "")
-    assert plain.placement == PlacementWish()
+    assert plain.placement == PlacementConstraint()
     assert (wished.priority, wished.tenant, wished.session_id) == ("batch", "acme", "s-1")
-    assert wished.placement == PlacementWish(PlacementMode.PREFER, ("a:1",))
+    assert wished.placement == PlacementConstraint(PlacementMode.PREFER, ("a:1",))
     assert wished.on_deadline is OnDeadline.FIT
 
 
