@@ -1,12 +1,20 @@
 """The composition root: settings become parts, wired. Nothing else knows every part."""
 
 import random
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
-from orchestrator.api.auth import keys_of
+from orchestrator.api.auth import Key, digest_of
+from orchestrator.api.config import (
+    ApiConfig,
+    BodyConfig,
+    BrowserConfig,
+    ConnectionConfig,
+    StreamConfig,
+)
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
@@ -40,8 +48,9 @@ from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.service import Orchestrator, Stages
+from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.settings import Settings
+from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
@@ -56,6 +65,8 @@ ENCODING_THREADS = 2
 class Components:
     """One orchestrator's parts, for whoever serves it, simulates it or tests it."""
 
+    settings: Settings
+    api: ApiConfig
     orchestrator: Orchestrator
     lifecycle: Lifecycle
     monitor: InstanceMonitor
@@ -76,6 +87,7 @@ def build(
 ) -> Components:
     """One orchestrator, not started yet."""
     metrics = Metrics()
+    keys = _keys(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue_size, settings.queue_order, settings.queue_policy
     )
@@ -206,7 +218,7 @@ def build(
         max_bytes=settings.keep_bytes,
     )
     stages = Stages(
-        limits=Limiter(_rate_limits(settings), clock),
+        limits=Limiter(_rate_limits(settings, keys), clock),
         registry=registry,
         models=models,
         encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
@@ -217,20 +229,66 @@ def build(
         settler=settler,
         store=store,
     )
-    orchestrator = Orchestrator(stages, settings, metrics, health, discovery, clock, rng)
+    service = ServiceConfig(
+        DeadlineConfig(default_s=settings.default_deadline_s, max_s=settings.max_deadline_s),
+        isolate_tenants=settings.isolate_tenants,
+    )
+    orchestrator = Orchestrator(stages, service, metrics, health, discovery, clock, rng)
     lifecycle = Lifecycle(orchestrator, monitor, executor)
     return Components(
-        orchestrator, lifecycle, monitor, forecaster, placer, retrier, hedger, pausing
+        settings,
+        _api(settings, keys),
+        orchestrator,
+        lifecycle,
+        monitor,
+        forecaster,
+        placer,
+        retrier,
+        hedger,
+        pausing,
     )
 
 
-def _rate_limits(settings: Settings) -> RateLimitConfig:
+def _keys(settings: Settings) -> tuple[Key, ...]:
+    """Every key that the settings name."""
+    keys = []
+    if settings.token is not None:
+        keys.append(Key("default", digest_of(settings.token.get_secret_value())))
+    if settings.admin_token is not None:
+        admin = digest_of(settings.admin_token.get_secret_value())
+        keys.append(Key("admin", admin, is_admin=True))
+    for name, key in settings.keys.items():
+        digest = bytes.fromhex(key.digest_hex)
+        keys.append(Key(name, digest, key.names_tenants, is_admin=key.is_admin))
+    return tuple(keys)
+
+
+def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
+    return ApiConfig(
+        keys,
+        BodyConfig(settings.max_body_bytes, settings.all_bodies_bytes, settings.body_timeout_s),
+        BrowserConfig(settings.allowed_hosts, settings.cors_origins, settings.cors_credentials),
+        ConnectionConfig(
+            settings.max_connections, settings.header_timeout_s, settings.idle_timeout_s
+        ),
+        StreamConfig(
+            backlog_bytes=settings.slow_client_buffer_bytes,
+            timeout_s=settings.slow_client_timeout_s,
+            kernel_bytes=settings.slow_client_kernel_bytes,
+            keepalive_s=settings.sse_keepalive_s or None,
+            behind_s=settings.slow_client_pause_s,
+            metrics_every_s=settings.metrics_event_ms / 1000,
+        ),
+    )
+
+
+def _rate_limits(settings: Settings, keys: Iterable[Key]) -> RateLimitConfig:
     """What a key states itself goes before what holds for every key."""
     default = Limits(
         settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
     )
     by_key = {}
-    for key in keys_of(settings):
+    for key in keys:
         own = settings.keys.get(key.tenant)
         if own is not None:
             by_key[key.fingerprint] = Limits(

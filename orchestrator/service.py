@@ -21,7 +21,6 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_NAME_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
@@ -52,13 +51,22 @@ class Stages:
     store: TaskStore
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What holds for every request."""
+
+    deadlines: DeadlineConfig
+    isolate_tenants: bool = False
+    """Tenants share no cached prefixes."""
+
+
 class Orchestrator:
     """Takes requests through the stages. One per process."""
 
     def __init__(
         self,
         stages: Stages,
-        settings: Settings,
+        config: ServiceConfig,
         metrics: Metrics,
         health: HealthBoard,
         discovery: DiscoverySync,
@@ -67,7 +75,6 @@ class Orchestrator:
     ) -> None:
         """``rng`` makes task ids: whoever knows one can read its text."""
         self.stages = stages
-        self.settings = settings
         self.metrics = metrics
         self.health = health
         self.discovery = discovery
@@ -78,11 +85,10 @@ class Orchestrator:
         self.queue = stages.queue
         self.store = stages.store
         self.started_unix = int(clock.unix())
-        self.deadlines = DeadlineConfig(
-            default_s=settings.default_deadline_s, max_s=settings.max_deadline_s
-        )
+        self.deadlines = config.deadlines
         self.task_over = asyncio.Event()
         """Set whenever a task has ended; whoever waits clears it."""
+        self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
 
@@ -93,7 +99,7 @@ class Orchestrator:
         ``listeners`` hear all of it but a refusal, which is raised.
         """
         task = Task(self._new_id(), job)
-        task.cache_salt = job.tenant if self.settings.isolate_tenants else ""
+        task.cache_salt = job.tenant if self._isolate_tenants else ""
         self.stages.settler.metrics.offered.labels(job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)

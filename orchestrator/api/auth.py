@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.errors import Forbidden, Unauthenticated
-from orchestrator.settings import Settings
 
 _ADMIN_PREFIX = "/v2/instances"
 
@@ -46,21 +45,6 @@ class Key:
 
 ANYBODY = Key("default", is_admin=True)
 """Where no key is configured; settings only allow that on loopback."""
-
-
-def keys_of(settings: Settings) -> list[Key]:
-    """Every key that the settings name."""
-    keys = []
-    if settings.token is not None:
-        keys.append(Key("default", digest_of(settings.token.get_secret_value())))
-    if settings.admin_token is not None:
-        admin = digest_of(settings.admin_token.get_secret_value())
-        keys.append(Key("admin", admin, is_admin=True))
-    for name, key in settings.keys.items():
-        keys.append(
-            Key(name, bytes.fromhex(key.digest_hex), key.names_tenants, is_admin=key.is_admin)
-        )
-    return keys
 
 
 class Authenticator:

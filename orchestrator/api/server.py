@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, keys_of
+from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path
+from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
 from orchestrator.api.http.browsers import Browsers
@@ -44,11 +45,13 @@ READ_BUFFER_BYTES = 2**14
 brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over all connections."""
 
 
-def build_runner(orchestrator: Orchestrator, *, shutdown_timeout_s: float) -> web.AppRunner:
+def build_runner(
+    orchestrator: Orchestrator, config: ApiConfig, *, shutdown_timeout_s: float
+) -> web.AppRunner:
     """The application as it is to be served."""
     return Runner(
-        build_app(orchestrator),
-        keepalive_timeout=orchestrator.settings.idle_timeout_s,
+        build_app(orchestrator, config),
+        keepalive_timeout=config.connections.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
         # Inflating would block the loop, even for a body that nobody reads.
@@ -59,18 +62,18 @@ def build_runner(orchestrator: Orchestrator, *, shutdown_timeout_s: float) -> we
     )
 
 
-def build_app(orchestrator: Orchestrator) -> web.Application:
+def build_app(orchestrator: Orchestrator, config: ApiConfig) -> web.Application:
     """The application over an orchestrator, which whoever calls this starts and ends."""
-    settings = orchestrator.settings
-    app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
+    app = web.Application(middlewares=[_edge], client_max_size=config.bodies.max_bytes)
+    app[CONFIG] = config
     app[ORCHESTRATOR] = orchestrator
     app[DIALECTS] = (OPENAI, NATIVE)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )
-    app[BODIES] = BodyBudget(settings.all_bodies_bytes)
-    app[AUTH] = Authenticator(keys_of(settings))
-    app[BROWSERS] = Browsers(settings)
+    app[BODIES] = BodyBudget(config.bodies.all_bytes)
+    app[AUTH] = Authenticator(config.keys)
+    app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
     app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
     app.on_response_prepare.append(_name_response)

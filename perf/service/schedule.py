@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from orchestrator.service import Orchestrator
+from orchestrator.build import Components
 from orchestrator.tasks.task import Task
 from perf import SEED
 from perf.load.workload import Speed
@@ -100,7 +100,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
 
     taken = _Taken()
     timed = _timed(SimLane.take, taken.turn)
-    held = [await submit(None) for _ in range(_room(orchestrator) + queued)]
+    held = [await submit(None) for _ in range(_room(parts) + queued)]
     for _ in range(count):
         task = await submit(taken.submit)
         held.append(task)
@@ -113,7 +113,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
             await asyncio.sleep(0.02)
         taken.cycle.append(1e6 * (time.thread_time() - begun))
         held = [other for other in held if other.ending is None]
-        while len(held) < _room(orchestrator) + queued:
+        while len(held) < _room(parts) + queued:
             held.append(await submit(None))
     await parts.lifecycle.drain(0.0)
     await parts.lifecycle.close()
@@ -134,9 +134,9 @@ def _timed(
     return timed
 
 
-def _room(orchestrator: Orchestrator) -> int:
+def _room(parts: Components) -> int:
     """Jobs that the instances take, all but one."""
-    backlog = orchestrator.settings.worker_backlog
+    backlog = parts.settings.worker_backlog
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 
 

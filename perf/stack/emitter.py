@@ -18,7 +18,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from orchestrator.api.http.event_stream import EventStream, StreamLimits
+from orchestrator.api.config import StreamConfig
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import COMPLETION
 from orchestrator.prompts.encoder import Token
@@ -29,7 +30,7 @@ from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
-_LIMITS = StreamLimits(backlog_bytes=64 * 2**20, timeout_s=30.0)
+_LIMITS = StreamConfig(backlog_bytes=64 * 2**20, timeout_s=30.0)
 
 
 class TokenSource:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
@@ -55,7 +56,7 @@ async def read_body(
                 f"expected a body without Content-Encoding, got {excerpt(encoding)}",
                 field="Content-Encoding",
             )
-    patience = asyncio.timeout(request.app[ORCHESTRATOR].settings.body_timeout_s)
+    patience = asyncio.timeout(request.app[CONFIG].bodies.timeout_s)
 
     def give_up() -> None:
         """End the reading: another body gets the room."""
@@ -75,8 +76,8 @@ async def read_body(
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:
-    settings = request.app[ORCHESTRATOR].settings
-    limit = settings.max_body_bytes
+    config = request.app[CONFIG].bodies
+    limit = config.max_bytes
     too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
     if (request.content_length or 0) > limit:
         raise too_large
@@ -95,4 +96,4 @@ async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeou
     except TimeoutError:
         if share.is_given_up:
             raise share.refusal() from None
-        raise BodyTooSlow(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+        raise BodyTooSlow(f"the body did not arrive within {config.timeout_s:g} s") from None

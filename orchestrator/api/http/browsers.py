@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from orchestrator.api.config import ANY, BrowserConfig
 from orchestrator.errors import Forbidden
 from orchestrator.pool.process.ports import is_loopback
-from orchestrator.settings import ANY_ORIGIN, ENV_PREFIX, Settings
 
 ADMIN_HEADER = "X-Tidegate-Admin"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -54,12 +54,12 @@ _EXPOSED = ", ".join(
 class Browsers:
     """Knows which hosts and origins are ours, or are welcome."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._hosts = frozenset(_bare(host) for host in settings.allowed_hosts)
-        self._any_host = "*" in settings.allowed_hosts
-        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
-        self._any_origin = ANY_ORIGIN in settings.cors_origins
-        self._credentials = settings.cors_credentials
+    def __init__(self, config: BrowserConfig) -> None:
+        self._hosts = frozenset(_bare(host) for host in config.allowed_hosts)
+        self._any_host = ANY in config.allowed_hosts
+        self._origins = frozenset(origin.lower() for origin in config.cors_origins)
+        self._any_origin = ANY in config.cors_origins
+        self._credentials = config.cors_credentials
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """For a service without keys. Raises ``Forbidden`` for what a strange page may have sent.
@@ -70,7 +70,7 @@ class Browsers:
         if host is not None and not self._is_our_host(host):
             raise Forbidden(
                 f"this service is not known as {host[:128]}: ask it as localhost, or name the host "
-                f"in {ENV_PREFIX}ALLOWED_HOSTS",
+                f"in TIDEGATE_ALLOWED_HOSTS",
                 field="Host",
             )
         origin = headers.get("Origin")
@@ -79,7 +79,7 @@ class Browsers:
         if not self._welcomes(origin) and not self._is_our_origin(origin, host):
             raise Forbidden(
                 f"pages from {origin[:128]} may not change anything here; "
-                f"{ENV_PREFIX}CORS_ORIGINS names those that may",
+                f"TIDEGATE_CORS_ORIGINS names those that may",
                 field="Origin",
             )
 
@@ -88,7 +88,7 @@ class Browsers:
         if not headers.get(ADMIN_HEADER):
             raise Forbidden(
                 f"operators' calls need the header {ADMIN_HEADER}: 1, which no web page can send "
-                f"unasked (or set {ENV_PREFIX}ADMIN_TOKEN)",
+                f"unasked (or set TIDEGATE_ADMIN_TOKEN)",
                 field=ADMIN_HEADER,
             )
 
@@ -104,7 +104,7 @@ class Browsers:
         if not self._welcomes(headers["Origin"]):
             raise Forbidden(
                 f"pages from {headers['Origin'][:128]} may not ask here; "
-                f"{ENV_PREFIX}CORS_ORIGINS names those that may",
+                f"TIDEGATE_CORS_ORIGINS names those that may",
                 field="Origin",
             )
         answer = {
@@ -126,7 +126,7 @@ class Browsers:
         origin = asked.get("Origin")
         if origin is None or not self._welcomes(origin):
             return answer
-        answer["Access-Control-Allow-Origin"] = ANY_ORIGIN if self._any_origin else origin
+        answer["Access-Control-Allow-Origin"] = ANY if self._any_origin else origin
         answer["Access-Control-Expose-Headers"] = _EXPOSED
         if self._credentials:
             answer["Access-Control-Allow-Credentials"] = "true"

@@ -11,12 +11,12 @@ from aiohttp import HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from orchestrator.api.config import ConnectionConfig
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import HangUps, Prober, unacknowledged_bytes
 from orchestrator.api.http.refusals import Refusals
 from orchestrator.errors import TidegateError
-from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 
 KEPT_HEADER_TIMEOUT_S = 2.0
@@ -35,14 +35,14 @@ class Connection(RequestHandler):
     def __init__(
         self,
         server: web.Server,
-        settings: Settings,
+        config: ConnectionConfig,
         limit: ConnectionLimit,
         refusals: Refusals,
         hang_ups: HangUps | None,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
-        self._settings = settings
+        self._config = config
         self._limit = limit
         self._refusals = refusals
         self._hang_ups = hang_ups
@@ -94,7 +94,7 @@ class Connection(RequestHandler):
 
     def _watch_writing(self) -> None:
         """Drop a client that takes nothing for as long as an idle connection may stand."""
-        timeout_s = self._settings.idle_timeout_s
+        timeout_s = self._config.idle_timeout_s
         held = self._unsent_bytes()
 
         def look() -> None:
@@ -280,7 +280,7 @@ class Connection(RequestHandler):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            timeout_s = self._settings.header_timeout_s
+            timeout_s = self._config.header_timeout_s
             if self.is_kept:
                 timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)

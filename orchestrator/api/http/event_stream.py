@@ -16,13 +16,12 @@ something waits for it, is disconnected.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from socket import SO_SNDBUF, SOL_SOCKET
 
 from aiohttp import web
 
+from orchestrator.api.config import StreamConfig
 from orchestrator.errors import TidegateError
-from orchestrator.settings import Settings
 
 _KEEP_ALIVE = b": still there\n\n"
 _PIECE = 64 * 1024
@@ -35,29 +34,15 @@ SSE_HEADERS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """How slow a client may be."""
-
-    backlog_bytes: int
-    timeout_s: float
-    kernel_bytes: int = 2**15
-    """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
-    keepalive_s: float | None = None
-    """After this long without an event, a comment is sent; None: never."""
-    behind_s: float = 0.5
-    """A client is behind once something has waited for it for so long."""
-
-
 class EventStream:
     """One response of server-sent events."""
 
     def __init__(
-        self, request: web.Request, headers: Mapping[str, str], limits: StreamLimits
+        self, request: web.Request, headers: Mapping[str, str], config: StreamConfig
     ) -> None:
         self._request = request
         self._headers = {**SSE_HEADERS, **headers}
-        self._limits = limits
+        self._config = config
         self._backlog = bytearray()
         self._woken = asyncio.Event()
         self._finished = False
@@ -93,7 +78,7 @@ class EventStream:
                 self._woken.set()
             return
         self._backlog += data
-        if len(self._backlog) > self._limits.backlog_bytes:
+        if len(self._backlog) > self._config.backlog_bytes:
             self._give_up()
         self._woken.set()
 
@@ -152,7 +137,7 @@ class EventStream:
         self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
-            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._limits.kernel_bytes)
+            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._config.kernel_bytes)
         # Any unsent byte then counts as pressure, and draining means that all have left.
         transport.set_write_buffer_limits(high=0)
         try:
@@ -167,7 +152,7 @@ class EventStream:
                 self._direct = True
                 await self._until_woken()
                 self._direct = False
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout(self._config.timeout_s):
                 await response.write_eof()
         except TimeoutError:
             self._give_up()
@@ -182,7 +167,7 @@ class EventStream:
         while True:
             self._quiet = True
             try:
-                async with asyncio.timeout(self._limits.keepalive_s):
+                async with asyncio.timeout(self._config.keepalive_s):
                     await self._woken.wait()
                     return
             except TimeoutError:
@@ -197,7 +182,7 @@ class EventStream:
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._limits.behind_s, self._tell_behind, True)
+        timer = loop.call_later(self._config.behind_s, self._tell_behind, True)
         try:
             await self._write_backlog(response)
         finally:
@@ -206,7 +191,7 @@ class EventStream:
 
     async def _write_backlog(self, response: web.StreamResponse) -> None:
         while not self.too_slow:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout(self._config.timeout_s):
                 await self._request.writer.drain()
                 if not self._backlog:
                     return
@@ -214,16 +199,6 @@ class EventStream:
                 del self._backlog[:_PIECE]
                 await response.write(piece)
         raise TimeoutError
-
-
-def stream_limits(settings: Settings) -> StreamLimits:
-    return StreamLimits(
-        backlog_bytes=settings.slow_client_buffer_bytes,
-        timeout_s=settings.slow_client_timeout_s,
-        kernel_bytes=settings.slow_client_kernel_bytes,
-        keepalive_s=settings.sse_keepalive_s or None,
-        behind_s=settings.slow_client_pause_s,
-    )
 
 
 def _nothing() -> None:

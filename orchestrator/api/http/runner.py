@@ -6,6 +6,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from orchestrator.api.auth import is_admin_call, is_open_path
+from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.connection import Connection
 from orchestrator.api.http.connection_limit import ConnectionLimit
@@ -13,7 +14,6 @@ from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
 from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps
 from orchestrator.api.http.refusals import Refusals
 from orchestrator.errors import InvalidRequest, NoCapacity
-from orchestrator.settings import Settings
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -26,29 +26,29 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         orchestrator = self.app[ORCHESTRATOR]
         refusals = Refusals(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
-        return _Server(await super()._make_server(), orchestrator.settings, refusals)
+        return _Server(await super()._make_server(), self.app[CONFIG], refusals)
 
 
 class _Server(web.Server):
     """Makes connections. ``made`` is aiohttp's own, for the application."""
 
-    def __init__(self, made: web.Server, settings: Settings, refusals: Refusals) -> None:
+    def __init__(self, made: web.Server, config: ApiConfig, refusals: Refusals) -> None:
         super().__init__(
             self._outermost(made.request_handler),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self._settings = settings
+        self._config = config.connections
         self._refusals = refusals
-        self._browsers = Browsers(settings)
+        self._browsers = Browsers(config.browsers)
         self._hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self._limit = ConnectionLimit(settings.max_connections)
+        self._limit = ConnectionLimit(config.connections.max_connections)
 
     def __call__(self) -> RequestHandler:
         return Connection(
             self,
-            self._settings,
+            self._config,
             self._limit,
             self._refusals,
             self._hang_ups,

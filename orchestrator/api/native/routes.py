@@ -3,9 +3,10 @@
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.event_stream import EventStream, stream_limits
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.responses import (
     deadline_headers,
@@ -82,10 +83,9 @@ async def events(request: web.Request) -> web.StreamResponse:
     last = last_number(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    limits = stream_limits(orchestrator.settings)
-    stream = EventStream(request, deadline_headers(task.deadline), limits)
-    metrics_s = orchestrator.settings.metrics_event_ms / 1000
-    follower = TaskEvents(stream, after, orchestrator.clock, metrics_every_s=metrics_s)
+    config = request.app[CONFIG].streams
+    stream = EventStream(request, deadline_headers(task.deadline), config)
+    follower = TaskEvents(stream, after, orchestrator.clock, metrics_every_s=config.metrics_every_s)
     past = follower.past(task, orchestrator.queue_position(task))
 
     def tell() -> None:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.event_stream import EventStream, stream_limits
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.responses import (
     deadline_headers,
@@ -98,8 +99,7 @@ async def _stream(
     created: int,
 ) -> web.StreamResponse:
     job = asked.job
-    limits = stream_limits(orchestrator.settings)
-    stream = EventStream(request, deadline_headers(job.deadline), limits)
+    stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
     chunks = ChunkStream(
         stream,
         shape,

@@ -6,6 +6,7 @@ import aiohttp
 import openai
 import pytest
 
+from orchestrator.api.config import BrowserConfig
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
 from orchestrator.settings import InvalidSettings, load_settings
@@ -37,7 +38,7 @@ async def error_of(response: aiohttp.ClientResponse) -> str:
     ],
 )
 def test_loopback_names_are_ours(host: str) -> None:
-    Browsers(load_settings()).check("POST", {"Host": host, "Origin": f"http://{host}"})
+    Browsers(BrowserConfig()).check("POST", {"Host": host, "Origin": f"http://{host}"})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_loopback_names_are_ours(host: str) -> None:
     ],
 )
 def test_other_names_are_not(host: str) -> None:
-    browsers = Browsers(load_settings())
+    browsers = Browsers(BrowserConfig())
     for method in ("GET", "POST"):
         with pytest.raises(Forbidden, match="TIDEGATE_ALLOWED_HOSTS"):
             browsers.check(method, {"Host": host})
@@ -71,15 +72,15 @@ def test_other_names_are_not(host: str) -> None:
 )
 def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
     with pytest.raises(Forbidden):
-        Browsers(load_settings()).check("POST", {"Host": "localhost", "Origin": origin})
+        Browsers(BrowserConfig()).check("POST", {"Host": "localhost", "Origin": origin})
 
 
 def test_hosts_can_be_named_and_their_own_pages_come_from_them() -> None:
-    browsers = Browsers(load_settings(allowed_hosts="llm.example,other.example"))
+    browsers = Browsers(BrowserConfig(("llm.example", "other.example")))
     browsers.check("POST", {"Host": "LLM.example:443", "Origin": "https://llm.example"})
     with pytest.raises(Forbidden):
         browsers.check("GET", {"Host": "evil.example"})
-    browsers = Browsers(load_settings(allowed_hosts="*"))
+    browsers = Browsers(BrowserConfig(("*",)))
     browsers.check("POST", {"Host": "llm.example", "Origin": "https://llm.example"})
     with pytest.raises(Forbidden):
         browsers.check("POST", {"Host": "llm.example", "Origin": EVIL})

@@ -1,0 +1,67 @@
+"""What an operator may set of the API; built of the settings, read by handlers and connections."""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from orchestrator.api.auth import Key
+
+ANY = "*"
+"""Any host, or any origin."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyConfig:
+    """How much may arrive, and how long it may take."""
+
+    max_bytes: int
+    all_bytes: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserConfig:
+    """Which hosts and origins are ours, or are welcome."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    cors_credentials: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """How many connections there may be, and how long they may say nothing."""
+
+    max_connections: int
+    header_timeout_s: float
+    idle_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """How slow a client may be."""
+
+    backlog_bytes: int
+    timeout_s: float
+    kernel_bytes: int = 2**15
+    """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
+    keepalive_s: float | None = None
+    """After this long without an event, a comment is sent; None: never."""
+    behind_s: float = 0.5
+    """A client is behind once something has waited for it for so long."""
+    metrics_every_s: float = 0.0
+    """A task's events have one of ``metrics`` this often at most; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """All of it. Without ``keys`` everybody is let in."""
+
+    keys: tuple[Key, ...]
+    bodies: BodyConfig
+    browsers: BrowserConfig
+    connections: ConnectionConfig
+    streams: StreamConfig
+
+
+CONFIG = web.AppKey("config", ApiConfig)
