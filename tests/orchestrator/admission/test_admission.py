@@ -14,11 +14,13 @@ from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.launch import Launcher
+from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible, QueueFull
 from orchestrator.placement import Candidate, Placer, PrefixIndex
 from orchestrator.prediction import StepModel
+from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction
@@ -30,6 +32,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job, Priority
 from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
@@ -93,11 +96,14 @@ class Rig:
             random.Random(1),
             FeasibilityConfig(**{"sample": 0.0} | feasibility),
         )
-        prediction = Prediction(self.forecaster, start_times, promises, self.feasibility)
+        prediction = Prediction(
+            self.forecaster, start_times, promises, self.feasibility, Calibration()
+        )
         config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
         self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
         metrics, nobody = Metrics(), cast(Any, None)
-        settler = Settler(metrics, MemoryJournal(), self.clock)
+        freed = DispatchMetrics(metrics)
+        settler = Settler(TaskMetrics(metrics), MemoryJournal(), self.clock)
         limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
         self.dispatcher = Dispatcher(
             self.queue,
@@ -105,7 +111,9 @@ class Rig:
             Pausing(site, self.forecaster, placer, enabled=False),
             prediction,
             Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
-            Completion(site, settler, metrics, prediction, nobody, nobody, self.clock),
+            Completion(
+                site, settler, DispatchMetrics(metrics), prediction, nobody, nobody, self.clock
+            ),
             self.clock,
         )
 
