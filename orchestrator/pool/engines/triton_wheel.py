@@ -22,7 +22,7 @@ from orchestrator.pool.preflight.host import check_platform, libpython_dir, pyth
 
 WHEEL = "nvidia-pytriton==0.7.0"
 SERVER_VERSION = "2.51.0"
-DOWNLOAD_MB = 50
+DOWNLOAD_MB = 55
 
 PIP_ARGUMENTS = ("--no-deps", "--only-binary=:all:", WHEEL)
 """For ``pip install --target``: its dependencies are those of a library that we do not use."""
