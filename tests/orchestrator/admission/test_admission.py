@@ -111,9 +111,7 @@ class Rig:
             Pausing(site, self.forecaster, placer, enabled=False),
             prediction,
             Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
-            Completion(
-                site, settler, DispatchMetrics(metrics), prediction, nobody, nobody, self.clock
-            ),
+            Completion(site, settler, freed, prediction, nobody, nobody, self.clock),
             self.clock,
         )
 
