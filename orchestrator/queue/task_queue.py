@@ -9,31 +9,36 @@ Within a class the tenants go first that have had no more than four jobs' worth 
 least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
 among their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``).
 Tasks with next to no chance of being in time are *background*: they get what nobody else wants, and
-come back as soon as a plan gives them a chance. At its *last chance* (deadline − the least that its
-work can take) a task is taken out.
+come back as soon as a plan gives them a chance. At ``drop_at``, the deadline less the least that
+its work can take, a task is taken out.
 
-Each operation takes O(log n) in tasks, and looks at every tenant that waits.
+Each operation takes O(log n) in tasks, and linear time in the tenants that wait.
 
 No clock and no tasks of its own: the dispatcher says what time it is.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
 from heapq import merge
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from orchestrator.queue.fair_share import FairShares
 from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.queue.tiers import (
+    BACKGROUND_TIERS,
+    BATCH_FIRST,
+    BATCH_TIERS,
+    TIERS,
+    Key,
+    Tier,
+    TierQueue,
+)
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
 
 BATCH_EVERY = 16
 """At most so many interactive tasks leave before a batch task that could go."""
-FAIR_LAG_JOBS = 4.0
-_SMOOTHING = 0.05
-_TENANTS = 1024
-"""Those that came last; more than wait at a time, so that only idle ones are forgotten."""
 
 
 class Queueable(Protocol):
@@ -70,110 +75,14 @@ class Queueable(Protocol):
 T = TypeVar("T", bound=Queueable)
 
 
-class _Key(NamedTuple):
-    rank: float
-    arrival: int
-
-
-class _Tier(IntEnum):
-    """In the order in which they leave."""
-
-    INTERACTIVE = 0
-    BATCH = 1
-    BACKGROUND = 2
-    BACKGROUND_BATCH = 3
-
-
-_TIERS = tuple(_Tier)
-_BATCHS_TURN = (_Tier.BATCH, _Tier.INTERACTIVE, _Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
-_BATCH_TIERS = (_Tier.BATCH, _Tier.BACKGROUND_BATCH)
-_BACKGROUND_TIERS = (_Tier.BACKGROUND, _Tier.BACKGROUND_BATCH)
-
-
 class _Entry(NamedTuple, Generic[T]):
     task: T
-    tier: _Tier
+    tier: Tier
     tenant: str
-    key: _Key
-    drop: _Key
+    key: Key
+    drop: Key
     work_ms: float
     is_paused: bool
-
-
-class _Flow:
-    """One tier: every tenant's keys in order, and the tenants in order of their first keys."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, list[_Key]] = {}
-        self.heads: list[tuple[_Key, str]] = []
-        self.size = 0
-
-    def add(self, tenant: str, key: _Key) -> None:
-        keys = self.keys.setdefault(tenant, [])
-        before = keys[0] if keys else None
-        insort(keys, key)
-        self.size += 1
-        self._head_changed(tenant, before)
-
-    def discard(self, tenant: str, key: _Key) -> None:
-        keys = self.keys[tenant]
-        before = keys[0]
-        del keys[bisect_left(keys, key)]
-        self.size -= 1
-        self._head_changed(tenant, before)
-        if not keys:
-            del self.keys[tenant]
-
-    def before(self, key: _Key) -> int:
-        """How many keys are smaller."""
-        return sum(bisect_left(keys, key) for keys in self.keys.values())
-
-    def _head_changed(self, tenant: str, before: _Key | None) -> None:
-        keys = self.keys[tenant]
-        after = keys[0] if keys else None
-        if before == after:
-            return
-        if before is not None:
-            del self.heads[bisect_left(self.heads, (before, tenant))]
-        if after is not None:
-            insort(self.heads, (after, tenant))
-
-
-class _Shares:
-    """What tenants have been served, as virtual time; an idle one saves nothing up."""
-
-    def __init__(self) -> None:
-        self._served_ms: dict[str, float] = {}
-        self._floor_ms = 0.0
-        self._mean_ms = 0.0
-
-    def joined(self, tenant: str) -> None:
-        """A tenant has a waiting task."""
-        self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
-        if len(self._served_ms) > _TENANTS:
-            del self._served_ms[next(iter(self._served_ms))]
-
-    def served(self, tenant: str, work_ms: float) -> None:
-        """One of its tasks went."""
-        before = self.of(tenant)
-        self._floor_ms = max(self._floor_ms, before - self._lag_ms)
-        self._served_ms[tenant] = before + work_ms
-        self._mean_ms += (work_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
-
-    @property
-    def _lag_ms(self) -> float:
-        return FAIR_LAG_JOBS * self._mean_ms
-
-    def of(self, tenant: str) -> float:
-        return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
-
-    def next_of(self, tenants: list[str]) -> str:
-        """Whose turn it is among those who want to go, in order of their wish."""
-        if len(tenants) == 1:
-            return tenants[0]
-        served = [self.of(tenant) for tenant in tenants]
-        most = min(served) + self._lag_ms
-        return next(t for t, ms in zip(tenants, served, strict=True) if ms <= most)
 
 
 class TaskQueue(Generic[T]):
@@ -194,11 +103,11 @@ class TaskQueue(Generic[T]):
         self.work_ms = 0.0
         """Predicted work of all waiting tasks together."""
         self._order = order
-        self._flows = [_Flow() for _ in _TIERS]
-        self._shares = {priority: _Shares() for priority in Priority}
+        self._tiers = [TierQueue() for _ in TIERS]
+        self._shares = {priority: FairShares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
-        self._drops: list[_Key] = []
+        self._drops: list[Key] = []
         self._arrivals = 0
         self._paused = 0
         self._since_batch = 0
@@ -222,7 +131,7 @@ class TaskQueue(Generic[T]):
     @property
     def background(self) -> int:
         """How many tasks have next to no chance."""
-        return sum(self._flows[tier].size for tier in _BACKGROUND_TIERS)
+        return sum(self._tiers[tier].size for tier in BACKGROUND_TIERS)
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────
 
@@ -243,13 +152,13 @@ class TaskQueue(Generic[T]):
         if entry.is_paused:
             return
         self._shares[task.priority].served(entry.tenant, entry.work_ms)
-        if entry.tier in _BATCH_TIERS:
+        if entry.tier in BATCH_TIERS:
             self._since_batch = 0
-        elif self._flows[_Tier.BATCH].size:
+        elif self._tiers[Tier.BATCH].size:
             self._since_batch += 1
 
     def expired(self, now: float) -> list[T]:
-        """Take out every task whose last chance is past."""
+        """Take out every task whose ``drop_at`` is past."""
         gone = []
         while self._drops and self._drops[0].rank <= now:
             entry = self._discard(self._ids[self._drops[0].arrival])
@@ -281,7 +190,7 @@ class TaskQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
-        passed: list[dict[str, int]] = [{} for _ in _TIERS]
+        passed: list[dict[str, int]] = [{} for _ in TIERS]
         while (chosen := self._choose(passed)) is not None:
             yield chosen.task
             if chosen.task.id in self._entries:
@@ -291,7 +200,7 @@ class TaskQueue(Generic[T]):
     def first(self, most: int) -> list[T]:
         """Up to so many that leave first by rank and class, as ``position`` counts."""
         found: list[T] = []
-        for flow in self._flows:
+        for flow in self._tiers:
             keys = islice(merge(*flow.keys.values()), most - len(found))
             found += [self._entries[self._ids[key.arrival]].task for key in keys]
             if len(found) == most:
@@ -306,8 +215,8 @@ class TaskQueue(Generic[T]):
         entry = self._entries.get(task.id)
         if entry is None:
             return None
-        earlier = sum(self._flows[tier].size for tier in _TIERS if tier < entry.tier)
-        return earlier + self._flows[entry.tier].before(entry.key)
+        earlier = sum(self._tiers[tier].size for tier in TIERS if tier < entry.tier)
+        return earlier + self._tiers[entry.tier].before(entry.key)
 
     def place_of(self, task: T) -> int:
         """``position`` of a task that is here, or that would be if it came now."""
@@ -315,29 +224,29 @@ class TaskQueue(Generic[T]):
         if position is not None:
             return position
         tier = self._tier(task)
-        earlier = sum(self._flows[other].size for other in _TIERS if other < tier)
-        return earlier + self._flows[tier].before(_Key(self._rank(task), self._arrivals))
+        earlier = sum(self._tiers[other].size for other in TIERS if other < tier)
+        return earlier + self._tiers[tier].before(Key(self._rank(task), self._arrivals))
 
     @property
     def next_expiry(self) -> float | None:
-        """When the first of all is out of chances; None while nothing waits."""
+        """The first ``drop_at`` of all; None while nothing waits."""
         return self._drops[0].rank if self._drops else None
 
     def _choose(self, passed: list[dict[str, int]]) -> _Entry[T] | None:
-        for tier in _BATCHS_TURN if self._since_batch >= BATCH_EVERY else _TIERS:
+        for tier in BATCH_FIRST if self._since_batch >= BATCH_EVERY else TIERS:
             heads = self._heads(tier, passed[tier])
             if not heads:
                 continue
-            batch = tier in _BATCH_TIERS
+            batch = tier in BATCH_TIERS
             shares = self._shares[Priority.BATCH if batch else Priority.INTERACTIVE]
             tenant = shares.next_of([tenant for _, tenant in heads])
-            key = self._flows[tier].keys[tenant][passed[tier].get(tenant, 0)]
+            key = self._tiers[tier].keys[tenant][passed[tier].get(tenant, 0)]
             return self._entries[self._ids[key.arrival]]
         return None
 
-    def _heads(self, tier: _Tier, skipped: dict[str, int]) -> list[tuple[_Key, str]]:
+    def _heads(self, tier: Tier, skipped: dict[str, int]) -> list[tuple[Key, str]]:
         """Tenants in order of their first keys, but for those that are to be skipped."""
-        flow = self._flows[tier]
+        flow = self._tiers[tier]
         if not skipped:
             return flow.heads
         heads = [head for head in flow.heads if head[1] not in skipped]
@@ -349,13 +258,13 @@ class TaskQueue(Generic[T]):
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _tier(self, task: T) -> _Tier:
+    def _tier(self, task: T) -> Tier:
         if self._order is QueueOrder.FIFO:
-            return _Tier.INTERACTIVE
+            return Tier.INTERACTIVE
         is_batch = task.priority is Priority.BATCH
         if self._order is QueueOrder.SLACK and task.is_background:
-            return _Tier.BACKGROUND_BATCH if is_batch else _Tier.BACKGROUND
-        return _Tier.BATCH if is_batch else _Tier.INTERACTIVE
+            return Tier.BACKGROUND_BATCH if is_batch else Tier.BACKGROUND
+        return Tier.BATCH if is_batch else Tier.INTERACTIVE
 
     def _add(self, task: T, arrival: int) -> None:
         tenant = "" if self._order is QueueOrder.FIFO else task.tenant
@@ -365,15 +274,15 @@ class TaskQueue(Generic[T]):
             task,
             tier,
             tenant,
-            _Key(self._rank(task), arrival),
-            _Key(task.drop_at, arrival),
+            Key(self._rank(task), arrival),
+            Key(task.drop_at, arrival),
             task.work_ms,
             bool(task.paused_on),
         )
         self._paused += entry.is_paused
         self._entries[task.id] = entry
         self._ids[arrival] = task.id
-        self._flows[tier].add(tenant, entry.key)
+        self._tiers[tier].add(tenant, entry.key)
         insort(self._drops, entry.drop)
         self.work_ms += entry.work_ms
 
@@ -388,7 +297,7 @@ class TaskQueue(Generic[T]):
             return None
         self._paused -= entry.is_paused
         del self._ids[entry.key.arrival]
-        self._flows[entry.tier].discard(entry.tenant, entry.key)
+        self._tiers[entry.tier].discard(entry.tenant, entry.key)
         del self._drops[bisect_left(self._drops, entry.drop)]
         self.work_ms -= entry.work_ms
         if not self._entries:
@@ -396,17 +305,17 @@ class TaskQueue(Generic[T]):
         return entry
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless every part tells the same."""
+        """Raise ``AssertionError`` unless all indexes agree."""
         keys = [
             (tier, tenant, key)
-            for tier in _TIERS
-            for tenant, keys in self._flows[tier].keys.items()
+            for tier in TIERS
+            for tenant, keys in self._tiers[tier].keys.items()
             for key in keys
         ]
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
         assert self._drops == sorted(entry.drop for entry in self._entries.values())
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
-        for flow in self._flows:
+        for flow in self._tiers:
             assert all(keys and keys == sorted(keys) for keys in flow.keys.values())
             assert flow.heads == sorted((keys[0], tenant) for tenant, keys in flow.keys.items())
             assert flow.size == sum(map(len, flow.keys.values()))

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from orchestrator.queue.fair_share import FAIR_LAG_JOBS
 from orchestrator.queue.order import QueueOrder
-from orchestrator.queue.task_queue import BATCH_EVERY, FAIR_LAG_JOBS, TaskQueue
+from orchestrator.queue.task_queue import BATCH_EVERY, TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
 

@@ -1,0 +1,43 @@
+"""Virtual time per tenant, as in start-time fair queueing (Goyal, Vin and Cheng, 1996)."""
+
+FAIR_LAG_JOBS = 4.0
+_SMOOTHING = 0.05
+_TENANTS = 1024
+"""Those that came last are kept: more than wait at a time, so that only idle ones are dropped."""
+
+
+class FairShares:
+    """What tenants have been served, as virtual time; an idle one saves nothing up."""
+
+    def __init__(self) -> None:
+        self._served_ms: dict[str, float] = {}
+        self._floor_ms = 0.0
+        self._mean_ms = 0.0
+
+    def joined(self, tenant: str) -> None:
+        """A tenant has a waiting task."""
+        self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
+        if len(self._served_ms) > _TENANTS:
+            del self._served_ms[next(iter(self._served_ms))]
+
+    def served(self, tenant: str, work_ms: float) -> None:
+        """One of its tasks went."""
+        before = self.of(tenant)
+        self._floor_ms = max(self._floor_ms, before - self._lag_ms)
+        self._served_ms[tenant] = before + work_ms
+        self._mean_ms += (work_ms - self._mean_ms) * (_SMOOTHING if self._mean_ms else 1.0)
+
+    @property
+    def _lag_ms(self) -> float:
+        return FAIR_LAG_JOBS * self._mean_ms
+
+    def of(self, tenant: str) -> float:
+        return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
+
+    def next_of(self, tenants: list[str]) -> str:
+        """Whose turn it is among those who want to go, in order of their first tasks."""
+        if len(tenants) == 1:
+            return tenants[0]
+        served = [self.of(tenant) for tenant in tenants]
+        most = min(served) + self._lag_ms
+        return next(t for t, ms in zip(tenants, served, strict=True) if ms <= most)
