@@ -78,7 +78,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "instance_load",
         "jobs",
         "Our jobs on the instance",
-        _each(lambda instance: sum(lane.load for lane in instance.lanes)),
+        _each(lambda instance: instance.lane_load),
         ("instance",),
     ),
     Row(

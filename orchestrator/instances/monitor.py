@@ -1,4 +1,7 @@
-"""How the instances are: reads what their lanes carry, and judges them by their heartbeats."""
+"""How the instances are: takes in what their lanes carry, and judges them by their heartbeats.
+
+Any frame counts as a heartbeat; workers send one every 250 ms when they have nothing to say.
+"""
 
 import asyncio
 import logging
@@ -25,7 +28,7 @@ class MonitorConfig:
 
 
 class InstanceMonitor:
-    """Owns the instances' states, statistics and cards. All lanes report to it."""
+    """Owns the instances' states, statistics and cards. Every lane reports to it (``LaneOwner``)."""
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class InstanceMonitor:
             task.cancel()
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by the age of its last frame; to be called every 250 ms or so.
+        """Judge every instance by the age of its last frame; call it every 250 ms or so.
 
-        When we are late ourselves, frames wait unread and their age says nothing about a worker.
+        When this process itself is late, frames wait unread, and their age says nothing.
         """
         now = self._clock.now()
         stalled = now - self._checked_at > self._config.suspect_after_s
@@ -143,9 +146,9 @@ class InstanceMonitor:
         instance.draining = draining
         if draining and not self._registry.is_closing:
             lane_log.warning(
-                "the worker drains, which nobody asked for here"
+                "worker is draining, though not asked to by this orchestrator"
                 if by_worker
-                else "Triton takes no more requests for the model",
+                else "Triton refuses new requests for the model: unloaded, or shutting down",
                 extra=fields(instance=instance.address),
             )
         self._registry.changed()
@@ -220,4 +223,4 @@ class InstanceMonitor:
 
 
 def _silence(silent_s: float) -> str:
-    return f"no frame for {silent_s:.1f} s"
+    return f"no heartbeat for {silent_s:.1f} s"

@@ -92,7 +92,7 @@ class Registry:
             try:
                 listener.instances_changed()
             except Exception:  # lanes call this, and must not break by it
-                service_log.exception("a listener failed on a change of the instances")
+                service_log.exception("instance change could not be followed; continuing")
 
     # ── which instances there are ────────────────────────────────────────────────────────────
 

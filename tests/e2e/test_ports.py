@@ -138,7 +138,7 @@ def test_a_drain_that_nobody_follows_is_mended() -> None:
             eventually(lambda: orchestrator.status("/health/ready") == 503, "it to be drained")
             eventually(lambda: orchestrator.status("/health/ready") == 200, "it to come back")
             assert generates(Stack(triton, orchestrator))
-            assert "the worker drains, which nobody asked for" in orchestrator.log.read_text()
+            assert "worker is draining, though not asked to" in orchestrator.log.read_text()
     finally:
         triton.close()
 
