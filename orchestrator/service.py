@@ -19,7 +19,7 @@ from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
-from orchestrator.prompts.encoder import INLINE_NAME_TOKENS, PromptEncoder, bytes_of, is_short
+from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
@@ -148,9 +148,9 @@ class Orchestrator:
 
     async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
         ids, salt = task.token_ids, task.cache_salt
-        if len(ids) <= INLINE_NAME_TOKENS:
+        if len(ids) <= INLINE_HASH_TOKENS:
             return encoder.prefix_hashes(ids, salt)
-        return await self._in_steps(task, encoder.names_in_steps(ids, salt), 8 * len(ids))
+        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt), 8 * len(ids))
 
     async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
         """On a thread, for as long as it is of use."""

@@ -204,7 +204,7 @@ class Dispatcher:
                     continue
                 self._queue.take(task)
                 self._dispatch(task, choice)
-                placer.sent(task, choice)
+                placer.placed(task, choice)
             except Exception:
                 self._could_not_start(task)
             has_room = placer.has_room

@@ -28,7 +28,7 @@ class MonitorConfig:
 
 
 class InstanceMonitor:
-    """Owns the instances' states, statistics and cards. Every lane reports to it (``LaneOwner``)."""
+    """Owns the instances' states, statistics and cards. Every lane reports to it."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class InstanceMonitor:
     def _reporter_lost(self, instance: Instance) -> None:
         """Read another lane's reports, from a full one on."""
         instance.reporter = None
-        self._registry.prefixes.forget(instance.address)
+        self._registry.prefixes.remove(instance.address)
         for lane in instance.lanes:
             if lane.is_open:
                 lane.describe()

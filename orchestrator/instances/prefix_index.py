@@ -1,8 +1,8 @@
-"""Which instance holds which KV blocks, as their cache reports tell (OR-9).
+"""Which instance holds which KV blocks, by their KV reports (OR-9).
 
-Every block's name maps to the set of instances that hold it, as bits of an integer: the longest
-cached prefix on *all* instances is then one walk along a task's names, however many there are.
-A name fixes its whole prefix and its salt (``worker.protocol.block_hashes``), so names of other
+Every block's hash maps to the set of instances that hold it, as bits of an integer: the longest
+cached prefix on *all* instances is then one walk along a task's hashes, however many there are.
+A hash covers its whole prefix and its salt (``worker.protocol.block_hashes``), so those of other
 models, tokenizers or tenants never meet.
 """
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 
 from worker.protocol import KvReport
 
-MOST_NAMES = 32_768
-"""Names kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
+MAX_HASHES = 32_768
+"""Hashes kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
 
 
 class PrefixIndex:
-    """Names held, by instance. A name that is missing costs a prefill that was not expected to be
-    one, nothing else.
+    """Block hashes by instance. One that is missing costs a prefill that was not expected, nothing
+    else.
     """
 
-    def __init__(self, most_names: int = MOST_NAMES) -> None:
-        self._most_names = most_names
+    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
+        self._max_hashes = max_hashes
         self._holders: dict[bytes, int] = {}
         self._held: dict[str, dict[bytes, None]] = {}
         self._bits: dict[str, int] = {}
@@ -29,54 +29,54 @@ class PrefixIndex:
         return bool(self._holders)
 
     def count(self, instance: str) -> int:
-        """How many names are known of an instance."""
+        """How many blocks are known of an instance."""
         return len(self._held.get(instance, ()))
 
     def apply(self, instance: str, report: KvReport) -> None:
-        """Take in what an instance tells."""
+        """Take in an instance's report."""
         if report.full:
-            self.forget(instance)
+            self.remove(instance)
         held = self._held.get(instance)
         if held is None:
             held = self._held[instance] = {}
             self._bits[instance] = self._free_bit()
         bit = self._bits[instance]
-        for name in report.evicted:
-            if name in held:
-                del held[name]
-                self._drop(name, bit)
-        for name in report.added:
-            held[name] = None
-            self._holders[name] = self._holders.get(name, 0) | bit
-        while len(held) > self._most_names:
+        for block_hash in report.evicted:
+            if block_hash in held:
+                del held[block_hash]
+                self._drop(block_hash, bit)
+        for block_hash in report.added:
+            held[block_hash] = None
+            self._holders[block_hash] = self._holders.get(block_hash, 0) | bit
+        while len(held) > self._max_hashes:
             oldest = next(iter(held))
             del held[oldest]
             self._drop(oldest, bit)
 
-    def forget(self, instance: str) -> None:
-        """Nothing is known of an instance any more. Fine for one that never told anything."""
+    def remove(self, instance: str) -> None:
+        """Nothing is known of an instance any more. Fine for one that never reported."""
         bit = self._bits.pop(instance, 0)
-        for name in self._held.pop(instance, ()):
-            self._drop(name, bit)
+        for block_hash in self._held.pop(instance, ()):
+            self._drop(block_hash, bit)
 
-    def longest(self, names: Sequence[bytes]) -> Mapping[str, int]:
-        """How many of ``names``, from the first on, each instance holds; those without are left
-        out. One dictionary look-up per name that anybody holds.
+    def longest(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        """How many of ``hashes``, from the first on, each instance holds; those without are left
+        out. One dictionary look-up per hash that anybody holds.
         """
         holders = self._holders
-        left = holders.get(names[0], 0) if names else 0
+        left = holders.get(hashes[0], 0) if hashes else 0
         if not left:
             return {}
         depths: dict[int, int] = {}
-        for depth, name in enumerate(names):
-            still = left & holders.get(name, 0)
+        for depth, block_hash in enumerate(hashes):
+            still = left & holders.get(block_hash, 0)
             if still != left:
                 depths[left & ~still] = depth
                 left = still
                 if not left:
                     break
         if left:
-            depths[left] = len(names)
+            depths[left] = len(hashes)
         found = {}
         for instance, bit in self._bits.items():
             for bits, depth in depths.items():
@@ -85,21 +85,21 @@ class PrefixIndex:
         return found
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless both directions tell the same."""
+        """Raise ``AssertionError`` unless both directions agree."""
         holders: dict[bytes, int] = {}
         for instance, held in self._held.items():
-            assert len(held) <= self._most_names
-            for name in held:
-                holders[name] = holders.get(name, 0) | self._bits[instance]
+            assert len(held) <= self._max_hashes
+            for block_hash in held:
+                holders[block_hash] = holders.get(block_hash, 0) | self._bits[instance]
         assert holders == self._holders
         assert len(set(self._bits.values())) == len(self._bits) == len(self._held)
 
-    def _drop(self, name: bytes, bit: int) -> None:
-        left = self._holders[name] & ~bit
+    def _drop(self, block_hash: bytes, bit: int) -> None:
+        left = self._holders[block_hash] & ~bit
         if left:
-            self._holders[name] = left
+            self._holders[block_hash] = left
         else:
-            del self._holders[name]
+            del self._holders[block_hash]
 
     def _free_bit(self) -> int:
         used = sum(self._bits.values())

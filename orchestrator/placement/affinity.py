@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 TTL_S = 600.0
-MOST = 65_536
+MAX_SESSIONS = 65_536
 
 
 class Affinity:
@@ -12,9 +12,9 @@ class Affinity:
     Times are seconds of the clock.
     """
 
-    def __init__(self, ttl_s: float = TTL_S, most: int = MOST) -> None:
+    def __init__(self, ttl_s: float = TTL_S, max_sessions: int = MAX_SESSIONS) -> None:
         self._ttl_s = ttl_s
-        self._most = most
+        self._max_sessions = max_sessions
         self._homes: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -27,12 +27,12 @@ class Affinity:
         name, until = self._homes.get((tenant, session), ("", 0.0))
         return name if now < until else ""
 
-    def went(self, tenant: str, session: str, name: str, now: float) -> None:
+    def record(self, tenant: str, session: str, name: str, now: float) -> None:
         """A task of ``session`` was sent to ``name``."""
         if not session:
             return
         self._homes[tenant, session] = (name, now + self._ttl_s)
         self._homes.move_to_end((tenant, session))
         # All live equally long, so that the first is the one whose time is over first.
-        while len(self._homes) > self._most or next(iter(self._homes.values()))[1] <= now:
+        while len(self._homes) > self._max_sessions or next(iter(self._homes.values()))[1] <= now:
             self._homes.popitem(last=False)

@@ -41,7 +41,7 @@ class Choice:
 
 
 class Placer:
-    """``refresh``, then ``choose`` for task after task, with ``sent`` after each that went.
+    """``refresh``, then ``choose`` for task after task, with ``placed`` after each that went.
 
     The feasible set of a spec is kept for a second while the snapshot's version stays, never the
     choice, which would herd.
@@ -165,14 +165,14 @@ class Placer:
             return None
         return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
 
-    def sent(self, task: Task, choice: Choice) -> None:
-        """``task`` went where it was told to."""
+    def placed(self, task: Task, choice: Choice) -> None:
+        """``task`` was sent there."""
         now = self._clock.now()
         session, tenant = task.job.session_id, task.tenant
         self.choices += 1
         self.prefix_choices += choice.cached_tokens > 0
         self.home_choices += choice.name == self.affinity.home(tenant, session, now)
-        self.affinity.went(tenant, session, choice.name, now)
+        self.affinity.record(tenant, session, choice.name, now)
         self._now[choice.name] = self._registry.candidate(choice.name)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 INLINE_CHARS = 2000
 """Up to this many characters a prompt costs the event loop less than a millisecond."""
 
-INLINE_NAME_TOKENS = 4096
+INLINE_HASH_TOKENS = 4096
 """Naming the blocks of so many tokens takes the event loop less than half a millisecond."""
 
 STEP_CHARS = 16_000
@@ -160,7 +160,7 @@ class PromptEncoder:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         return ids
 
-    def names_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
+    def hashes_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
         """``prefix_hashes`` as work for a thread."""
         yield False
         return self.prefix_hashes(token_ids, cache_salt)

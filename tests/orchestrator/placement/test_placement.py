@@ -172,7 +172,7 @@ def test_or9_the_longest_prefix_is_that_of_a_slow_search(data: st.DataObject) ->
         instance = data.draw(st.sampled_from("abc"))
         report = KvReport(data.draw(names), data.draw(names), full=data.draw(st.booleans()))
         if data.draw(st.integers(0, 9)) == 0:
-            index.forget(instance)
+            index.remove(instance)
             held[instance] = {}
         else:
             index.apply(instance, report)
@@ -193,18 +193,18 @@ def test_or9_the_longest_prefix_is_that_of_a_slow_search(data: st.DataObject) ->
 
 
 def test_or9_affinity_is_soft_and_bounded() -> None:
-    affinity = Affinity(ttl_s=10, most=2)
-    affinity.went("t", "s", "a", now=0)
+    affinity = Affinity(ttl_s=10, max_sessions=2)
+    affinity.record("t", "s", "a", now=0)
     assert affinity.home("t", "s", now=9.9) == "a"
     assert affinity.home("other", "s", now=1) == ""
     assert affinity.home("t", "s", now=10) == ""
     for name in "xyz":
-        affinity.went("t", name, "b", now=1)
+        affinity.record("t", name, "b", now=1)
     assert len(affinity) == 2
     assert affinity.home("t", "z", now=2) == "b"
-    affinity.went("t", "w", "b", now=50)
+    affinity.record("t", "w", "b", now=50)
     assert len(affinity) == 1
-    affinity.went("t", "", "b", now=50)
+    affinity.record("t", "", "b", now=50)
     assert affinity.home("t", "", now=50) == ""
 
 
@@ -256,7 +256,7 @@ def test_or9_a_conversation_stays_and_a_prompt_goes_where_it_is_cached() -> None
     first = chooser.choose(talk)
     assert first is not None and first.name == "a"
     registry.now["a"] = candidate("a", load=4)
-    chooser.sent(talk, first)
+    chooser.placed(talk, first)
     again = chooser.choose(talk)
     assert again is not None and again.name == "a"  # not the least loaded: its conversation is here
     other = chooser.choose(task())
