@@ -239,11 +239,12 @@ def task(**changes: object) -> Task:
 
 
 def placer(registry: FakeRegistry, policy: str = "", clock: ManualClock | None = None) -> Placer:
+    clock = clock or ManualClock()  # a policy's time limit is not this machine's to break
     made = Placer(
         registry,
-        clock or ManualClock(),
+        clock,
         lambda task: task.sampling.max_tokens,
-        Policy.compile(policy) if policy else None,
+        Policy.compile(policy, now=clock.now) if policy else None,
     )
     made.refresh()
     return made
