@@ -19,11 +19,13 @@ class BadResponse(ValueError):
     """A worker's response is not what the lane protocol promises."""
 
 
-def to_request(message: LaneMessage, request_id: str) -> service_pb2.ModelInferRequest:
-    """One message to the worker as a request to the ``llm`` model."""
+def to_request(
+    message: LaneMessage, request_id: str, model: str = MODEL_NAME
+) -> service_pb2.ModelInferRequest:
+    """One message to the worker as a request to ``model``."""
     data = encode(message)
     return service_pb2.ModelInferRequest(
-        model_name=MODEL_NAME,
+        model_name=model,
         id=request_id,
         inputs=[
             service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype="BYTES", shape=[1])
@@ -32,6 +34,13 @@ def to_request(message: LaneMessage, request_id: str) -> service_pb2.ModelInferR
         outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=FRAME)],
         raw_input_contents=[_EMPTY_ELEMENT, _LENGTH.pack(len(data)) + data],
     )
+
+
+def to_answered_request(message: LaneMessage, model: str) -> service_pb2.ModelInferRequest:
+    """A message that nothing but Triton's empty final response answers, which this asks for."""
+    request = to_request(message, "", model)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    return request
 
 
 def to_frame(response: service_pb2.ModelInferResponse) -> Frame | None:

@@ -9,8 +9,8 @@ from types import TracebackType
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from worker.protocol import Drain, encode
-from worker.protocol.tensors import LANE_MESSAGE, TEXT_INPUT
+from orchestrator.lanes.wire import to_answered_request
+from worker.protocol import Drain
 
 _CHANNEL_OPTIONS = (
     # a server that is still starting is asked again at once, not a second later
@@ -52,21 +52,20 @@ class TritonControl:
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         """Whether ``model`` is loaded."""
-        request = service_pb2.ModelReadyRequest(name=model)
-        try:
-            answer = await self._stub.ModelReady(request, timeout=timeout_s)
-        except grpc.RpcError:
-            return False
-        return bool(answer.ready)
+        return await self._ready(model, timeout_s) is True
 
     async def is_unloaded(self, model: str, timeout_s: float) -> bool:
         """Whether the server answers, and says that ``model`` cannot be used."""
+        return await self._ready(model, timeout_s) is False
+
+    async def _ready(self, model: str, timeout_s: float) -> bool | None:
+        """What the server says of ``model``; None where it does not answer."""
         request = service_pb2.ModelReadyRequest(name=model)
         try:
             answer = await self._stub.ModelReady(request, timeout=timeout_s)
         except grpc.RpcError:
-            return False
-        return not answer.ready
+            return None
+        return bool(answer.ready)
 
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
         """Have ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
@@ -74,23 +73,9 @@ class TritonControl:
         ``token`` is what its worker asks for. A model that knows nothing of lanes refuses, which is
         no reason not to stop it.
         """
-        call = self._stub.ModelStreamInfer(
-            iter([_drain_request(model, grace_s, token)]), timeout=timeout_s
-        )
+        request = to_answered_request(Drain(grace_ms=grace_s * 1000, token=token), model)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
         with contextlib.suppress(grpc.RpcError):
             async for answer in call:
                 return not answer.error_message
         return False
-
-
-def _drain_request(model: str, grace_s: float, token: str) -> service_pb2.ModelInferRequest:
-    request = service_pb2.ModelInferRequest(model_name=model)
-    # without this Triton keeps the empty final response, the only answer there is, to itself
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    for name, value in (
-        (TEXT_INPUT, b""),
-        (LANE_MESSAGE, encode(Drain(grace_ms=grace_s * 1000, token=token))),
-    ):
-        request.inputs.add(name=name, datatype="BYTES", shape=[1])
-        request.raw_input_contents.append(len(value).to_bytes(4, "little") + value)
-    return request
