@@ -325,7 +325,7 @@ def test_or4_reject_says_when_to_come_again() -> None:
     fill(rig, lambda i: Priority.BATCH)
     with pytest.raises(QueueFull) as full:
         rig.admit(rig.task(60_000))
-    assert full.value.retry_after_ms > 0  # how good it is: tests/perf/test_told.py
+    assert full.value.retry_after_ms > 0  # how good it is: tests/perf/test_sim_reported.py
 
 
 def test_or4_drop_lru_drops_the_oldest_batch_task() -> None:

@@ -1,0 +1,37 @@
+"""The real worker on virtual time: what its steps take, and what is late."""
+
+import pytest
+
+from orchestrator.tasks.task import Priority
+from perf.sim.arrivals import Arrival
+from perf.sim.simulate import Fleet, SimRun, simulate
+from perf.sim.worker import WorkerSpec
+from worker.protocol import Outcome
+from worker.runner.synthetic import StepCost
+
+FLEET = Fleet(WorkerSpec(StepCost(10e-3, 0.0, 0.1e-3), 2, kv_tokens=1600, noise=0.0), count=1)
+"""Ten milliseconds a step, a tenth for each token of a prompt; a message takes one."""
+
+
+def run(length: int, deadline_ms: float) -> SimRun:
+    """Of one request of ten prompt tokens."""
+    lone = Arrival(1.0, 10, length, length, deadline_ms, "", Priority.INTERACTIVE)
+    return simulate([lone], FLEET, {}, seed=1)
+
+
+def test_a_request_takes_what_its_steps_cost() -> None:
+    (result,) = run(10, 10_000.0).results
+    assert result.outcome is Outcome.MET and result.tokens == 10
+    assert result.first_s - result.dispatched_s == pytest.approx(0.001 + 0.011)
+    assert result.ended_s - result.first_s == pytest.approx(9 * 0.010)
+
+
+def test_a_token_after_the_deadline_is_late() -> None:
+    """The step in which the deadline passes is computed in vain."""
+    done = run(100, 300.0)
+    (result,) = done.results
+    assert result.outcome is Outcome.MISSED
+    assert result.ended_s - result.arrival.at_s == pytest.approx(0.3, abs=0.012)
+    (worker,) = done.workers
+    assert worker.tokens_late == 1
+    assert worker.stats().kv_blocks_used == 0
