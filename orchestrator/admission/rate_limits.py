@@ -11,6 +11,7 @@ may generate once these are known; what it did not use is given back when it end
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
@@ -96,6 +97,15 @@ class Account:
         )
 
 
+class Standing(NamedTuple):
+    """One limit of a key: how many a minute, how many at once now, when it is whole again."""
+
+    unit: str
+    per_min: int
+    remaining: int
+    reset_s: float
+
+
 class Limiter:
     """Holds requests to the limits of their key and to those of all keys together."""
 
@@ -148,20 +158,18 @@ class Limiter:
                 account.tokens.take(most, now)
         task.on_end.append(lambda ended: self._settle_tokens(ended, most))
 
-    def headers(self, key: str) -> dict[str, str]:
-        """``x-ratelimit-…`` as OpenAI spells them, of the tighter limit; none without limits."""
-        now, found = self._clock.now(), {}
-        for name in ("requests", "tokens"):
-            rates: list[Rate] = [
-                rate
-                for account, _ in self._accounts_of(key)
-                if (rate := account.requests if name == "requests" else account.tokens) is not None
-            ]
-            if rates:
-                rate = min(rates, key=lambda rate: rate.remaining(now))
-                found[f"x-ratelimit-limit-{name}"] = str(rate.per_min)
-                found[f"x-ratelimit-remaining-{name}"] = str(rate.remaining(now))
-                found[f"x-ratelimit-reset-{name}"] = spell_duration(rate.reset_s(now))
+    def standings(self, key: str) -> list[Standing]:
+        """Where a key stands with its requests and tokens, by the tighter limit of each."""
+        now, found = self._clock.now(), []
+        accounts = [account for account, _ in self._accounts_of(key)]
+        for unit, rates in (
+            ("requests", [account.requests for account in accounts]),
+            ("tokens", [account.tokens for account in accounts]),
+        ):
+            limits = [rate for rate in rates if rate is not None]
+            if limits:
+                rate = min(limits, key=lambda rate: rate.remaining(now))
+                found.append(Standing(unit, rate.per_min, rate.remaining(now), rate.reset_s(now)))
         return found
 
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
@@ -179,11 +187,3 @@ class Limiter:
         for account, _ in self._accounts_of(task.job.key):
             if account.tokens is not None:
                 account.tokens.give_back(max(0, taken - used))
-
-
-def spell_duration(seconds: float) -> str:
-    """As OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
-    if seconds < 1:
-        return f"{math.ceil(1000 * seconds)}ms"
-    minutes, rest = divmod(round(seconds, 3), 60)
-    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

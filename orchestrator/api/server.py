@@ -22,7 +22,7 @@ from orchestrator.api.http.context import (
 )
 from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.large_bodies import LargeBodies
-from orchestrator.api.http.responses import error_response, name_response
+from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
@@ -155,4 +155,5 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
         return
     name_response(response, context)
     if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
-        response.headers.update(request.app[ORCHESTRATOR].limits.headers(context.key.fingerprint))
+        standings = request.app[ORCHESTRATOR].limits.standings(context.key.fingerprint)
+        response.headers.update(rate_limit_headers(standings))

@@ -2,7 +2,7 @@
 
 A connection: ``runner`` makes them, ``connection`` is one, with ``connection_limit`` (how many),
 ``accepting`` (as open files allow) and ``hang_ups`` (who has hung up, and who has said all).
-``refusals`` answers what never becomes a request.
+``unhandled`` answers what never becomes a request.
 
 A request: ``context`` (what is known of it), ``browsers`` (which web pages may ask), ``body`` (read
 within ``body_budget``, large ones on the thread of ``large_bodies``), ``decode`` (JSON to a type),

@@ -15,7 +15,7 @@ from orchestrator.api.config import ConnectionConfig
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import HangUps, Prober, unacknowledged_bytes
-from orchestrator.api.http.refusals import Refusals
+from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import TidegateError
 from orchestrator.telemetry.log import fields, service_log
 
@@ -37,14 +37,14 @@ class Connection(RequestHandler):
         server: web.Server,
         config: ConnectionConfig,
         limit: ConnectionLimit,
-        refusals: Refusals,
+        unhandled: Unhandled,
         hang_ups: HangUps | None,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
         self._config = config
         self._limit = limit
-        self._refusals = refusals
+        self._unhandled = unhandled
         self._hang_ups = hang_ups
         self._address: str | None = None
         self._fd = -1
@@ -259,13 +259,13 @@ class Connection(RequestHandler):
     ) -> web.StreamResponse:
         """Answer what the parser refused, or a fault in aiohttp itself."""
         if status < 500:
-            return self._refusals.malformed(request, exc)
+            return self._unhandled.malformed(request, exc)
         if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
             raise ConnectionError("the response broke off")
-        return self._refusals.refused(request, TidegateError("an internal error occurred"))
+        return self._unhandled.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Say what failed, without messages and tracebacks, in which content may stand."""

@@ -1,11 +1,12 @@
 """Answers and errors as every dialect sends them: JSON, and headers that tell of deadlines."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from aiohttp import web
 
+from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.http.context import CORRELATION_HEADER, REQUEST_ID_HEADER, Context
 from orchestrator.errors import (
     DeadlineExceeded,
@@ -64,6 +65,24 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
     """Put the request's name on its answer."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
     response.headers[REQUEST_ID_HEADER] = context.request_id or context.correlation_id
+
+
+def rate_limit_headers(standings: Iterable[Standing]) -> dict[str, str]:
+    """``x-ratelimit-…`` as OpenAI spells them."""
+    headers = {}
+    for unit, per_min, remaining, reset_s in standings:
+        headers[f"x-ratelimit-limit-{unit}"] = str(per_min)
+        headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
+        headers[f"x-ratelimit-reset-{unit}"] = spell_duration(reset_s)
+    return headers
+
+
+def spell_duration(seconds: float) -> str:
+    """As OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
 def task_headers(task: Task, now: float) -> dict[str, str]:

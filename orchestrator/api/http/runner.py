@@ -1,4 +1,4 @@
-"""The server: bounded connections, and nothing of aiohttp's own refusals."""
+"""The server: bounded connections, and nothing that aiohttp answers by itself."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +12,7 @@ from orchestrator.api.http.connection import Connection
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
 from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps
-from orchestrator.api.http.refusals import Refusals
+from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import InvalidRequest, NoCapacity
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -25,14 +25,14 @@ class Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         orchestrator = self.app[ORCHESTRATOR]
-        refusals = Refusals(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
-        return _Server(await super()._make_server(), self.app[CONFIG], refusals)
+        unhandled = Unhandled(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
+        return _Server(await super()._make_server(), self.app[CONFIG], unhandled)
 
 
 class _Server(web.Server):
     """Makes connections. ``made`` is aiohttp's own, for the application."""
 
-    def __init__(self, made: web.Server, config: ApiConfig, refusals: Refusals) -> None:
+    def __init__(self, made: web.Server, config: ApiConfig, unhandled: Unhandled) -> None:
         super().__init__(
             self._outermost(made.request_handler),
             request_factory=made.request_factory,
@@ -40,7 +40,7 @@ class _Server(web.Server):
             **made._kwargs,
         )
         self._config = config.connections
-        self._refusals = refusals
+        self._unhandled = unhandled
         self._browsers = Browsers(config.browsers)
         self._hang_ups = HangUps(self._loop) if CAN_WATCH else None
         self._limit = ConnectionLimit(config.connections.max_connections)
@@ -50,7 +50,7 @@ class _Server(web.Server):
             self,
             self._config,
             self._limit,
-            self._refusals,
+            self._unhandled,
             self._hang_ups,
             loop=self._loop,
             **self._kwargs,
@@ -65,7 +65,7 @@ class _Server(web.Server):
         """``handle`` with what aiohttp refuses before any middleware, such as an ``Expect``."""
 
         async def outermost(request: web.BaseRequest) -> web.StreamResponse:
-            connection, refused = request.protocol, self._refusals.refused
+            connection, refused = request.protocol, self._unhandled.refused
             assert isinstance(connection, Connection)
             if connection.is_kept and not _is_for_operators(request):
                 no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)

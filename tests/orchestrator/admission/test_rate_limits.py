@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.admission.rate_limits import WINDOW_S, Rate, spell_duration
+from orchestrator.admission.rate_limits import WINDOW_S, Rate
+from orchestrator.api.http.responses import spell_duration
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker, Plan

@@ -21,7 +21,7 @@ _LOG_EVERY_S = 1.0
 """A flood of malformed requests is one line a second."""
 
 
-class Refusals:
+class Unhandled:
     """Answers in the dialect of the path, as far as there is one."""
 
     def __init__(
