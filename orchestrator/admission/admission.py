@@ -28,7 +28,7 @@ class AdmissionConfig:
 
 
 class Admission:
-    """Lets tasks in, or raises the error that tells their client why not."""
+    """Lets tasks in, or raises the error that says why not."""
 
     def __init__(
         self,
@@ -77,11 +77,13 @@ class Admission:
 
     def _require_place(self, task: Task) -> None:
         """Raise unless there is an instance that may and can take ``task``, now or later."""
-        wish, known = task.job.placement, self._registry.instances
+        placement, known = task.job.placement, self._registry.instances
         # A pin to nothing that there is would wait in vain.
-        if wish.mode is PlacementMode.PIN and not any(name in known for name in wish.instances):
+        if placement.mode is PlacementMode.PIN and not any(
+            name in known for name in placement.instances
+        ):
             raise InvalidRequest(
-                f"there is no instance {wish.instances[0][:128]!r}; there is: "
+                f"there is no instance {placement.instances[0][:128]!r}; there is: "
                 + (", ".join(sorted(known)) or "none"),
                 field="placement.instances",
             )
@@ -98,9 +100,7 @@ class Admission:
             )
 
     def _predict_fit(self, task: Task) -> None:
-        """How long the answer may be: settled when it starts, and this is what its client is told
-        now (DL-6).
-        """
+        """How long the answer may be, for the client; settled when the task starts (DL-6)."""
         forecaster, now = self._prediction.forecaster, self._clock.now()
         forecaster.plan(task, now)
         wait_ms = 0.0

@@ -19,7 +19,7 @@ from orchestrator.tasks.task import Task
 
 WINDOW_S = 60.0
 _ROUNDING = 1e-9
-"""Of one unit: nobody is sent away for what only arithmetic lacks."""
+"""Of one unit: rounding refuses nobody."""
 _BUSY_RETRY_MS = 1000.0
 """When to try again at the bound on concurrent requests: nobody knows which one ends when."""
 

@@ -28,7 +28,7 @@ FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
 
 
 class Completion:
-    """Says what follows from an attempt's end. The dispatcher has taken it off its task before."""
+    """Decides what follows from an attempt's end. The dispatcher has detached it from its task."""
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class Completion:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
         if (is_current or is_abandoned) and not attempt.continues:
-            pace = None if instance is None else instance.step_learner
-            self._prediction.forecaster.ended(task, end, pace, attempt.basis)
+            learner = None if instance is None else instance.step_learner
+            self._prediction.forecaster.ended(task, end, learner, attempt.basis)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
             instance.way_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
 
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
-        """The end of a text that is complete though its worker could not say so any more."""
+        """The end of a text that is complete although its worker did not report it."""
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         reason = finish_of_complete_text(task, instance)
         if reason is None:

@@ -119,7 +119,7 @@ class Dispatcher:
         self.pump()
 
     def _deadline_passed(self, task: Task) -> None:
-        """A task's timer. A worker that has it gets a moment to say so itself."""
+        """A task's timer. A worker that has it gets a grace to report the end itself."""
         now = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
         if ends_at == math.inf:
@@ -182,7 +182,7 @@ class Dispatcher:
         for task in self._queue:
             if not has_room or not passes:
                 return
-            if task.is_unread and task.paused_on:  # for whom?
+            if task.is_unread and task.paused_on:  # nobody would read what it generates
                 continue
             requirements = placer.requirements(task)
             if requirements in blocked:
@@ -196,7 +196,7 @@ class Dispatcher:
                         passes -= 1
                     else:
                         blocked.add(requirements)
-                        # In order is dear where many tenants wait; this goes through them once.
+                        # In order is expensive with many tenants; this is one pass over all.
                         if len(blocked) <= FEW_SPECS and all(
                             placer.requirements(other) in blocked for other in self._queue.tasks()
                         ):
@@ -216,7 +216,7 @@ class Dispatcher:
             self._launcher.start(self, task, choice)
 
     def _could_not_start(self, task: Task) -> None:
-        """A fault of ours with one task: it goes, lest it keep all those behind it waiting."""
+        """A fault of ours with one task: it fails, so that those behind it are not kept waiting."""
         service_log.exception(
             "dispatch of a task failed",
             extra=fields(task_id=task.id, correlation_id=task.correlation_id),
@@ -272,7 +272,7 @@ class Dispatcher:
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
-        """The job that it was to go on with is no more."""
+        """The job that it would have resumed is gone."""
         if task.paused_on:
             task.paused_on = ""
             self._queue.remove(task)
@@ -321,7 +321,7 @@ class Dispatcher:
     def _queue_again(self, task: Task, *, pump: bool = False) -> None:
         if task.ending is not None:
             return
-        # What it has already made must not be lost to a forecast for the whole of it.
+        # A forecast for the whole of it must not cost what it has generated already.
         task.refusal_sample |= task.completion_tokens > 0
         self._prediction.forecaster.plan(task, self._clock.now())
         self._queue.push(task)

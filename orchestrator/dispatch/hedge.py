@@ -18,7 +18,7 @@ from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.tasks.task import Task
 
 SHORT_SLACK = 2.0
-"""Slack is short when less time is left than so many times what the task takes at a slow pace."""
+"""Slack is short when less time is left than so many times what few tasks exceed."""
 
 
 @dataclass(slots=True)

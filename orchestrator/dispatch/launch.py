@@ -21,7 +21,7 @@ QUEUED_S = 0.002
 
 
 class Launcher:
-    """Makes attempts, and keeps the list of those in flight."""
+    """Makes attempts, and adds them to those in flight."""
 
     def __init__(
         self,

@@ -19,13 +19,13 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Stage, Task
 
 MOST_PAUSES = 4
-"""Of one job; workers hold to it too."""
+"""Of one job; workers keep to it too."""
 MOST_MEMORY = 0.5
 """Of an instance's KV memory, that paused jobs may hold before more are paused."""
-LOOK_S_PER_JOB = 0.0002
-"""Between two looks at what runs, which take some 20 µs a job: up to a tenth of the time."""
+SCAN_S_PER_JOB = 0.0002
+"""Between two scans of what runs, which take some 20 µs a job: up to a tenth of the time."""
 AT_ONCE = 8
-"""Waiting tasks that are looked at for each time."""
+"""Waiting tasks that room is made for at a time."""
 _MARGIN = math.log(3.0)
 """How much more urgent, as a logarithm: less would trade places for nothing. In the simulator 1.5
 and 3 met the same below capacity, 3 a hundredth more at twice the capacity, with less waste."""
@@ -40,7 +40,7 @@ class PauseStats:
 
 
 class Pausing:
-    """Decides which running jobs go."""
+    """Decides which running jobs are paused, pauses and resumes them."""
 
     def __init__(
         self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
@@ -53,7 +53,7 @@ class Pausing:
         self._next_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether ``victims`` would look at what runs."""
+        """Whether ``victims`` would scan what runs."""
         return self._enabled and now >= self._next_at
 
     def make_room(
@@ -86,8 +86,8 @@ class Pausing:
         if not queue or not self.is_due(now):
             return []
         attempts = list(attempts)
-        # With many jobs the look at all of them is dear, and who is urgent can wait so long.
-        self._next_at = now + LOOK_S_PER_JOB * len(attempts)
+        # With many jobs a scan is expensive, and urgent work can wait so long.
+        self._next_at = now + SCAN_S_PER_JOB * len(attempts)
         running = self._by_instance(attempts, now)
         chosen: list[Attempt] = []
         for task in islice(queue, AT_ONCE):
@@ -142,7 +142,7 @@ class Pausing:
         return {name: jobs for name, jobs in full.items() if jobs}
 
     def _has_memory(self, name: str, task: Task) -> bool:
-        """Whether the instance can hold ``task`` beside all that it holds already."""
+        """Whether the instance's KV memory has room for ``task`` beside all its jobs."""
         instance = self._registry.instances[name]
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:

@@ -1,4 +1,4 @@
-"""Plans what waits anew, a few tasks at a time, so that no stream notices."""
+"""Plans what waits anew, a few tasks at a time, so that no stream is delayed."""
 
 from collections.abc import Callable
 
@@ -51,14 +51,14 @@ class Replanner:
         try:
             self._forecaster.begin_plans(self._left, self._clock.now())
         except Exception:
-            service_log.exception("planning failed; will retry")
+            service_log.exception("replanning failed; will retry")
             self.wake()
             return
         self._some()
 
     def _some(self) -> None:
         some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]
-        # First of all: a fault with these must not end it for the others.
+        # Scheduled first: a fault with these tasks must not end the round for the others.
         if self._left:
             self._later(self._pause_s, self._some)
         else:

@@ -63,7 +63,7 @@ def can_resume(task: Task, lost: Instance | None, ready: Sequence[Instance]) -> 
 
 
 def _is_known(task: Task, encoder: PromptEncoder) -> bool:
-    """Whether no id and no half character of what the worker made was lost with it."""
+    """Whether every id and every half character that the worker generated has come."""
     transcript = task.transcript
     return (
         task.is_resumable

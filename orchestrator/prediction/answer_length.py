@@ -1,4 +1,4 @@
-"""How long answers will be: a distribution, given what tells something about it.
+"""How long answers will be: a distribution, by what it depends on.
 
 Lengths fall into bins that grow with the length. For each bin a node keeps how many answers reached
 it and how many ended in it, so that one cut by a deadline or a cancel counts for as far as it got
@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 QUANTILES = 16
-"""A length's distribution is told as so many equally likely lengths."""
+"""A distribution is given as so many equally likely lengths."""
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
 _LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
@@ -44,7 +44,7 @@ _MOST_NODES = 4096
 
 
 class LengthKey(NamedTuple):
-    """What tells something about an answer's length; no ``deadline_ms`` where none was stated."""
+    """What an answer's length depends on; no ``deadline_ms`` where none was stated."""
 
     model: str
     tenant: str = ""
@@ -180,7 +180,7 @@ _FIRST_HAZARDS = _first_hazards()
 
 
 class AnswerLengths:
-    """Learns from answers, and tells curves. Bounded: the kinds least used are forgotten."""
+    """Learns curves from answers. Bounded: the kinds least recently used are dropped."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[tuple[object, ...], _Node] = OrderedDict()

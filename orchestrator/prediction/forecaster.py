@@ -1,9 +1,9 @@
 """What a task will take, from what its instances and earlier answers have taught.
 
-A forecast says when a task will be done (what clients are told), and whether its deadline is
+A forecast says when a task will be done, which goes to clients, and whether its deadline is
 certain to be missed (DL-7). *Certain* rests on the least work that the client itself has stated
-(``min_tokens``, or all of ``max_tokens`` under ``ignore_eos``) at a pace that the machine has never
-reached: no length that was learnt and no average is ever certain.
+(``min_tokens``, or all of ``max_tokens`` under ``ignore_eos``), in steps faster than the machine
+has ever made: no length that was learnt and no average is ever certain.
 
 A plan says how urgent a task is among others (``urgency``), and so its place in the queue (DL-8).
 """
@@ -40,7 +40,7 @@ FIT_SHARE = 0.94
 """Of a budget that ``fit`` fills: the rest is for whoever comes meanwhile. What is too long after
 all ends cleanly."""
 FIRST_SAFETY, MOST_SAFETY = 2 / 3, 1.5
-"""Of the way from a usual to a slow pace, for a deadline that is named to a client."""
+"""Of the way from usual to slow steps, for a deadline that is named to a client."""
 _PROMISES_LOST = 0.06
 _SAFETY_STEP = 0.1
 PROMISED = 12.0
@@ -99,7 +99,7 @@ class _Serving(NamedTuple):
 
 
 class Forecaster:
-    """Forecasts and plans. ``capacity_of`` tells what serves a model."""
+    """Forecasts and plans. ``capacity_of`` is what serves a model."""
 
     def __init__(self, capacity_of: Callable[[str], Capacity], *, drops_infeasible: bool) -> None:
         """``drops_infeasible``: tasks that are certain to miss leave the queue before their
@@ -116,7 +116,7 @@ class Forecaster:
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
     def begin_plans(self, waiting: Iterable[Task], now: float) -> None:
-        """Look anew at how busy the instances are and how long one waits; then ``plan`` them all.
+        """Update how busy the instances are and how long one waits; then ``plan`` them all.
 
         Ranks compare only among plans of about the same time.
         """
@@ -184,25 +184,25 @@ class Forecaster:
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
-        """Prompt tokens still to be computed; workers do not tell before the first token."""
+        """Prompt tokens still to be computed; workers do not report it before the first token."""
         if not task.prompt_ready_at:
             return task.prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
         return min(float(task.prompt_tokens), max(LATE_PROMPT * task.prompt_tokens, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
-        """The smallest leaves first; told as of the last ``begin_plans``."""
+        """The smallest leaves first; as of the last ``begin_plans``."""
         if not found.chance:
             return task.deadline.at
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
     def _costs_of(self, model: str, now: float) -> Costs | None:
-        """With as many jobs as run now; None while no pace has been measured."""
+        """With as many jobs as run now; None while no step has been measured."""
         return self._serving_of(model, now).costs
 
     def _serving_of(self, model: str, now: float) -> _Serving:
-        """As of a moment ago: every plan asks, and to ask every instance is dear."""
+        """As of a moment ago: every plan asks, and asking every instance is expensive."""
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
@@ -237,7 +237,7 @@ class Forecaster:
             return STATED
         return self.lengths.curve(length_key(task))
 
-    # ── forecasts: what clients are told ─────────────────────────────────────────────────────
+    # ── forecasts: for clients ──────────────────────────────────────────────────────────────
 
     def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
         """What ``task`` takes once it has waited for ``wait_ms``."""
@@ -342,7 +342,7 @@ class Forecaster:
 
 
 def length_key(task: Task) -> LengthKey:
-    """What is known of a task that tells something about its answer's length."""
+    """What the length of a task's answer depends on."""
     job = task.job
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)

@@ -1,7 +1,7 @@
 """Deadlines that the service has named as feasible, and what keeping them takes (DL-7, DL-16).
 
-A client whose deadline is infeasible is told the earliest that is not. One that comes back with it
-finds its share of the capacity kept, for a while.
+A refusal as infeasible names the earliest deadline that is not. For a client that comes back with
+it a share of the capacity is reserved, for a while.
 """
 
 from collections import OrderedDict
@@ -54,7 +54,7 @@ class Promises:
         return work_ms / (PROMISED_SHARE * max(1, ready))
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
-        """``task``'s client is told that this deadline is feasible."""
+        """This deadline is named to ``task``'s client as feasible."""
         self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
         while len(self._open) > _MOST_PROMISES:
             self._open.popitem(last=False)

@@ -1,10 +1,10 @@
-"""When the n-th place falls free, of places that are held for times known as distributions."""
+"""When the n-th place falls free, of places taken for times known as distributions."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 _FEW = 4
-"""Of the times of work that has yet to start, so many are looked at."""
+"""Of the times of work that has yet to start, so many are used."""
 
 
 def start_ms(
@@ -12,7 +12,7 @@ def start_ms(
 ) -> float:
     """When work starts that stands behind ``ahead``, in ms from now; the middle of what may be.
 
-    Each of ``running`` and ``ahead`` is a list of equally likely times for which one job holds its
+    Each of ``running`` and ``ahead`` is a list of equally likely times for which one job has its
     place. So many places are ``free`` now; negative where more has been sent than runs at once.
 
     The n-th place is free when n − ½ are to be expected: the jobs' distributions are added up, and

@@ -131,7 +131,7 @@ class StartTimes:
         return whole_ms, part
 
     def _residuals(self, model: str, now: float) -> tuple[list[tuple[float, ...]], int]:
-        """How long each job on workers may hold its place, and how many places are free."""
+        """How long each job on workers may keep its place, and how many places are free."""
         residuals = [
             self._forecaster.residual_ms(job.task, now)
             for job in self._running

@@ -36,7 +36,7 @@ class _Totals(NamedTuple):
 
 
 class StepLearner:
-    """Learns one instance's pace from its statistics and from jobs that finished on it."""
+    """Learns one instance's step times from its statistics and from jobs that finished on it."""
 
     def __init__(self, slots: int, step_tokens: int, *, first_guess_ms: float = 20.0) -> None:
         """``first_guess_ms`` is a step of one row; the first statistics replace it."""
@@ -48,7 +48,7 @@ class StepLearner:
             first_guess_ms / self._step_tokens,
         ]
         self._guess = tuple(self._coefficients)
-        # Doubt is counted in these, so that it means the same for all three coefficients.
+        # The covariance is in these units, so that it means the same for all three coefficients.
         self._units = list(self._coefficients)
         self._covariance = _identity(_MAX_VARIANCE)
         self._last: _Totals | None = None
@@ -66,12 +66,12 @@ class StepLearner:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the pace is more than a first guess."""
+        """Whether the model is more than a first guess."""
         return self._fitted
 
     @property
     def model(self) -> StepModel:
-        """The pace as known now."""
+        """As learnt so far."""
         if self._model is None:
             known = self._steps_seen >= LEARNT_STEPS
             base, row, prompt = self._coefficients
@@ -83,7 +83,7 @@ class StepLearner:
                 prompt_token_ms=prompt,
                 prompt_tokens_per_step=self._prompts_per_step,
                 ratios=(math.exp(self._ratios.at(MID)), math.exp(self._ratios.at(HIGH))),
-                # One that was never idle has not shown how fast it is alone: the fit tells.
+                # One that was never idle has not shown how fast it is alone: the fit says it.
                 fastest_ms=min(self._fastest_ms, base + row) if known else 0.0,
                 epoch=self._epoch,
             )
@@ -97,7 +97,7 @@ class StepLearner:
             stats.steps_total, stats.busy_ms_total, stats.tokens_total, stats.prefill_tokens_total
         )
         last, self._last = self._last, now
-        if not now.steps:  # a worker that does not count its steps tells their mean only
+        if not now.steps:  # a worker that does not count its steps reports their mean only
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
@@ -150,7 +150,7 @@ class StepLearner:
         total = _NOISE + sum(x[i] * px[i] for i in range(3))
         surprise = math.log(ratio)
         if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
-            # One odd window may be a pause of the machine; two in a row are a new pace.
+            # One odd window may be a stall of the machine; two in a row are a new speed.
             self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
             if abs(self._odd) >= _JUMP_AFTER:
                 self._rescale(ratio, features, step_ms)
@@ -166,10 +166,10 @@ class StepLearner:
                 covariance[i][j] -= px[i] * px[j] / total
 
     def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
-        """A pace that is new: the shape is kept, and open to doubt again."""
+        """The speed is new: the shape is kept, with the first variance."""
         self._coefficients = [c * ratio for c in self._coefficients]
         guessed = sum(c * x for c, x in zip(self._guess, features, strict=True))
-        # Of a coefficient that had come to nothing, its own size would be no measure of doubt.
+        # The variance of a coefficient near zero cannot be in units of its own size.
         self._units = [
             max(c, guess * step_ms / guessed)
             for c, guess in zip(self._coefficients, self._guess, strict=True)

@@ -82,12 +82,12 @@ class StepUnderLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """An instance's pace at one moment. Pure; a few microseconds an estimate.
+    """An instance's step times at one moment. Pure; a few microseconds an estimate.
 
     ``ratios`` are the ``MID`` and ``HIGH`` quantiles of actual over modelled time.
     ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
     ``prompt_tokens_per_step`` is what other jobs' prompts add to the steps of late. ``epoch``
-    moves when the pace changes so much that jobs under way say nothing about the new one.
+    moves when the speed changes so much that jobs under way say nothing about the new one.
     """
 
     slots: int

@@ -8,10 +8,10 @@ distribution::
 ``slack`` is what is left of the deadline after a length's work, ``W`` how long somebody who is not
 chosen now will probably wait. With little waiting W is short and the rule is least slack first; the
 more waits, the more it is the chance of being in time per unit of work, which is what gains most
-when not everybody can be served. Hopeless work has no urgency at all.
+when not everybody can be served. Work that cannot be in time has no urgency.
 
 While a length's slack is positive its term grows as e^(t/W), for every task alike: ranks that are
-told as of one moment keep until a length falls out or W changes.
+as of one moment keep until a length falls out or W changes.
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 SURE, _LOST = 1.3, 0.6
 """With so many times the usual time left a length is surely in time, or surely not. Wide, for the
-pace moves: work that is given up too early is lost, work that is tried in vain only costs time."""
+speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
 
 
@@ -55,7 +55,7 @@ class Due(NamedTuple):
 
 
 class Urgency(NamedTuple):
-    """``log_urgency`` is −inf for hopeless work; ``work_ms`` is expected engine time."""
+    """``log_urgency`` is −inf for what cannot be in time; ``work_ms`` is expected engine time."""
 
     chance: float
     log_urgency: float

@@ -71,7 +71,7 @@ class Parts:
     token_gap_s: float = math.inf
     cut_at: float = math.inf
     """Without a token by then the request ends. Never before ``first_token_at``, which may be a
-    mere wish."""
+    target that ends nothing."""
 
     def due_at(self, number: int, first_came_at: float) -> float:
         """When token ``number``, from 1, is due; ``first_came_at`` is when the first one came."""
@@ -93,4 +93,4 @@ class Parts:
 
 
 NO_PARTS: Final = Parts()
-"""What most requests state; looked for by identity where every token pays for the look."""
+"""What most requests state; compared by identity, for every token pays for the check."""

@@ -116,8 +116,8 @@ def budget_of(task: Task, end: End | None, now: float) -> Budget:
     """Where a task's time went, up to ``now``; the worker's own figures where it reported (DL-9).
 
     ``queue`` is everything before a worker began on it but the way there, which is ``route``. A
-    worker's news leave after the step that they are about, so the way is what is left of the time
-    to the first token when the worker's own figures are taken off.
+    worker's messages leave after the step that they are about, so the way is what is left of the
+    time to the first token when the worker's own figures are taken off.
     """
     marks = task.marks
     started, first = marks.started if marks.has_started else 0.0, marks.first_token

@@ -8,12 +8,12 @@ from orchestrator.tasks.task import Task
 
 
 def no_such_task(task_id: str) -> NotFound:
-    """What whoever asks is told: no more where there is one that is not theirs."""
+    """The answer for an unknown id, and for a task that is not the caller's."""
     return NotFound(f"there is no task {task_id[:64]!r}; ended ones are kept for a while only")
 
 
 class TaskStore:
-    """Tasks by id. An ended one is forgotten by count, by age, or when what is kept of all comes to
+    """Tasks by id. An ended one is dropped by count, by age, or when what is kept of all comes to
     too many tokens or bytes (``Task.kept_bytes``)."""
 
     def __init__(

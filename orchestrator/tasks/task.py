@@ -140,7 +140,7 @@ class Task:
         """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
         self.sampling = job.sampling
         self.token_ids: Sequence[int] = ()
-        """The prompt; forgotten when the task ends."""
+        """The prompt; dropped when the task ends."""
         self.prompt_tokens = 0
         self.prefix_hashes: Sequence[bytes] = ()
         """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
@@ -250,7 +250,7 @@ class Task:
         """Tokens from the worker. The hot path: everything here is paid per frame and task."""
         if not self.completion_tokens:
             self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
-            # A frame's time is taken when it comes, a moment before its ``started`` is told.
+            # A frame's time is taken when it comes, a moment before its ``started`` is reported.
             self.marks.first_token = max(now, self.marks.started)
             if now > self.parts.first_token_at:
                 self.late_part = Part.FIRST_TOKEN
@@ -285,6 +285,6 @@ class Task:
                 call(self)
             except Exception:  # limits, stores and whoever ended the task wait for the others
                 service_log.exception(
-                    "the end of a task could not be told",
+                    "a listener failed at the end of a task",
                     extra=fields(task_id=self.id, correlation_id=self.correlation_id),
                 )

@@ -110,4 +110,4 @@ def test_a_fault_at_the_beginning_does_not_end_it(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.ERROR):
         rig.clock.advance(3.5 * PLAN_EVERY_S)
     assert len(rig.planned) >= 3 and len(rig.rounds) >= 1
-    assert "planning failed" in caplog.text
+    assert "replanning failed" in caplog.text
