@@ -38,7 +38,7 @@ def compiler_problem() -> str | None:
 def give_up(problem: str) -> None:
     """Compile nothing any more, and use nothing compiled: torch's operators do it all."""
     _State.problem, _State.is_known = problem, True
-    model_log.warning("no compiled loops, which are faster on the CPU: %s", problem)
+    model_log.warning("CPU loops are not compiled, which is slower: %s", problem)
 
 
 def toolchain() -> str:
@@ -78,7 +78,9 @@ def compiled(signature: str, *constants: object) -> Callable[[Function], Functio
             kept: Function = njit(signature, cache=True, **options)(function)
             return kept
         except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
-            model_log.warning("compiled loops are not kept (%s): each start compiles them", error)
+            model_log.warning(
+                "compiled loops cannot be cached (%s): each start compiles them", error
+            )
             made: Function = njit(signature, **options)(function)
             return made
 

@@ -68,10 +68,10 @@ class Bisection:
         """One traceback says as much as one for each half."""
         what = f"{type(error).__name__}: {error}"
         engine_log.error(
-            "a step of %d rows failed (%s)%s",
+            "step of %d rows failed (%s)%s",
             rows,
             type(error).__name__,
-            "; its halves are tried next" if rows > 1 else "; its request ends with an error",
+            "; retrying it in halves" if rows > 1 else "; its request ends with engine_error",
             exc_info=None if what == self._told else error,
         )
         self._told = what

@@ -30,7 +30,7 @@ def end_tokens(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> tuple[i
                 config.vocab_size,
             )
     if not found:
-        model_log.warning("%s names no end token: answers end at their limit only", path)
+        model_log.warning("%s names no end token: answers end at max_tokens only", path)
     return found
 
 

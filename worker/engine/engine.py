@@ -199,7 +199,7 @@ class Engine:
             while self._wait_for_work():
                 self._publish(self.step())
         except Exception:
-            engine_log.exception("the engine broke; it ends all of its jobs and takes no more")
+            engine_log.exception("engine thread failed; ending all jobs, accepting no more")
         finally:
             self._shut_down()
 
@@ -368,7 +368,7 @@ class Engine:
             try:
                 self._sink(events)
             except Exception:
-                engine_log.exception("the sink failed; %d events are lost", len(events))
+                engine_log.exception("event sink failed; %d events lost", len(events))
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 

@@ -116,7 +116,9 @@ class Executor:
             try:
                 self._in_flight = StepInFlight(plan, launcher.launch(plan), self._clock())
             except Exception:
-                engine_log.exception("launching %d rows failed; trying again", len(plan.rows))
+                engine_log.exception(
+                    "step launch of %d rows failed; retrying without overlap", len(plan.rows)
+                )
                 self._launch_failed = True
             else:
                 for row in plan.rows:

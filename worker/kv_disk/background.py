@@ -45,4 +45,4 @@ class BackgroundThread:
             try:
                 task()
             except Exception:
-                engine_log.exception("a task of %s failed; going on", self._thread.name)
+                engine_log.exception("background task of %s failed", self._thread.name)

@@ -159,7 +159,7 @@ class BlockStore:
         except OSError as error:
             self._failed("written", error)
             return
-        engine_log.warning("the KV directory %s was taken away; made it again", self._root)
+        engine_log.warning("KV directory %s was removed; created it again", self._root)
         with self._lock:
             if not has_blocks:
                 self._hashes.clear()
@@ -237,7 +237,7 @@ class BlockStore:
             if not self._says_failures:
                 return
             self._says_failures = False
-        engine_log.warning("a KV block could not be %s: %s", what, error)
+        engine_log.warning("KV block could not be %s: %s", what, error)
 
 
 def _files(directory: Path) -> Iterable["os.DirEntry[str]"]:

@@ -26,7 +26,7 @@ def open_disk_tier(
             f"TIDEGATE_WORKER_KV_DISK_PATH: {path} cannot be used ({error.strerror}); name a"
             " directory that the worker may write to"
         ) from error
-    model_log.info("%d KV blocks are on disk already", len(store))
+    model_log.info("KV disk %s holds %d blocks for this model", path, len(store))
     loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
     saving.submit(lambda: log_others(path, root))  # there may be a million files to add up
     return DiskTier(scheduler, store, memory, loading, saving)

@@ -105,7 +105,7 @@ def _format(layout: Layout, dtype: torch.dtype) -> Format:
         return TurnedFormat()
     if packs(dtype):
         return PackedFormat()
-    model_log.warning("oneDNN has no packed %s layers on this CPU; they stay as they are", dtype)
+    model_log.warning("oneDNN has no packed %s layers on this CPU; they stay unpacked", dtype)
     return DenseFormat()
 
 

@@ -143,7 +143,7 @@ class DecodeGraphs:
         self.seconds = time.monotonic() - started
         self.bytes = _reserved_bytes(device) - before
         model_log.info(
-            "recorded decodes of %s rows in %.1f s, %.0f MiB",
+            "CUDA graphs recorded for decodes of %s rows in %.1f s, %.0f MiB",
             ", ".join(map(str, sizes)),
             self.seconds,
             self.bytes / 2**20,

@@ -195,7 +195,7 @@ def build_cuda_runner(
                 " TIDEGATE_WORKER_MAX_RUNNING"
             ) from error
     else:
-        model_log.info("decodes are launched kernel by kernel: this attention is not recorded")
+        model_log.info("decodes run without CUDA graphs: this attention backend cannot be recorded")
     return CudaRunner(forward, sampler, limits, state, graphs, device=device)
 
 

@@ -144,15 +144,14 @@ class MemoryGuard:
             used = self.meter.used_bytes() + ahead_bytes
             if used > limits.hard_bytes:
                 raise MemoryLimitExceeded(
-                    f"the worker takes {used / GIB:.2f} GiB of memory, more than its hard limit of"
-                    f" {limits.hard_bytes / GIB:.2f}; raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or"
-                    " lower TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_STEP_TOKENS"
+                    f"memory hard limit exceeded: {used / GIB:.2f} GiB of"
+                    f" {limits.hard_bytes / GIB:.2f} in use; raise TIDEGATE_WORKER_MEMORY_HARD_GIB,"
+                    " or lower TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_STEP_TOKENS"
                 )
         if limits.soft_bytes and used > limits.soft_bytes and not self._has_warned:
             self._has_warned = True
             engine_log.warning(
-                "the worker takes %.2f GiB of memory, more than its soft limit of %.2f;"
-                " this is said once",
+                "memory soft limit exceeded: %.2f GiB of %.2f in use; logged once",
                 used / GIB,
                 limits.soft_bytes / GIB,
             )

@@ -88,8 +88,7 @@ class StepMemory:
             return StepOutcome(plan, problem, failed)
         self._clean_steps = 0
         engine_log.warning(
-            "a step of %d rows, %d tokens, ran out of memory (%s); caches are dropped and"
-            " what still does not fit at once is done in parts",
+            "step of %d rows, %d tokens ran out of memory (%s); dropping caches, retrying in parts",
             len(plan.rows),
             plan.tokens,
             problem,
@@ -111,14 +110,14 @@ class StepMemory:
             waiting += smaller
             if not smaller:
                 failed.append((part.rows[0].request, _no_memory(result)))
-                engine_log.error("not even one token of a request fits into memory; it fails")
+                engine_log.error("request failed: not even one token of it fits into memory")
         self._most_tokens = fits
         return _joined(done, failed)
 
     def _without_longest(self, plan: Plan, failed: list[tuple[Request, EndReason]]) -> Plan:
         """What a hard limit costs: one request, and caches that were dropped before."""
         excess, self._excess = self._excess, None
-        engine_log.error("%s; the longest of %d requests fails", excess, len(plan.rows))
+        engine_log.error("%s; failing the longest of %d requests", excess, len(plan.rows))
         longest = max(plan.rows, key=lambda row: len(row.request.tokens))
         failed.append((longest.request, _no_memory(excess or "")))
         return _plan_of([row for row in plan.rows if row is not longest])

@@ -46,7 +46,9 @@ class Drainer:
         if self._emitter.draining:
             self._ends_at = min(self._ends_at, ends_at)
             return
-        service_log.info("draining: %d jobs have %.1f s", len(self._emitter.job_replies), grace_s)
+        service_log.info(
+            "draining: %d jobs have %.1f s to finish", len(self._emitter.job_replies), grace_s
+        )
         self._emitter.draining = True
         self._ends_at = ends_at
         self._emitter.announce()
@@ -69,7 +71,7 @@ class Drainer:
             self._drained_at = now
         elif not self._stops and now - self._drained_at >= self._hold_s:
             service_log.warning(
-                "drained %.0f s ago and not stopped since: taking work again", self._hold_s
+                "drained %.0f s ago and not stopped since: accepting work again", self._hold_s
             )
             self._drained_at = None
             self._emitter.draining = False

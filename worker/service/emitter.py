@@ -179,7 +179,7 @@ class Emitter:
         try:
             action()
         except Exception:
-            service_log.exception("a part of the emitter's cycle failed; going on")
+            service_log.exception("emitter cycle: one part failed")
 
     def _wait(self) -> None:
         with self._changed:
@@ -222,7 +222,7 @@ class Emitter:
                         del job_replies[event.job]
                         job_reply.finished(event)
                 except Exception:
-                    service_log.exception("an event could not be applied; its job is cancelled")
+                    service_log.exception("event could not be applied; cancelling its job")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
                     if isinstance(event, JobFinished):  # nothing follows that could end it
                         self._break(job_reply.reply)
@@ -238,10 +238,10 @@ class Emitter:
         try:
             reply.flush()
         except ResponderLost as error:
-            service_log.warning("a response was not taken (%s); its jobs are cancelled", error)
+            service_log.warning("Triton took no response (%s); cancelling its jobs", error)
             self._lose(reply)
         except Exception:
-            service_log.exception("a response could not be made; its request is ended")
+            service_log.exception("response could not be built; ending its request")
             self._break(reply)
 
     def _look_for_lost_clients(self) -> None:
@@ -265,7 +265,7 @@ class Emitter:
         for job in jobs:
             self._engine.cancel(job, AbortCause.LANE_LOST if is_lane else AbortCause.DISCONNECT)
         if is_lane:
-            service_log.info("a lane is lost with %d jobs", len(jobs))
+            service_log.info("lane lost with %d jobs; cancelling them", len(jobs))
             self._guarded(reply.close)
 
     def _break(self, reply: Reply) -> None:

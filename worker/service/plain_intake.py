@@ -51,7 +51,7 @@ class PlainIntake:
         except (RequestError, InvalidSampling) as error:
             self._emitter.fail(call.responder, error)
         except Exception as error:
-            service_log.exception("a plain request could not be read")
+            service_log.exception("plain request could not be read")
             self._emitter.fail(call.responder, error)
 
     def _submit(self, call: Call, received: float) -> None:

@@ -111,7 +111,7 @@ class Worker:
         except (RequestError, msgspec.DecodeError) as error:
             self._emitter.fail(call.responder, error)
         except Exception as error:
-            service_log.exception("a request could not be accepted")
+            service_log.exception("request could not be accepted")
             self._emitter.fail(call.responder, error)
 
     def refuse(self, responder: Responder, reason: str) -> None:
@@ -248,4 +248,4 @@ def _send_last(responder: Responder, tensors: Tensors) -> None:
     try:
         responder.send(tensors, final=True)
     except ResponderLost as error:
-        service_log.info("a refused lane was gone already: %s", error)
+        service_log.info("refused lane was already gone: %s", error)

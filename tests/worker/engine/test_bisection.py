@@ -115,5 +115,5 @@ def test_one_traceback_tells_it(caplog: pytest.LogCaptureFixture) -> None:
     events = bench.finish()
     assert {end_of(job, events).code for job in jobs} == {Code.ENGINE_ERROR}
     assert caplog.text.count("Traceback") == 1
-    assert "a step of 4 rows failed (IndexError); its halves are tried next" in caplog.text
+    assert "step of 4 rows failed (IndexError); retrying it in halves" in caplog.text
     assert bench.is_clean

@@ -284,7 +284,7 @@ def test_a_failing_runner_ends_its_jobs_and_leaks_nothing(
         assert "ZeroDivisionError" in end.message
         assert "secret" not in end.message
     assert not any(isinstance(e, JobTokens | JobFinished) for e in events if e.job is unplanned)
-    assert "a step of 2 rows failed" in caplog.text
+    assert "step of 2 rows failed" in caplog.text
     assert caplog.text.count("Traceback") == 1
     bench.runner.during = lambda plan: None
     assert end_of(unplanned, bench.finish()).reason is FinishReason.LENGTH

@@ -204,7 +204,7 @@ def test_a_directory_that_was_taken_away_is_made_again(
     store.remember("conversation", [name(2)])
     assert len(list((root / "sessions").iterdir())) == 1
     assert [r.getMessage() for r in caplog.records] == [
-        f"the KV directory {root} was taken away; made it again"
+        f"KV directory {root} was removed; created it again"
     ]
     assert (root / "blocks").stat().st_mode & 0o777 == 0o700
     assert store.failures_total == 0

@@ -107,7 +107,7 @@ def test_a_drain_that_nobody_follows_is_taken_back(
         responder = _lane_again(harness)
         assert responder.frames()[0].card is not None
         assert not responder.frames()[0].draining
-        assert "not stopped since: taking work again" in caplog.text
+        assert "not stopped since: accepting work again" in caplog.text
 
 
 def test_a_worker_that_stops_stays_drained() -> None:
