@@ -16,7 +16,7 @@ from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 
 FEASIBLE_TTL_S = 1.0
-_MOST_SETS = 1024
+_MAX_SETS = 1024
 
 
 class RegistryView(Protocol):
@@ -43,8 +43,8 @@ class Choice:
 class Placer:
     """``refresh``, then ``choose`` for task after task, with ``placed`` after each that went.
 
-    The feasible set of a spec is kept for a second while the snapshot's version stays, never the
-    choice, which would herd.
+    The feasible set of equal requirements is kept for a second while the snapshot's version stays.
+    The choice never is: all tasks would go to the same instance.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class Placer:
         self._registry = registry
         self._clock = clock
         self._output_tokens_of = output_tokens_of
-        self._now: dict[str, Candidate] = {}
-        self._limits: list[int] = []
+        self._candidates: dict[str, Candidate] = {}
+        self._token_limits: list[int] = []
         self._version = -1
         self._sets: dict[tuple[Requirements, int], tuple[list[str], float]] = {}
 
     def refresh(self) -> None:
         """Look at all instances anew."""
-        self._now = {candidate.name: candidate for candidate in self._registry.candidates()}
+        self._candidates = {candidate.name: candidate for candidate in self._registry.candidates()}
         if self._version != self._registry.snapshot_version:
             self._version = self._registry.snapshot_version
             self._sets.clear()
-        self._limits = sorted({c.max_tokens for c in self._now.values()})
+        self._token_limits = sorted({c.max_tokens for c in self._candidates.values()})
 
     @property
     def has_room(self) -> bool:
         """Whether any instance would take anything."""
-        return any(c.has_room or c.can_resume for c in self._now.values())
+        return any(c.has_room or c.can_resume for c in self._candidates.values())
 
     @property
     def has_free_slot(self) -> bool:
         """Whether any instance would run one more job at once."""
-        return any(c.has_free_slot or c.can_resume for c in self._now.values())
+        return any(c.has_free_slot or c.can_resume for c in self._candidates.values())
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
@@ -127,17 +127,17 @@ class Placer:
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
     def requirements(self, task: Task) -> Requirements:
-        """What ``task`` asks. Token counts that the same instances can hold are one."""
+        """What ``task`` needs. Token counts are rounded up to the next instance's bound."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
-        at = bisect_left(self._limits, tokens)
-        most = self._limits[at] if at < len(self._limits) else tokens
+        at = bisect_left(self._token_limits, tokens)
+        rounded = self._token_limits[at] if at < len(self._token_limits) else tokens
         if task.paused_on:
             keeper = PlacementConstraint(PlacementMode.PIN, (task.paused_on,))
-            return Requirements(task.model, task.vocabulary, most, keeper, resumes=True)
-        return Requirements(task.model, task.vocabulary, most, task.job.placement)
+            return Requirements(task.model, task.vocabulary, rounded, keeper, resumes=True)
+        return Requirements(task.model, task.vocabulary, rounded, task.job.placement)
 
     def able(self, task: Task) -> list[str]:
-        """Instances that are ready and could take ``task``, busy or not."""
+        """Names of instances that are ready and could take ``task``, busy or not."""
         ready = [c.name for c in self._feasible(self.requirements(task)) if c.ready]
         return [name for name in ready if name not in task.failed_on] or ready
 
@@ -147,7 +147,7 @@ class Placer:
         Not where it failed before, as long as others are ready for it.
         """
         if task.paused_on:
-            keeper = self._now.get(task.paused_on)
+            keeper = self._candidates.get(task.paused_on)
             return Choice(keeper.name, 0, 0.0) if keeper and keeper.can_resume else None
         requirements = self.requirements(task)
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
@@ -173,7 +173,7 @@ class Placer:
         self.prefix_choices += choice.cached_tokens > 0
         self.home_choices += choice.name == self.affinity.home(tenant, session, now)
         self.affinity.record(tenant, session, choice.name, now)
-        self._now[choice.name] = self._registry.candidate(choice.name)
+        self._candidates[choice.name] = self._registry.candidate(choice.name)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
@@ -181,11 +181,11 @@ class Placer:
         key, now = (requirements, self._version), self._clock.now()
         names, until = self._sets.get(key, ([], 0.0))
         if until <= now:
-            names = [candidate.name for candidate in feasible(requirements, self._now.values())]
-            if len(self._sets) >= _MOST_SETS:
+            names = [c.name for c in feasible(requirements, self._candidates.values())]
+            if len(self._sets) >= _MAX_SETS:
                 self._sets.clear()
             self._sets[key] = (names, now + FEASIBLE_TTL_S)
-        current = self._now
+        current = self._candidates
         return [current[name] for name in names if name in current]
 
     def _cached(self, task: Task) -> Mapping[str, int]:
