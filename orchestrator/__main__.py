@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; a second signal ends the grace at once."""
     loop = asyncio.get_running_loop()
-    orders = _orders_to_stop(loop, settings)
+    requests = _stop_requests(loop, settings)
     loop.set_exception_handler(QuietAccept())
     most = max(LEAST_CONNECTIONS, raise_file_limit() - KEPT_FILES)
     if most < settings.max_connections:
@@ -91,14 +91,14 @@ async def serve(settings: Settings) -> int:
     gc.freeze()
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
-    grace_s = await orders.get()
+    grace_s = await requests.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
-    impatient = asyncio.create_task(orders.get())
-    finishing = asyncio.create_task(lifecycle.drain(grace_s))
-    await asyncio.wait([impatient, finishing], return_when=asyncio.FIRST_COMPLETED)
-    impatient.cancel()
-    if not finishing.done():
-        finishing.cancel()
+    second = asyncio.create_task(requests.get())
+    draining = asyncio.create_task(lifecycle.drain(grace_s))
+    await asyncio.wait([second, draining], return_when=asyncio.FIRST_COMPLETED)
+    second.cancel()
+    if not draining.done():
+        draining.cancel()
         await lifecycle.drain(0.0)
     await lifecycle.close()
     await runner.cleanup()
@@ -106,15 +106,15 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-def _orders_to_stop(loop: asyncio.AbstractEventLoop, settings: Settings) -> asyncio.Queue[float]:
+def _stop_requests(loop: asyncio.AbstractEventLoop, settings: Settings) -> asyncio.Queue[float]:
     """One entry per signal: the grace that it leaves to running tasks, in seconds."""
-    orders: asyncio.Queue[float] = asyncio.Queue()
-    for sign, grace_s in (
+    requests: asyncio.Queue[float] = asyncio.Queue()
+    for number, grace_s in (
         (signal.SIGTERM, settings.shutdown_grace_s),
         (signal.SIGINT, settings.interrupt_grace_s),
     ):
-        loop.add_signal_handler(sign, orders.put_nowait, grace_s)
-    return orders
+        loop.add_signal_handler(number, requests.put_nowait, grace_s)
+    return requests
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from worker.protocol import WorkerStats
 NEAR_EXHAUSTION = 0.9
 """Share of the queue's bound above which new work should go elsewhere."""
 
-_SENTENCES = {
+_MESSAGES = {
     "ready": "ready for work",
     "not_ready": "not ready: no instance is up",
     "draining": "draining: new work is refused",
@@ -26,7 +26,7 @@ _SENTENCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class PreparedResponse:
     """A prepared answer."""
 
     status: int
@@ -47,29 +47,29 @@ class HealthBoard:
         self._models = models
         self._queue = queue
         self._admission = admission
-        self.live = Probe(200, b'{"status":"live"}')
-        self.startup = Probe(503, b'{"status":"starting"}')
-        self.ready = Probe(503, b"{}")
-        self.overall = Probe(200, b"{}")
-        self._was = "not_ready"
-        self._version = -1
+        self.live = PreparedResponse(200, b'{"status":"live"}')
+        self.startup = PreparedResponse(503, b'{"status":"starting"}')
+        self.ready = PreparedResponse(503, b"{}")
+        self.overall = PreparedResponse(200, b"{}")
+        self._status_logged = "not_ready"
+        self._snapshot_version = -1
         registry.listen(self)
         self.refresh()
 
     def instances_changed(self) -> None:
-        if self._registry.snapshot_version != self._version:
-            self._version = self._registry.snapshot_version
+        if self._registry.snapshot_version != self._snapshot_version:
+            self._snapshot_version = self._registry.snapshot_version
             self.refresh()
 
     def refresh(self) -> None:
         """Prepare all answers anew."""
         if any(instance.card is not None for instance in self._registry):
-            self.startup = Probe(200, b'{"status":"started"}')
+            self.startup = PreparedResponse(200, b'{"status":"started"}')
         status = self._status()
-        if status != self._was:
+        if status != self._status_logged:
             level = logging.INFO if status == "ready" else logging.WARNING
-            service_log.log(level, "%s", _SENTENCES[status], extra=fields(status=status))
-            self._was = status
+            service_log.log(level, "%s", _MESSAGES[status], extra=fields(status=status))
+            self._status_logged = status
         body = msgspec.json.encode(
             {
                 "status": status,
@@ -78,8 +78,8 @@ class HealthBoard:
                 "instances": [_describe(instance) for instance in self._registry],
             }
         )
-        self.ready = Probe(200 if status == "ready" else 503, body)
-        self.overall = Probe(200, body)
+        self.ready = PreparedResponse(200 if status == "ready" else 503, body)
+        self.overall = PreparedResponse(200, body)
 
     def _status(self) -> str:
         if self._admission.draining:

@@ -104,20 +104,7 @@ class Orchestrator:
         self._live.add(task)
         task.on_end.append(self._ended)
         try:
-            self.stages.admission.begin(task)
-            self.limits.begin(task)
-            encoder = self.models.resolve(job.model)
-            task.model = encoder.card.model
-            task.vocabulary = encoder.vocabulary
-            task.token_ids = await self._encode(task, encoder, prompt)
-            task.prompt_tokens = len(task.token_ids)
-            task.block_tokens = encoder.card.block_tokens
-            if self.registry.prefixes:
-                task.prefix_hashes = await self._prefix_hashes(task, encoder)
-            self.stages.admission.fit(task, encoder.card)
-            self.limits.charge(task)
-            self.stages.admission.finish(task)
-            self.stages.dispatcher.require_room(task)
+            await self._admit(task, prompt)
         except TidegateError as error:
             self.stages.settler.settle(task, refused(error))
             raise
@@ -126,7 +113,7 @@ class Orchestrator:
             raise
         except Exception:
             service_log.exception(
-                "a request could not be admitted", extra=fields(correlation_id=task.correlation_id)
+                "admission failed", extra=fields(correlation_id=task.correlation_id)
             )
             internal = TidegateError("an internal error occurred")
             self.stages.settler.settle(task, failed(internal))
@@ -140,6 +127,24 @@ class Orchestrator:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
         return task
+
+    async def _admit(self, task: Task, prompt: Prompt) -> None:
+        """The checks, in the order of what they cost; raises what refuses the task."""
+        stages = self.stages
+        stages.admission.begin(task)
+        stages.limits.begin(task)
+        encoder = stages.models.resolve(task.job.model)
+        task.model = encoder.card.model
+        task.vocabulary = encoder.vocabulary
+        task.token_ids = await self._encode(task, encoder, prompt)
+        task.prompt_tokens = len(task.token_ids)
+        task.block_tokens = encoder.card.block_tokens
+        if stages.registry.prefixes:
+            task.prefix_hashes = await self._prefix_hashes(task, encoder)
+        stages.admission.fit(task, encoder.card)
+        stages.limits.charge(task)
+        stages.admission.finish(task)
+        stages.dispatcher.require_room(task)
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
         if is_short(prompt):
@@ -163,7 +168,7 @@ class Orchestrator:
         self._end(task, aborted(AbortCause.CANCEL))
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
-        """The task's client is gone; what becomes of it is the task's own wish (WP-1)."""
+        """The task's client is gone; what becomes of it its job says (WP-1)."""
         if task.ending is not None:
             return
         service_log.info(
@@ -173,12 +178,12 @@ class Orchestrator:
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self._end(task, aborted(AbortCause.DISCONNECT))
 
-    def reads(self, task: Task, does: bool) -> None:
+    def reads(self, task: Task, keeps_up: bool) -> None:
         """Whether the task's client keeps up with what is sent. One that does not keeps its slot
         only while nobody else wants it (OR-11), unless its work is to go on without it anyway.
         """
         if task.job.on_disconnect is OnDisconnect.CANCEL:
-            self.stages.dispatcher.reads(task, does)
+            self.stages.dispatcher.reads(task, keeps_up)
 
     def queue_position(self, task: Task) -> int:
         """How many tasks start before this one; 0 once it has started."""

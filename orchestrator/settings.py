@@ -40,7 +40,7 @@ CONFIG_FILE = "tidegate.toml"
 ANY_ORIGIN = "*"
 _OTHER_VARIABLES = (CONFIG_VARIABLE, "TIDEGATE_HOME", "TIDEGATE_TRITON", "TIDEGATE_WORKER_")
 """Read by the launcher and by workers."""
-_NOTHINGS_DIGEST = hashlib.sha256(b"").hexdigest()
+_EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -74,7 +74,7 @@ class KeySettings(BaseModel):
     @field_validator("token_sha256")
     @classmethod
     def _check_digest(cls, value: str | None) -> str | None:
-        if value is not None and value.lower() == _NOTHINGS_DIGEST:
+        if value is not None and value.lower() == _EMPTY_TOKEN_DIGEST:
             raise ValueError("the digest of an empty token, which everybody has")
         return value
 
@@ -163,14 +163,14 @@ class Settings(BaseSettings):
     """An expression in CEL over ``task`` and ``instance``: a condition that instances must fulfil,
     or a number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
 
-    # second tries (OR-10)
+    # retries and hedges (OR-10)
     retry_share: float = Field(default=0.1, ge=0, le=1)
     """Jobs sent again before they began, over requests offered; 0 sends none again, begun or not.
     """
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
-    """Jobs given a rival when their first token is late, over requests offered; 0 gives none."""
+    """Jobs hedged when their first token is late, over requests offered; 0 hedges none."""
     attempts: int = Field(default=3, ge=1, le=10)
-    """How often a job is sent in all."""
+    """How often a job is sent at most, the first time included."""
 
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)

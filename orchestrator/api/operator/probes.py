@@ -4,10 +4,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.health import Probe
+from orchestrator.health import PreparedResponse
 
 
-def _answer(probe: Probe) -> web.Response:
+def _answer(probe: PreparedResponse) -> web.Response:
     return web.Response(body=probe.body, status=probe.status, content_type="application/json")
 
 
