@@ -211,6 +211,32 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
     assert instance.best_lane() is instance.lanes[best]
 
 
+async def test_or6_a_listener_that_fails_costs_neither_lanes_nor_other_listeners(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    class Broken:
+        def instances_changed(self) -> None:
+            raise ZeroDivisionError
+
+    class Listener:
+        def instances_changed(self) -> None:
+            told.append("changed")
+
+    registry = service.orchestrator.registry
+    registry.listen(Broken())
+    registry.listen(Listener())
+    registry.cordon(worker.address)
+    assert told
+    registry.uncordon(worker.address)
+    told.clear()
+    await service.until(lambda: bool(told))  # by the next heartbeat
+    assert "instance change could not be followed" in caplog.text
+    assert len(worker.opens) == 1
+    assert registry.instances[worker.address].ready
+
+
 async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
     service: Service, worker: FakeWorker
 ) -> None:
