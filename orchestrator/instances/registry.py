@@ -150,7 +150,11 @@ class Registry:
             raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
         if instance.cordoned is not cordoned:
             instance.cordoned = cordoned
-            what = "instance drained by an operator" if cordoned else "instance undrained"
+            what = (
+                "instance drained by an operator"
+                if cordoned
+                else "instance undrained by an operator"
+            )
             lane_log.info(what, extra=fields(instance=address))
             self.changed()
         return instance

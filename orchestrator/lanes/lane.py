@@ -69,7 +69,7 @@ class _Call(Protocol):
 
 
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
-_STALE = "the model was loaded anew; its lanes are opened anew"
+_STALE = "the model was reloaded; reopening its lanes"
 _UNAVAILABLE = "has no available versions"
 """Triton's own words, for a model that is unloaded or a server that is going down."""
 
