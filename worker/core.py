@@ -31,9 +31,9 @@ class Job:
 
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``. ``first_token_by`` (on the same clock) and ``token_gap_s``
-    are wishes: the scheduler heeds them, and nothing ends for them. One that ``keeps_on`` is not
-    given up before its deadline. ``abort`` is the plain flag
-    that the engine looks at in every step (DL-4); set it with ``Engine.cancel``.
+    order and size the work; no job ends for them. A job that ``keeps_on`` is not ended before its
+    deadline. ``abort`` is a flag that the engine checks in every step (DL-4); ``Engine.cancel``
+    sets it.
     """
 
     token_ids: Sequence[int]
@@ -49,7 +49,7 @@ class Job:
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
-    """It is to stand still: a plain flag too; set it with ``Engine.pause`` and ``resume``."""
+    """Checked in every step too; ``Engine.pause`` and ``resume`` set it."""
 
 
 @dataclass(slots=True, frozen=True)

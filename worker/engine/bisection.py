@@ -1,8 +1,8 @@
-"""A step that fails is tried again in halves, until only those fail with whom it must.
+"""A step that fails is retried in halves, until only the requests that make it fail end.
 
 ::
 
-    a b c d e f g h    failed                  one step each, deadlines and aborts looked at between
+    a b c d e f g h    failed                  one step each, deadlines and aborts checked between
     ├─ a b c d         computed
     └─ e f g h         failed
        ├─ e f          failed
@@ -11,7 +11,7 @@
        └─ g h          computed
 
 A step that failed has changed nothing that counts: its KV is written anew, and a draw is a function
-of seed and position. Memory that runs out is not such a failure; ``step_memory`` sees to that.
+of seed and position. Running out of memory is handled before, by ``runner.out_of_memory``.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Bisection:
 
     def __init__(self) -> None:
         self._groups: list[frozenset[Request]] = []
-        self._told = ""
+        self._last_error = ""
 
     @property
     def is_on(self) -> bool:
@@ -53,8 +53,8 @@ class Bisection:
             self._groups.pop()
 
     def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
-        """They were not: who is to end for it, once it can be nobody else."""
-        self._tell(len(rows), error)
+        """They failed; the request to end for it, once only one is left."""
+        self._log(len(rows), error)
         if self._groups:
             self._groups.pop()
         requests = list(dict.fromkeys(row.request for row in rows))
@@ -64,17 +64,17 @@ class Bisection:
         self._groups += [frozenset(requests[middle:]), frozenset(requests[:middle])]
         return None
 
-    def _tell(self, rows: int, error: Exception) -> None:
-        """One traceback says as much as one for each half."""
+    def _log(self, rows: int, error: Exception) -> None:
+        """With a traceback once, not for each half."""
         what = f"{type(error).__name__}: {error}"
         engine_log.error(
             "step of %d rows failed (%s)%s",
             rows,
             type(error).__name__,
             "; retrying it in halves" if rows > 1 else "; its request ends with engine_error",
-            exc_info=None if what == self._told else error,
+            exc_info=None if what == self._last_error else error,
         )
-        self._told = what
+        self._last_error = what
 
 
 def step_failed(error: Exception) -> EndReason:

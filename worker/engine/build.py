@@ -53,11 +53,11 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     config = read_config(path)
     if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
         raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
-    # On a thread that ends with it: OpenMP keeps workers for every thread that has computed, and
+    # On a thread that ends afterwards: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
-    with ThreadPoolExecutor(2, "tidegate-build") as aside:
-        hashing = aside.submit(_timed_digest, path, timing)
-        return aside.submit(_build, settings, config, clock, timing, hashing).result()
+    with ThreadPoolExecutor(2, "tidegate-build") as threads:
+        hashing = threads.submit(_timed_digest, path, timing)
+        return threads.submit(_build, settings, config, clock, timing, hashing).result()
 
 
 def _check(settings: WorkerSettings) -> None:

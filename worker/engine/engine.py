@@ -5,7 +5,7 @@
     any thread      submit ─▶ inbox          cancel, pause ─▶ plain flags of the job
                                 │                          │
     engine thread   ┌───────────▼──────────────────────────▼───────────────────────────┐
-                    │ look → take commands → pause → schedule → execute → look, apply  │ ─▶ sink
+                    │ expire → take commands → pause → schedule → execute → apply      │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
 
 What a request that has ended holds is freed when the last step that was launched with it is read.
@@ -59,11 +59,11 @@ from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 IDLE_CHECK_S = 1.0
-"""Once idle for so long, the books are checked: nobody waits for it then."""
+"""Idle for so long, the engine checks the scheduler's integrity: no job waits for it then."""
 STALLED_S = 0.005
-"""Deadlines are looked at so often while nothing can be computed before something is loaded."""
+"""How often deadlines are checked while all requests wait for blocks to be loaded."""
 PAUSED_S = 0.1
-"""And so often, besides when one is near, while everything that there is stands still."""
+"""And while all requests are paused, unless a deadline is nearer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ class Engine:
         self._stopping = False
         self._stopped = False
         self._stalled = False
-        """There are requests, and nothing can be computed until one is loaded or resumed."""
+        """There are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
         self._aborted = False
-        """Somebody was aborted since the latest look."""
+        """A job was aborted since the latest check."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._kv_events = KvEventQueue(scheduler.pool)
@@ -133,7 +133,7 @@ class Engine:
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Have ``step`` tell ``sink`` at once what need not wait for the step. ``start`` does."""
+        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
@@ -231,7 +231,7 @@ class Engine:
         )
 
     def _patience_s(self) -> float:
-        """How long to sleep while nothing can be computed and nobody says anything."""
+        """How long to sleep while nothing can be computed and no command comes."""
         waiting, paused = self.scheduler.waiting, self.scheduler.paused
         if any(request.loading for request in waiting):
             return STALLED_S
@@ -244,15 +244,15 @@ class Engine:
             self._wake.notify()
 
     def step(self) -> list[Event]:
-        """Do one step and return what happened and has not been told yet, per job in order."""
+        """Do one step; the events that were not published during it, per job in order."""
         events: list[Event] = []
         now = self._clock()
         self._aborted = False
         self._tier.collect(now)
-        self._look(now, events)
+        self._end_expired(now, events)
         self._take_commands(now, events)
         events += self._pauses.settle(self.executor.in_flight)
-        self._tell(events)
+        self._publish_early(events)
         self._tier.restore(self.scheduler.waiting, now)
         done = self.executor.run(self._schedule(now, events))
         self._stalled = done is None and self.scheduler.has_work
@@ -269,8 +269,8 @@ class Engine:
         self._stats = self._snapshot()
         return events
 
-    def _look(self, now: float, events: list[Event]) -> None:
-        """End whom deadline or abort has caught up with: blocks are free before the next step."""
+    def _end_expired(self, now: float, events: list[Event]) -> None:
+        """End aborted and expired jobs, so that their blocks are free before the next step."""
         prompt_tokens = self.scheduler.next_prompt_tokens(bool(self._inbox))
         begun = self.scheduler.running
         if self.scheduler.paused:
@@ -357,8 +357,8 @@ class Engine:
         end = next(i for i, token in enumerate(ids, 1) if token in self._eos)
         return ids[:end], logprobs and logprobs[:end]
 
-    def _tell(self, events: list[Event]) -> None:
-        """Who has ended or stands still need not wait for a step of others to hear of it."""
+    def _publish_early(self, events: list[Event]) -> None:
+        """Ends and pauses need not wait for a step of others."""
         if events and self._sink is not None:
             self._publish(list(events))
             events.clear()

@@ -1,4 +1,4 @@
-"""The look at deadline and abort that every request gets in every step (DL-3, DL-4)."""
+"""The check of deadline and abort that every request gets in every step (DL-3, DL-4)."""
 
 from collections.abc import Sequence
 
@@ -18,16 +18,16 @@ _SMOOTHING = 1 / 8
 
 
 class ExpiryCheck:
-    """Finds requests that must stop. The look is a flag and a float compare, no call."""
+    """Finds requests that must stop. A check is a flag and a float compare, no call."""
 
     def __init__(self, clock: Clock, step_time: StepTime, steps_in_flight: int = 0) -> None:
-        """``steps_in_flight`` have been launched, and not read, whenever it looks."""
+        """``steps_in_flight`` have been launched, and not read, at each check."""
         self._steps_in_flight = steps_in_flight
         self._clock = clock
         self._step_time = step_time
-        self._looks = 0
+        self._checks = 0
         self.check_us = 0.0
-        """Sampled cost of the look per request, moving average (DL-13)."""
+        """Sampled cost of a check per request, moving average (DL-13)."""
 
     def expired(
         self, running: Sequence[Request], now: float, prompt_tokens: int = 0
@@ -36,8 +36,8 @@ class ExpiryCheck:
 
         That may carry up to ``prompt_tokens`` of prompts.
         """
-        self._looks += 1
-        if not running or self._looks % _SAMPLE_EVERY != 1:
+        self._checks += 1
+        if not running or self._checks % _SAMPLE_EVERY != 1:
             return self._expired(running, now, prompt_tokens)
         started = self._clock()
         expired = self._expired(running, now, prompt_tokens)
@@ -81,7 +81,7 @@ class ExpiryCheck:
 
     @staticmethod
     def end_reason(request: Request, now: float) -> EndReason:
-        """Why a request that is due must stop. An abort outranks the deadline."""
+        """Why an expired request must stop. An abort outranks the deadline."""
         cause = request.job.abort
         if cause is not None:
             return ABORTED[cause]

@@ -5,7 +5,7 @@
     engine's thread    disk_tier    what to save and to restore; pins pool blocks for the two below
     two threads        saver        pool → staging → files, and a session's manifest
                        loader       files → staging → pool
-    beneath            block_store  what is on disk: bounded, least recently used goes first
+    below              block_store  what is on disk: bounded, least recently used goes first
                        block_file   one block as one safetensors file
                        directories  those of other models and engines, listed and removed
                        copies       between the pool and staging; ``cuda_copies`` for tensors

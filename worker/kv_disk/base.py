@@ -1,4 +1,4 @@
-"""What the engine asks of what lies beneath its pool."""
+"""What the engine asks of the tier below its KV pool."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Tier(Protocol):
 
 
 class NoTier:
-    """Nothing beneath the pool."""
+    """No tier below the pool."""
 
     has_results = False
 

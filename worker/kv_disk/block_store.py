@@ -67,7 +67,7 @@ class BlockStore:
         self._make_directories()
         self.failures_total = 0
         self._says_failures = True
-        """False from a write that failed to one that does not: a bad disk is said once."""
+        """False from a write that failed to one that does not: a bad disk is logged once."""
         self._hashes = self._scan()
         self._sessions = self._scan_sessions()
 

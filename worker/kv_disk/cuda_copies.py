@@ -54,8 +54,8 @@ class CudaMemory:
     def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._in):
             host = torch.from_numpy(staging[: len(blocks)])
-            landed = host.to(self._bytes.device, non_blocking=True)
-            by_layer = landed.view(len(blocks), len(self._bytes), -1).transpose(0, 1)
+            arrived = host.to(self._bytes.device, non_blocking=True)
+            by_layer = arrived.view(len(blocks), len(self._bytes), -1).transpose(0, 1)
             self._bytes.index_copy_(1, self._indices(blocks), by_layer)
             self._in.synchronize()
 

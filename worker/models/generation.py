@@ -20,11 +20,11 @@ def read_sampling_defaults(path: Path) -> SamplingDefaults:
 
     Raises ``BrokenCheckpoint`` for a file that cannot be read.
     """
-    said = read_generation_config(path)
+    stated = read_generation_config(path)
     found: dict[str, Any] = {}
     for name in SamplingDefaults.__struct_fields__:
         theirs = _THEIRS.get(name, name)
-        value = said.get(theirs)
+        value = stated.get(theirs)
         if value is None:
             continue
         if _fits(name, value):

@@ -7,5 +7,5 @@ MOST_MESSAGE_CHARS = 1000
 
 def excerpt(text: object, most: int = MOST_CHARS) -> str:
     """``text`` if it has at most ``most`` characters, else its beginning, an ellipsis last."""
-    said = str(text)
-    return said if len(said) <= most else said[: most - 1] + "…"
+    shown = str(text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

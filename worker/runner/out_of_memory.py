@@ -1,4 +1,4 @@
-"""Steps that do not fit into memory: whoever can still be computed is, the rest fails alone (WK-4).
+"""Steps that do not fit into memory: what still fits is computed, the rest fails alone (WK-4).
 
 ::
 
@@ -136,7 +136,7 @@ class StepMemory:
 
 
 def _try(runner: Runner, plan: Plan) -> StepResult | str:
-    """The result, or what was said when memory ran out.
+    """The result, or the message of the error when memory ran out.
 
     Not the error itself: its traceback keeps the tensors of the failed step alive.
     """

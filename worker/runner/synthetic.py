@@ -124,7 +124,7 @@ class StepCost:
 
 
 class PacedRunner:
-    """One token per row and step, each step as long as its pace says, on an absolute schedule.
+    """One token per row and step, each step as long as it costs, on an absolute schedule.
 
     A step that starts late because the engine had nothing to do begins a new schedule; one that
     starts late because the engine was busy catches up, as long as it is less than a step behind.

@@ -1,7 +1,7 @@
-"""Jobs that stand still at their client's word: out of the batch, their KV kept.
+"""Paused jobs: out of the batch, their KV kept.
 
-A pause and its end take effect between two steps. What a request was told last counts: a pause
-that is taken back before it took effect leaves no trace.
+Pauses and resumes take effect between two steps, and the latest counts: a pause that is taken back
+before it took effect leaves no trace.
 """
 
 from collections.abc import Collection
@@ -18,14 +18,14 @@ class Pauses:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.asked = False
-        """Somebody's flag has changed, or could not be followed yet."""
+        """A flag has changed, or could not be followed yet."""
 
     def ask(self) -> None:
-        """Look at the flags before the next step. For any thread."""
+        """Have the flags checked before the next step. For any thread."""
         self.asked = True
 
     def settle(self, in_flight: Collection[Request]) -> list[Event]:
-        """Pause and resume whom the flags say. A row of those ``in_flight`` has yet to be read."""
+        """Pause and resume as the flags say. A row of those ``in_flight`` has yet to be read."""
         if not self.asked:
             return []
         # Before the flags are read: what changes from here on is seen next time.

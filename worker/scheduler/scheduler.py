@@ -53,7 +53,7 @@ class Scheduler:
         self._pinned: Counter[int] = Counter()
         """Blocks that are being copied, and how often."""
         self._blocked = False
-        """Nobody can be admitted until something ends or arrives."""
+        """No request can be admitted until something ends or arrives."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -94,9 +94,9 @@ class Scheduler:
         return self._prompt_budget(len(self.running), gap_s)
 
     def schedule(self, now: float = -math.inf) -> Schedule:
-        """Plan the next step and admit into it whom the budget, slots and blocks allow.
+        """Plan the next step, and admit as many requests as budget, slots and blocks allow.
 
-        Without ``now`` there is time for everybody.
+        Without ``now`` every request is in time.
         """
         rows: list[Row] = []
         prefilling: list[Request] = []
@@ -227,7 +227,7 @@ class Scheduler:
         self.unblock()
 
     def unblock(self) -> None:
-        """Somebody who could not be admitted perhaps can now."""
+        """A request that could not be admitted perhaps can now."""
         self._blocked = False
 
     def check_integrity(self) -> None:
@@ -298,7 +298,7 @@ class Scheduler:
             return budget
         plain_s = self.step_time.plain_step_s
         stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
-        # One block at least, so that prompts get on whatever the pace.
+        # One block at least, so that prompts get on however slow steps are.
         allowed = self.step_time.prompt_tokens_within(stall_s, budget)
         return min(budget, max(allowed, self.config.block_tokens))
 
@@ -322,7 +322,7 @@ class Scheduler:
     def _admit_next(self) -> Request | None:
         """The head of the queue if its blocks are there, else one that does not delay it.
 
-        None when nobody can be admitted, which then holds until something ends or arrives.
+        None when no request can be admitted, which holds until something ends or arrives.
         """
         ready = [one for one in self.waiting if not one.loading and not one.held_back]
         if ready and self._free_slots:

@@ -1,4 +1,4 @@
-"""How fast this engine is: what a step takes, seen from outside the device."""
+"""What a step takes, measured outside the device."""
 
 import math
 from collections import deque
@@ -19,8 +19,8 @@ _MOST_EXCESS: Final = 4.0
 class StepTime:
     """Running estimates of the step time, seconds unless the name says otherwise.
 
-    Two bounds matter more than the mean: a job is given up only if the best pace there ever was
-    would not do, and one that ends cleanly before its deadline leaves room for a *slow* step.
+    Two bounds matter more than the mean: a job is given up only if the shortest step times ever
+    seen would not do, and one that ends cleanly before its deadline leaves room for a *slow* step.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class StepTime:
         self.least_token_s = 0.0
         """Less than this no token takes, whoever leaves the batch; 0 until that is known.
 
-        The best pace that ``BOUND_STEPS`` steps in a row ever had, and a margin. Larger batches
+        The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
         are slower, so that they alone cannot teach it: it counts once enough steps had one row,
         and none since was clearly faster.
         """
         self._fastest_token_s = math.inf
         """Only ever goes down."""
         self._counted_from_s = math.inf
-        """The fastest pace when the count of lone steps began."""
+        """The least time per token when the count of lone steps began."""
         self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
         """Seconds and tokens per row of the latest steps that decoded."""
         self._lone_steps = 0
-        """Of one row only, since the fastest pace was last clearly improved on."""
+        """Of one row only, since the least time was last clearly improved on."""
         # What steps take beyond what was expected of them.
         self._deviation_s = 0.0
         self._worst_s = 0.0
@@ -94,8 +94,8 @@ class StepTime:
     ) -> None:
         """A step of so many rows, ``prompt_tokens`` in them, took ``duration_s``.
 
-        Its fastest row got ``tokens_per_row`` new tokens, at least one. To be told before
-        ``prefilled`` is told of the same step.
+        Its fastest row got ``tokens_per_row`` new tokens, at least one. To be called before
+        ``prefilled`` for the same step.
         """
         self._compare(duration_s, self._expected_s(prompt_tokens))
         known_s = self.step_s or duration_s
@@ -136,8 +136,8 @@ class StepTime:
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
         """Learn what no row beats.
 
-        A pace that is much better than any before begins the count anew: the machine was busy
-        till now, and what it can do is not known yet.
+        A time that is much less than any before begins the count anew: the machine was busy until
+        now, and what it can do is not known yet.
         """
         self._latest.append((duration_s, tokens_per_row))
         self._lone_steps += is_lone

@@ -5,7 +5,7 @@ final response, and its calls cost 50 to 180 µs each, so nothing else in the wo
 The engine's thread leaves events here; the request thread leaves actions. Each cycle::
 
     take → run actions → apply events (text, stop strings) → flush replies
-         → look for lost clients (bounded) → statistics and heartbeats
+         → check for lost clients (bounded) → statistics and heartbeats
 
 When sending falls behind, events pile up and one response then carries several tokens; when too
 many pile up, the engine's thread waits here, so that it cannot run ahead of what can be sent.
@@ -44,7 +44,7 @@ LANE_CHECK_S = 0.020
 PLAIN_CHECK_S = 0.035
 """How often a reply is asked whether its client is gone: a round trip of 45 to 70 µs each."""
 CHECKS_PER_CYCLE = 8
-"""So that looking never delays tokens by more than about half a millisecond."""
+"""So that the checks never delay tokens by more than about half a millisecond."""
 STATS_S = 0.1
 """Statistics ride along with tokens at most this often."""
 
@@ -146,7 +146,7 @@ class Emitter:
                 lane.close()
 
     def watch(self, reply: Reply) -> None:
-        """Look regularly whether the client of a plain request is gone."""
+        """Check regularly whether the client of a plain request is gone."""
         self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
 
     def each_cycle(self, action: Action) -> None:
@@ -161,7 +161,7 @@ class Emitter:
         for reply in self._apply(batches):
             self.flush(reply)
         self._guarded(self._read_kv_reports)
-        self._guarded(self._look_for_lost_clients)
+        self._guarded(self._check_for_lost_clients)
         self._guarded(self._heartbeat)
         for action in self._every_cycle:
             self._guarded(action)
@@ -244,7 +244,7 @@ class Emitter:
             service_log.exception("response could not be built; ending its request")
             self._break(reply)
 
-    def _look_for_lost_clients(self) -> None:
+    def _check_for_lost_clients(self) -> None:
         now = self._clock()
         for interval, queue in self._watched.items():
             for _ in range(min(len(queue), CHECKS_PER_CYCLE)):
@@ -269,7 +269,7 @@ class Emitter:
             self._guarded(reply.close)
 
     def _break(self, reply: Reply) -> None:
-        """Nothing can be told to this client any more: stop its jobs, end its request."""
+        """Nothing can be sent to this client any more: stop its jobs, end its request."""
         self._lose(reply)
         self._guarded(reply.close)
 

@@ -1,4 +1,5 @@
-"""What lanes are told of the prefix cache: coalesced, bounded per frame, and whole on request."""
+"""What enters and leaves the prefix cache, for lanes: coalesced, bounded per frame, whole on
+request."""
 
 from collections.abc import Iterable
 
@@ -24,7 +25,7 @@ class KvMirror:
 
 
 class KvEvents:
-    """What one lane has yet to be told. A hash that came and went in between is not mentioned."""
+    """Events that one lane has yet to get. A hash that came and went in between is left out."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
         """``hashes`` replace all that the other end knows."""
@@ -48,7 +49,7 @@ class KvEvents:
                 self._added[block_hash] = None
 
     def take(self, most: int = MAX_HASHES) -> KvReport | None:
-        """The next report, of at most that many hashes; None when there is nothing to tell."""
+        """The next report, of at most that many hashes; None when there is nothing new."""
         if not self._full and not self._added and not self._evicted:
             return None
         evicted = _take(self._evicted, most)

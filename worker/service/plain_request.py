@@ -78,7 +78,7 @@ class PlainRequest:
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
-    """Whether a client wants them told; null where the sampling parameters ask for none."""
+    """Whether they are an output; null where the sampling parameters ask for none."""
     num_input_tokens: bool
     num_output_tokens: bool
 

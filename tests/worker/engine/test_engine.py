@@ -331,7 +331,7 @@ def test_the_cost_of_the_look_is_sampled() -> None:
     bench.step(2)
     ticks = iter(range(1000))
     bench.engine._expiry._clock = lambda: next(ticks) * 3e-6
-    bench.engine._expiry._looks = 32
+    bench.engine._expiry._checks = 32
     bench.step()
     assert bench.engine.stats().check_us == pytest.approx(1.5)
 

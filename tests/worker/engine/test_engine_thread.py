@@ -76,9 +76,9 @@ def test_the_thread_sleeps_when_idle_and_wakes_on_submit(engine: Engine) -> None
     engine.start(sink)
     engine.submit(job(max_tokens=1))
     sink.wait_ended(1)
-    steps = engine._expiry._looks
+    steps = engine._expiry._checks
     assert not threading.Event().wait(0.05)
-    assert engine._expiry._looks <= steps + 1
+    assert engine._expiry._checks <= steps + 1
     engine.submit(job(max_tokens=1))
     sink.wait_ended(2)
 

@@ -278,9 +278,9 @@ def test_an_engine_with_nothing_but_paused_jobs_sleeps() -> None:
         wait(lambda: all(paused(one, sink.events) for one in (late, cancelled, going)))
         sink.wait_ended(1)
         assert end_of(late, sink.events).code is Code.DEADLINE_EXCEEDED
-        steps = engine._expiry._looks
+        steps = engine._expiry._checks
         threading.Event().wait(0.5)
-        assert engine._expiry._looks - steps <= 20, "it spins"
+        assert engine._expiry._checks - steps <= 20, "it spins"
         engine.cancel(cancelled, AbortCause.CANCEL)
         sink.wait_ended(2)
         engine.resume(going)
