@@ -1,0 +1,46 @@
+"""OR-4: what becomes of work that finds the queue full."""
+
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.errors import QueueFull
+from orchestrator.queue.order import QueuePolicy
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import refused
+from tests.support.admission import Rig
+from worker.protocol import Outcome
+
+
+def fill(rig: Rig, priority: Callable[[int], Priority], count: int = 4) -> list[Task]:
+    tasks = [rig.task(60_000, priority=priority(i)) for i in range(count)]
+    for task in tasks:
+        rig.admit(task)
+        rig.queue.push(task)
+    return tasks
+
+
+def test_or4_reject_says_when_to_come_again() -> None:
+    rig = Rig(load=16, bound=4)
+    fill(rig, lambda i: Priority.BATCH)
+    with pytest.raises(QueueFull) as full:
+        rig.admit(rig.task(60_000))
+    assert full.value.retry_after_ms > 0  # how good it is: tests/perf/test_sim_reported.py
+
+
+def test_or4_drop_lru_drops_the_oldest_batch_task() -> None:
+    rig = Rig(load=16, bound=4, policy=QueuePolicy.DROP_LRU)
+    tasks = fill(rig, lambda i: Priority.BATCH if i in (1, 2) else Priority.INTERACTIVE)
+    for expected in (tasks[1], tasks[2]):
+        newcomer = rig.task(60_000)
+        rig.admit(newcomer)
+        assert expected not in rig.queue
+        assert expected.ending is not None and expected.ending.outcome is Outcome.REFUSED
+        rig.queue.push(newcomer)
+    with pytest.raises(QueueFull):
+        rig.admit(rig.task(60_000))
+
+
+def test_a_drop_is_a_refusal() -> None:
+    assert refused(QueueFull("x")).outcome is Outcome.REFUSED

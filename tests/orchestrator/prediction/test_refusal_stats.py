@@ -1,0 +1,85 @@
+"""DL-17: decisions that end a request unserved are sampled and counted, and so are chances."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.prediction.calibration import Calibration
+from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
+from orchestrator.tasks.job import Priority
+from tests.orchestrator.conftest import MakeService
+from tests.support.fake_worker import Plan
+from worker.protocol import Code, End, FinishReason, Outcome
+
+BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
+
+
+def ended(outcome: Outcome, **fields: object) -> Any:
+    return SimpleNamespace(
+        ending=SimpleNamespace(outcome=outcome),
+        refusal_sample=False,
+        on_end=[],
+        priority=Priority.INTERACTIVE,
+        deadline=SimpleNamespace(left_ms=lambda now: 50.0),
+        **fields,
+    )
+
+
+def test_dl17_every_kind_of_decision_is_sampled_and_counted() -> None:
+    draws = iter([False, True, True])
+    refusals = RefusalStats(lambda task: next(draws))
+    assert not refusals.is_spared(ended(Outcome.REFUSED), RefusalKind.QUEUE_FULL)
+    assert refusals.unserved[RefusalKind.QUEUE_FULL] == 1
+    for kind, outcome in ((RefusalKind.QUEUE, Outcome.MET), (RefusalKind.DROPPED, Outcome.MISSED)):
+        task = ended(outcome)
+        assert refusals.is_spared(task, kind)
+        refusals.spare(task, kind)
+        assert task.refusal_sample
+        refusals.spare(task, RefusalKind.STOPPED)  # counted once, for the first
+        for call in task.on_end:
+            call(task)
+    assert refusals.sampled == {(RefusalKind.QUEUE, True): 1, (RefusalKind.DROPPED, False): 1}
+    assert refusals.false_rate == 0.5
+
+
+def test_dl17_an_early_stop_is_one_of_them() -> None:
+    refusals = RefusalStats()
+    end = End(1, FinishReason.DEADLINE, 5, 3, 0, 0, 0, 50, code=Code.DEADLINE_EXCEEDED)
+    refusals.stopped(ended(Outcome.MISSED), end, 0.0)
+    assert refusals.unserved[RefusalKind.STOPPED] == 1
+    task = ended(Outcome.MET)
+    refusals.stopped(task, End(1, FinishReason.LENGTH, 5, 3, 0, 0, 0, 50, spared=True), 0.0)
+    for call in task.on_end:
+        call(task)
+    assert refusals.sampled[RefusalKind.STOPPED, True] == 1
+
+
+async def test_dl17_a_sample_is_let_in_beyond_a_full_queue(
+    make_service: MakeService, make_worker: Any
+) -> None:
+    worker = await make_worker(max_running=1)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    service = await make_service(worker, queue_size=0, refusal_sample=1.0, worker_backlog=0)
+    posts = [service.http.post("/v1/completions", json=BODY) for _ in range(2)]
+    answers = asyncio.gather(*posts)
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    plan.release.set()
+    assert [answer.status for answer in await answers] == [200, 200]
+    labels = {"kind": "queue_full", "result": "met"}
+    assert service.metric("tidegate_infeasible_samples_total", **labels) == 1
+    assert service.metric("tidegate_false_refusal_rate") == 1
+    bins = {"class": "interactive", "bin": "90"}
+    assert service.metric("tidegate_on_time_chance_total", **bins) == 2
+    assert service.metric("tidegate_on_time_met_total", **bins) == 2
+
+
+def test_chances_are_counted_by_bin_and_class() -> None:
+    calibration = Calibration()
+    for chance, outcome in ((0.85, Outcome.MET), (0.8, Outcome.MISSED), (1.0, Outcome.MET)):
+        calibration.ended(ended(outcome, given_chance=chance))
+    calibration.ended(ended(Outcome.ABORTED, given_chance=0.85))
+    calibration.ended(ended(Outcome.REFUSED, given_chance=None))
+    tally = calibration.tallies[Priority.INTERACTIVE, 80]
+    assert (tally.given, tally.met) == (2, 1)
+    assert calibration.tallies[Priority.INTERACTIVE, 90].met == 1

@@ -1,0 +1,137 @@
+"""Admission and dispatch over one instance of a fixed speed, with nobody to send anything to."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from orchestrator.admission.admission import Admission, AdmissionConfig
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.dispatch.completion import Completion
+from orchestrator.dispatch.dispatcher import Dispatcher
+from orchestrator.dispatch.launch import Launcher
+from orchestrator.dispatch.metrics import DispatchMetrics
+from orchestrator.dispatch.pausing import Pausing
+from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.errors import DeadlineInfeasible
+from orchestrator.placement import Candidate, Placer, PrefixIndex
+from orchestrator.prediction import StepModel
+from orchestrator.prediction.calibration import Calibration
+from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
+from orchestrator.prediction.forecaster import Capacity, Forecaster
+from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.start_times import StartTimes
+from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.metrics import TaskMetrics
+from orchestrator.tasks.settle import Settler
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics
+from tests.support.clock import ManualClock
+from worker.protocol import Sampling
+
+# 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
+PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+
+
+UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25))
+
+
+class Site:
+    """A registry with one instance: as much of one as admission asks for."""
+
+    def __init__(self, load: int = 0) -> None:
+        self.load = load
+        self.snapshot_version = 1
+        self.prefixes = PrefixIndex()
+        self.instances: dict[str, object] = {}
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.instances.values())
+
+    def any_ready(self, model: str) -> bool:
+        return True
+
+    def candidates(self) -> Sequence[Candidate]:
+        return [self.candidate("a")]
+
+    def candidate(self, name: str) -> Candidate:
+        return Candidate(name, "m", b"", True, 16, self.load)
+
+
+class Rig:
+    """Admission over a fixed pace."""
+
+    def __init__(
+        self,
+        pace: StepModel = PACE,
+        load: int = 0,
+        bound: int = 100,
+        min_start_ms: float = 0.0,
+        policy: QueuePolicy = QueuePolicy.REJECT,
+        **feasibility: Any,
+    ) -> None:
+        self.clock = ManualClock()
+        self.queue: TaskQueue[Task] = TaskQueue(bound, QueueOrder.SLACK, policy)
+        self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
+        self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
+        site: Any = Site(load)
+        placer = Placer(site, self.clock, self.forecaster.usual_tokens)
+        in_flight = AttemptsInFlight()
+        start_times = StartTimes(self.queue, self.forecaster, in_flight, self.clock)
+        promises = Promises(self.forecaster, self.clock)
+        self.feasibility = Feasibility(
+            self.forecaster,
+            start_times,
+            promises,
+            self.clock,
+            random.Random(1),
+            FeasibilityConfig(**{"sample": 0.0} | feasibility),
+        )
+        prediction = Prediction(
+            self.forecaster, start_times, promises, self.feasibility, Calibration()
+        )
+        config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
+        self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
+        metrics, nobody = Metrics(), cast(Any, None)
+        freed = DispatchMetrics(metrics)
+        settler = Settler(TaskMetrics(metrics), MemoryJournal(), self.clock)
+        limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
+        self.dispatcher = Dispatcher(
+            self.queue,
+            placer,
+            Pausing(site, self.forecaster, placer, enabled=False),
+            prediction,
+            Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
+            Completion(site, settler, freed, prediction, nobody, nobody, self.clock),
+            self.clock,
+        )
+
+    def admit(self, task: Task) -> None:
+        self.admission.finish(task)
+        self.dispatcher.require_room(task)
+
+    def task(self, budget_ms: float, tokens: int = 100, prompt: int = 100, **job: object) -> Task:
+        sampling = Sampling(max_tokens=tokens, ignore_eos=bool(job.pop("ignore_eos", True)))
+        values: dict[str, object] = {
+            "api": Api.NATIVE,
+            "model": "m",
+            "sampling": sampling,
+            "max_tokens": tokens,
+            "deadline": Deadline(self.clock.now() + budget_ms / 1000, 0),
+            "correlation_id": "c",
+            "arrived": self.clock.now(),
+        }
+        task = Task(str(random.random()), Job(**values | job))  # type: ignore[arg-type]
+        task.model, task.prompt_tokens = "m", prompt
+        return task
+
+    def refuses(self, task: Task) -> bool:
+        try:
+            self.admission.finish(task)
+        except DeadlineInfeasible:
+            return True
+        return False
