@@ -16,8 +16,8 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup setup-dev demo test lint bench bench-quick bench-engine bench-goodput bench-peers sim attack \
-  wheel clean
+.PHONY: help setup setup-dev demo test lint wheel clean \
+  bench bench-quick bench-engine bench-goodput bench-peers sim attack
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'

@@ -118,14 +118,13 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
     assert not [name for name in names if "training" in name or "tests" in name]
+    sources = {"tidegate/": ROOT / "client" / "tidegate"} | {
+        f"{runtime}{top}/": ROOT / top for top in tops
+    }
     expected = {
-        str(path.relative_to(ROOT))
-        for top in ("orchestrator", "worker")
-        for path in (ROOT / top).rglob("*.py")
+        f"{prefix}{path.relative_to(folder)}"
+        for prefix, folder in sources.items()
+        for path in folder.rglob("*.py")
         if "training" not in path.parts
     }
-    assert expected == {
-        name.removeprefix(runtime)
-        for name in names
-        if name.endswith(".py") and name.startswith((f"{runtime}orchestrator", f"{runtime}worker"))
-    }
+    assert expected == {name for name in names if name.endswith(".py")}
