@@ -143,7 +143,7 @@ class Completion:
             self._prediction.forecaster.ended(task, end, learner, attempt.basis)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-            instance.way_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
+            instance.round_trip_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
 
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
         """The end of a text that is complete although its worker did not report it."""

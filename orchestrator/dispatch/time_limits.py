@@ -7,9 +7,9 @@ from orchestrator.instances.instance import Instance
 from orchestrator.tasks.task import Task
 from worker.protocol import OnDeadline
 
-LONG_WAY = 0.98
-"""The quantile of ways to a worker and back that a clean end allows for."""
-MOST_WAY = 0.25
+LONG_ROUND_TRIP = 0.98
+"""The quantile of round trips to a worker that a clean end allows for."""
+MAX_ROUND_TRIP_SHARE = 0.25
 """And at most this share of the time that is left."""
 
 
@@ -47,8 +47,8 @@ class TimeLimits:
         left_ms = task.deadline.left_ms(now)
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms
-        way_ms = instance.way_ms.at(LONG_WAY) + 1000 * self.return_margin_s
-        return left_ms - min(way_ms, MOST_WAY * left_ms)
+        margin_ms = instance.round_trip_ms.at(LONG_ROUND_TRIP) + 1000 * self.return_margin_s
+        return left_ms - min(margin_ms, MAX_ROUND_TRIP_SHARE * left_ms)
 
     def _cut_at(self, task: Task, now: float) -> float:
         """The deadline, or earlier for a text that is to reach its client by then."""

@@ -24,8 +24,8 @@ LANE_SILENT_S = 0.6
 CANDIDATE_TTL_S = 0.05
 """A candidate is built anew after this, even if none of the facts it is keyed by has changed."""
 
-FIRST_WAY_MS = 5.0
-_WAYS = 128
+FIRST_ROUND_TRIP_MS = 5.0
+_ROUND_TRIPS = 128
 
 
 class InstanceState(StrEnum):
@@ -40,8 +40,8 @@ class InstanceState(StrEnum):
 class Instance:
     """What is known of one Triton.
 
-    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, the monitor
-    all else.
+    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch tells
+    ``concurrency`` and ``round_trip_ms`` of its jobs, and the monitor writes all else.
     """
 
     def __init__(self, address: str, max_backlog: int = 0) -> None:
@@ -69,8 +69,8 @@ class Instance:
         self.stats: WorkerStats | None = None
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
-        self.way_ms = Quantiles([FIRST_WAY_MS] * 9, _WAYS)
-        """Of jobs that ended: what they took beyond the worker's own account, there and back."""
+        self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)
+        """Of jobs that ended: what they took beyond what the worker accounts for."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
         self._candidate: tuple[object, Candidate] | None = None
