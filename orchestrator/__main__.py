@@ -74,7 +74,13 @@ async def serve(settings: Settings) -> int:
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
     parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
     orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
-    runner = build_runner(orchestrator, parts.api, shutdown_timeout_s=CLOSE_CONNECTIONS_S)
+    runner = build_runner(
+        orchestrator,
+        parts.health,
+        parts.discovery,
+        parts.api,
+        shutdown_timeout_s=CLOSE_CONNECTIONS_S,
+    )
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
     try:

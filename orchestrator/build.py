@@ -69,6 +69,8 @@ class Components:
     api: ApiConfig
     orchestrator: Orchestrator
     lifecycle: Lifecycle
+    health: HealthBoard
+    discovery: DiscoverySync
     monitor: InstanceMonitor
     forecaster: Forecaster
     placer: Placer
@@ -233,13 +235,15 @@ def build(
         DeadlineConfig(default_s=settings.default_deadline_s, max_s=settings.max_deadline_s),
         isolate_tenants=settings.isolate_tenants,
     )
-    orchestrator = Orchestrator(stages, service, metrics, health, discovery, clock, rng)
-    lifecycle = Lifecycle(orchestrator, monitor, executor)
+    orchestrator = Orchestrator(stages, service, metrics, clock, rng)
+    lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)
     return Components(
         settings,
         _api(settings, keys),
         orchestrator,
         lifecycle,
+        health,
+        discovery,
         monitor,
         forecaster,
         placer,

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
+from orchestrator.health import HealthBoard
+from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
@@ -19,11 +21,18 @@ class Lifecycle:
     """Starts, maintains and ends an orchestrator's parts."""
 
     def __init__(
-        self, orchestrator: Orchestrator, monitor: InstanceMonitor, executor: Executor
+        self,
+        orchestrator: Orchestrator,
+        health: HealthBoard,
+        discovery: DiscoverySync,
+        monitor: InstanceMonitor,
+        executor: Executor,
     ) -> None:
         """``executor`` is shut down at the end."""
         self._orchestrator = orchestrator
         self._stages = orchestrator.stages
+        self._health = health
+        self._discovery = discovery
         self._monitor = monitor
         self._executor = executor
         self._drain_began: float | None = None
@@ -34,13 +43,13 @@ class Lifecycle:
     def start(self) -> None:
         """Connect to every instance and begin the upkeep."""
         self._stages.registry.start(self._monitor)
-        self._orchestrator.discovery.start()
+        self._discovery.start()
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def refuse_new_work(self) -> None:
         """From now on every offer is answered with 503 ``draining`` (OR-14)."""
         self._stages.admission.draining = True
-        self._orchestrator.health.refresh()
+        self._health.refresh()
 
     async def drain(self, grace_s: float) -> None:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
@@ -79,7 +88,7 @@ class Lifecycle:
         """Close every lane and thread. Call ``drain`` before."""
         if self._upkeep is not None:
             self._upkeep.cancel()
-        await self._orchestrator.discovery.close()
+        await self._discovery.close()
         self._monitor.close()
         await self._stages.registry.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -91,9 +100,9 @@ class Lifecycle:
             try:
                 self._monitor.check_heartbeats()
                 stages.dispatcher.upkeep()
-                await self._orchestrator.discovery.remove_retired()
+                await self._discovery.remove_retired()
                 stages.store.prune()
-                self._orchestrator.health.refresh()
+                self._health.refresh()
             except Exception:
                 service_log.exception("upkeep failed; will retry")
 

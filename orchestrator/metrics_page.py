@@ -58,7 +58,7 @@ async def declared() -> list[Declared]:
     settings = Settings.model_construct(placement_policy="0")
     clock = LoopClock(asyncio.get_running_loop())
     parts = build(settings, clock, random.Random(0), MemoryJournal())
-    build_app(parts.orchestrator, parts.api)
+    build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     return parts.orchestrator.metrics.declared
 

@@ -12,8 +12,6 @@ from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import Draining, TidegateError
-from orchestrator.health import HealthBoard
-from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
@@ -68,16 +66,12 @@ class Orchestrator:
         stages: Stages,
         config: ServiceConfig,
         metrics: Metrics,
-        health: HealthBoard,
-        discovery: DiscoverySync,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         """``rng`` makes task ids: whoever knows one can read its text."""
         self.stages = stages
         self.metrics = metrics
-        self.health = health
-        self.discovery = discovery
         self.clock = clock
         self.limits = stages.limits
         self.registry = stages.registry

@@ -28,9 +28,10 @@ from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
-from orchestrator.api.operator import instances
-from orchestrator.api.operator import probes as health
+from orchestrator.api.operator import instances, probes
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
+from orchestrator.health import HealthBoard
+from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
@@ -46,11 +47,16 @@ brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over a
 
 
 def build_runner(
-    orchestrator: Orchestrator, config: ApiConfig, *, shutdown_timeout_s: float
+    orchestrator: Orchestrator,
+    health: HealthBoard,
+    discovery: DiscoverySync,
+    config: ApiConfig,
+    *,
+    shutdown_timeout_s: float,
 ) -> web.AppRunner:
     """The application as it is to be served."""
     return Runner(
-        build_app(orchestrator, config),
+        build_app(orchestrator, health, discovery, config),
         keepalive_timeout=config.connections.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
@@ -62,10 +68,14 @@ def build_runner(
     )
 
 
-def build_app(orchestrator: Orchestrator, config: ApiConfig) -> web.Application:
+def build_app(
+    orchestrator: Orchestrator, health: HealthBoard, discovery: DiscoverySync, config: ApiConfig
+) -> web.Application:
     """The application over an orchestrator, which whoever calls this starts and ends."""
     app = web.Application(middlewares=[_edge], client_max_size=config.bodies.max_bytes)
     app[CONFIG] = config
+    app[probes.HEALTH] = health
+    app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
     app[DIALECTS] = (OPENAI, NATIVE)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
@@ -75,7 +85,7 @@ def build_app(orchestrator: Orchestrator, config: ApiConfig) -> web.Application:
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
-    app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *health.routes()])
+    app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *probes.routes()])
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)
     return app

@@ -116,7 +116,9 @@ async def make_service() -> AsyncIterator[MakeService]:
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
         parts = build(settings, LoopClock(loop), random.Random(7), journal)
-        runner = build_runner(parts.orchestrator, parts.api, shutdown_timeout_s=0.2)
+        runner = build_runner(
+            parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0.2
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         parts.lifecycle.start()

@@ -34,7 +34,7 @@ async def test_or14_a_drain_is_told_while_it_lasts_and_at_its_end(
     await begin(service, worker, plan)
     assert await scraped(service) == 0
     draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    await service.until(lambda: service.parts.health.ready.status == 503)
     first = await scraped(service)
     assert 0 < first < await scraped(service)
     plan.release.set()
@@ -53,7 +53,7 @@ async def test_or14_a_drain_that_is_cut_short_counts_from_its_beginning(
     """As a second signal does it."""
     await begin(service, worker, Plan(stall_at=1))
     draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    await service.until(lambda: service.parts.health.ready.status == 503)
     before = await scraped(service)
     draining.cancel()
     with caplog.at_level(logging.INFO):

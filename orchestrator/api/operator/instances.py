@@ -4,9 +4,12 @@ from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
+from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work
+
+DISCOVERY = web.AppKey("discovery", DiscoverySync)
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -20,7 +23,7 @@ async def listing(request: web.Request) -> web.Response:
             ],
             "sources": [
                 {"source": source, "error": reason}
-                for source, reason in orchestrator.discovery.errors.items()
+                for source, reason in request.app[DISCOVERY].errors.items()
             ],
         }
     )

@@ -4,7 +4,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.health import PreparedResponse
+from orchestrator.health import HealthBoard, PreparedResponse
+
+HEALTH = web.AppKey("health", HealthBoard)
 
 
 def _answer(probe: PreparedResponse) -> web.Response:
@@ -13,22 +15,22 @@ def _answer(probe: PreparedResponse) -> web.Response:
 
 async def live(request: web.Request) -> web.Response:
     """The process answers: always 200."""
-    return _answer(request.app[ORCHESTRATOR].health.live)
+    return _answer(request.app[HEALTH].live)
 
 
 async def startup(request: web.Request) -> web.Response:
     """503 until some instance has told what it serves."""
-    return _answer(request.app[ORCHESTRATOR].health.startup)
+    return _answer(request.app[HEALTH].startup)
 
 
 async def ready(request: web.Request) -> web.Response:
     """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere."""
-    return _answer(request.app[ORCHESTRATOR].health.ready)
+    return _answer(request.app[HEALTH].ready)
 
 
 async def overall(request: web.Request) -> web.Response:
     """The body of ``ready``, with 200 while the process lives."""
-    return _answer(request.app[ORCHESTRATOR].health.overall)
+    return _answer(request.app[HEALTH].overall)
 
 
 async def metrics(request: web.Request) -> web.Response:

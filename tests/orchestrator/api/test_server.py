@@ -105,7 +105,7 @@ async def test_or14_going_down_refuses_new_work_and_finishes_the_old(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         task = await response.json()
     finishing = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    await service.until(lambda: service.parts.health.ready.status == 503)
     async with service.http.get("/health/ready") as response:
         assert (await response.json())["status"] == "draining"
     async with service.http.post("/v2/tasks", json=TASK) as response:
@@ -224,12 +224,12 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
     known.stats = msgspec.structs.replace(
         known.stats, cached_tokens_total=30, prefill_tokens_total=90
     )
-    service.orchestrator.health.refresh()
-    (told,) = json.loads(service.orchestrator.health.ready.body)["instances"]
+    service.parts.health.refresh()
+    (told,) = json.loads(service.parts.health.ready.body)["instances"]
     assert told["prefix_hit_rate"] == 0.25
     with caplog.at_level("INFO", logger="orchestrator.service"):
         service.parts.lifecycle.refuse_new_work()
-        service.orchestrator.health.refresh()
+        service.parts.health.refresh()
     assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1
 
 
@@ -262,6 +262,6 @@ async def test_health_says_draining_of_an_instance_that_an_operator_drained(
         url = f"/v2/instances/{worker.address}/{verb}"
         async with service.http.post(url, headers={"X-Tidegate-Admin": "1"}) as response:
             assert response.status == 202
-        service.orchestrator.health.refresh()
+        service.parts.health.refresh()
         async with service.http.get("/health") as response:
             assert (await response.json())["instances"][0]["draining"] is draining

@@ -269,7 +269,7 @@ async def test_a_card_that_cannot_be_used_is_said(
         (told,) = (await response.json())["instances"]
     assert "tokenizer of fake cannot be read" in told["fault"]
     assert (told["state"], told["reason"]) == ("connecting", told["fault"])
-    await service.until(lambda: b"cannot be read" in service.orchestrator.health.ready.body)
+    await service.until(lambda: b"cannot be read" in service.parts.health.ready.body)
     async with service.http.post("/v1/chat/completions", json=CHAT) as response:
         assert response.status == 503
         assert "tokenizer of fake cannot be read" in (await response.json())["error"]["message"]

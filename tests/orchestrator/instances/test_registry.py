@@ -184,7 +184,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
     broken = tmp_path / "broken"
     await asyncio.to_thread(broken.write_text, "nonsense\n")
     await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
-    await service.until(lambda: bool(service.orchestrator.discovery.errors))
+    await service.until(lambda: bool(service.parts.discovery.errors))
     async with service.http.get("/v2/instances") as response:
         body = await response.json()
     assert "line 1" in body["sources"][0]["error"]

@@ -97,7 +97,7 @@ async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
         assert response.status == 503
     (instance,) = service.orchestrator.registry
     assert not instance.ready
-    await service.until(lambda: service.orchestrator.health.ready.status == 503)
+    await service.until(lambda: service.parts.health.ready.status == 503)
     plan.release.set()
     assert (await begun)[-1].event == "end"
     await service.until(lambda: not any(lane.is_open for lane in instance.lanes))

@@ -299,7 +299,7 @@ async def test_waiting_tasks_know_their_place(
         assert (await response.json())["error"]["code"] == "queue_full"
     async with service.http.get("/health/ready") as response:
         pass
-    service.orchestrator.health.refresh()
+    service.parts.health.refresh()
     async with service.http.get("/health/ready") as response:
         assert response.status == 503
         assert (await response.json())["status"] == "near_exhaustion"
