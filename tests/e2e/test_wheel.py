@@ -117,6 +117,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert tops == {"orchestrator", "worker", "model_repository"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
+    assert "tidegate/py.typed" in names
     assert not [name for name in names if "training" in name or "tests" in name]
     sources = {"tidegate/": ROOT / "client" / "tidegate"} | {
         f"{runtime}{top}/": ROOT / top for top in tops
