@@ -21,11 +21,11 @@ from aiohttp import web
 
 from orchestrator.api.http.accepting import (
     ACCEPT_BACKLOG,
-    KEPT_FILES,
+    RESERVED_FILES,
     QuietAccept,
     raise_file_limit,
 )
-from orchestrator.api.http.connection_limit import LEAST_CONNECTIONS
+from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.api.server import build_runner
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
@@ -64,7 +64,7 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     requests = _stop_requests(loop, settings)
     loop.set_exception_handler(QuietAccept())
-    most = max(LEAST_CONNECTIONS, raise_file_limit() - KEPT_FILES)
+    most = max(MIN_CONNECTIONS, raise_file_limit() - RESERVED_FILES)
     if most < settings.max_connections:
         service_log.warning(
             "fewer connections than set: the limit of open files (ulimit -n) allows no more",

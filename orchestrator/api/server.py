@@ -111,7 +111,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         service_log.exception(
-            "a handler failed", extra=fields(correlation_id=context.correlation_id)
+            "request handler failed", extra=fields(correlation_id=context.correlation_id)
         )
         if request.writer.output_size:  # too late for a status of our own
             raise ConnectionResetError("the response broke off") from None

@@ -6,10 +6,10 @@ from typing import Any
 
 from orchestrator.telemetry.log import fields, service_log
 
-KEPT_FILES = 256
+RESERVED_FILES = 256
 """Open files that clients' connections never take: lanes, logs, and what libraries need."""
 ACCEPT_BACKLOG = 192
-"""So many are accepted at a time, before any can be closed: fewer than ``KEPT_FILES``."""
+"""So many are accepted at a time, before any can be closed: fewer than ``RESERVED_FILES``."""
 _ENOUGH_FILES = 65536
 _LOG_EVERY_S = 60.0
 

@@ -19,7 +19,7 @@ from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import TidegateError
 from orchestrator.telemetry.log import fields, service_log
 
-KEPT_HEADER_TIMEOUT_S = 2.0
+RESERVED_HEADER_TIMEOUT_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 takes, asked for or not."""
 
@@ -58,7 +58,7 @@ class Connection(RequestHandler):
         """More came behind a running request than is kept: no more is read of the connection."""
         self._prober: Prober | None = None
         """The client's input has ended."""
-        self.is_kept = False
+        self.is_reserved = False
         """One of the last few: for probes and operators only."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,8 +66,8 @@ class Connection(RequestHandler):
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         self._fd = transport.get_extra_info("socket").fileno()
-        self.is_kept = not self._limit.opened(self, self._address)
-        if self.is_kept:
+        self.is_reserved = not self._limit.opened(self, self._address)
+        if self.is_reserved:
             self._expect_head()
 
     @property
@@ -131,7 +131,7 @@ class Connection(RequestHandler):
         is_first = len(self._messages) + self.is_serving < 2
         if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
             self._discard_input()  # no handler is about to read it
-        if self.is_kept:
+        if self.is_reserved:
             self._limit.heard(self)
         if not self._is_idle:  # a request has come
             self._stop_head_timer()
@@ -246,7 +246,7 @@ class Connection(RequestHandler):
         if self._hang_ups is not None:
             self._hang_ups.unwatch(self._fd)
         if self._address is not None:
-            self._limit.closed(self, self._address, is_kept=self.is_kept)
+            self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
         super().connection_lost(exc)
 
@@ -281,8 +281,8 @@ class Connection(RequestHandler):
     def _expect_head(self) -> None:
         if self._head_timer is None:
             timeout_s = self._config.header_timeout_s
-            if self.is_kept:
-                timeout_s = min(timeout_s, KEPT_HEADER_TIMEOUT_S)
+            if self.is_reserved:
+                timeout_s = min(timeout_s, RESERVED_HEADER_TIMEOUT_S)
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)
 
     def _head_is_late(self) -> None:

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Protocol
 
-KEPT_CONNECTIONS = 16
+RESERVED_CONNECTIONS = 16
 """Of those allowed in all, for health checks, metrics and operators' calls only."""
-LEAST_CONNECTIONS = 2 * KEPT_CONNECTIONS
+MIN_CONNECTIONS = 2 * RESERVED_CONNECTIONS
 _MOST_PER_ADDRESS = 0.75
 
 
@@ -24,9 +24,9 @@ class ConnectionLimit:
     """At most ``most`` connections, three quarters of them from one address."""
 
     def __init__(self, most: int) -> None:
-        self._usual = most - KEPT_CONNECTIONS
+        self._usual = most - RESERVED_CONNECTIONS
         self._by_address: Counter[str] = Counter()
-        self._kept: dict[Counted, None] = {}
+        self._reserved: dict[Counted, None] = {}
         """Connections beyond those for everybody, the longest silent first."""
 
     def opened(self, connection: Counted, address: str) -> bool:
@@ -39,22 +39,22 @@ class ConnectionLimit:
         if self._by_address.total() < self._usual and own < most_of_one:
             self._by_address[address] += 1
             return True
-        if len(self._kept) >= KEPT_CONNECTIONS:
-            silent = (other for other in self._kept if not other.is_serving)
+        if len(self._reserved) >= RESERVED_CONNECTIONS:
+            silent = (other for other in self._reserved if not other.is_serving)
             gone = next(silent, connection)
-            self._kept.pop(gone, None)
+            self._reserved.pop(gone, None)
             gone.drop()
-        self._kept[connection] = None
+        self._reserved[connection] = None
         return False
 
     def heard(self, connection: Counted) -> None:
         """One of the last few has said something: the others go before it."""
-        if connection in self._kept:
-            self._kept[connection] = self._kept.pop(connection)
+        if connection in self._reserved:
+            self._reserved[connection] = self._reserved.pop(connection)
 
-    def closed(self, connection: Counted, address: str, *, is_kept: bool) -> None:
-        if is_kept:
-            self._kept.pop(connection, None)
+    def closed(self, connection: Counted, address: str, *, is_reserved: bool) -> None:
+        if is_reserved:
+            self._reserved.pop(connection, None)
             return
         self._by_address[address] -= 1
         if not self._by_address[address]:

@@ -17,16 +17,16 @@ For parts of the answer (DL-14), none negative; the smallest of all wins:
 ``first_token_ms``              milliseconds             in the body   ends the request
 ``X-First-Token-Timeout-Ms``    milliseconds                           ends the request
 ``x-llm-d-inference-ttl``       Go duration (``1m30s``)  llm-d's       ends the request
-``x-llm-d-slo-ttft-ms``         milliseconds             llm-d's       a wish
-``token_gap_ms``                milliseconds             in the body   a wish
-``x-llm-d-slo-tpot-ms``         milliseconds             llm-d's       a wish
+``x-llm-d-slo-ttft-ms``         milliseconds             llm-d's       a target
+``token_gap_ms``                milliseconds             in the body   a target
+``x-llm-d-slo-tpot-ms``         milliseconds             llm-d's       a target
 ==============================  =======================  ============  ================
 
 llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun goes on.
 There, and so here, 0 states nothing.
 
 A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
-wish, the request ends there; a wish that is missed stops nothing.
+target, the request ends there; a target that is missed stops nothing.
 
 Relative ones count from the arrival of the request's head.
 """
@@ -103,15 +103,15 @@ def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
         *_ttls_ms(headers),
     ]
-    wishes = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
+    targets = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
     gaps = [
         *_positive_ms("token_gap_ms", body.token_gap_ms),
         *_positive_headers_ms(headers, "x-llm-d-slo-tpot-ms"),
     ]
-    if not (timeouts or wishes or gaps):
+    if not (timeouts or targets or gaps):
         return NO_PARTS
     return Parts(
-        first_token_at=arrival.mono + min(timeouts + wishes, default=math.inf) / 1000,
+        first_token_at=arrival.mono + min(timeouts + targets, default=math.inf) / 1000,
         token_gap_s=min(gaps, default=math.inf) / 1000,
         cut_at=arrival.mono + min(timeouts, default=math.inf) / 1000,
     )

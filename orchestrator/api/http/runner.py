@@ -67,7 +67,7 @@ class _Server(web.Server):
         async def outermost(request: web.BaseRequest) -> web.StreamResponse:
             connection, refused = request.protocol, self._unhandled.refused
             assert isinstance(connection, Connection)
-            if connection.is_kept and not _is_for_operators(request):
+            if connection.is_reserved and not _is_for_operators(request):
                 no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
                 response = refused(request, no_room)
                 response.headers.update(self._browsers.headers(request.headers))

@@ -70,7 +70,7 @@ class TaskEvents:
         """Whether its client does not keep up."""
         return self._stream.is_behind
 
-    def past(self, task: Task, queue_position: int) -> Iterator[bytes]:
+    def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
         """What has happened so far, in pieces; once that is all, the task is listened to.
 
         The task goes on while a piece is being read, so there may be more after each.
@@ -117,7 +117,7 @@ class TaskEvents:
             tail = {"text": ending.tail, "token_ids": [], "index": task.completion_tokens}
             last = self._event(number - 1, "token", tail)
         kind = "end" if ending.error is None else "error"
-        self._stream.finish(last + self._event(number, kind, _last_words(task, ending)))
+        self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
 
     # inside
 
@@ -167,7 +167,7 @@ def _metrics_data(task: Task, now: float, dropped: int) -> dict[str, object]:
     }
 
 
-def _last_words(task: Task, ending: Ending) -> dict[str, object]:
+def _terminal_data(task: Task, ending: Ending) -> dict[str, object]:
     words: dict[str, object] = {} if ending.error is None else error_object(ending.error)
     return words | ended(task, ending) | {"correlation_id": task.correlation_id}
 

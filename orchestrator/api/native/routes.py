@@ -86,7 +86,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     config = request.app[CONFIG].streams
     stream = EventStream(request, deadline_headers(task.deadline), config)
     follower = TaskEvents(stream, after, orchestrator.clock, metrics_every_s=config.metrics_every_s)
-    past = follower.past(task, orchestrator.queue_position(task))
+    replay = follower.replay(task, orchestrator.queue_position(task))
 
     def tell() -> None:
         orchestrator.reads(task, not all(other.is_behind for other in _followers(task)))
@@ -94,7 +94,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     stream.on_behind = tell
     orchestrator.reads(task, True)
     try:
-        return await stream.run(past)
+        return await stream.run(replay)
     finally:
         task.unlisten(follower)
         if _followers(task):

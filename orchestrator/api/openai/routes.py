@@ -28,7 +28,7 @@ _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request, without its body."""
 
     job: Job
@@ -39,16 +39,16 @@ class Asked(NamedTuple):
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """One answer to a chat."""
-    asked = await read_body(request, _chat_decoder, lambda body: _asked(request, body, Api.CHAT))
-    return await _complete(request, asked, CHAT)
+    parsed = await read_body(request, _chat_decoder, lambda body: _parse(request, body, Api.CHAT))
+    return await _complete(request, parsed, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """The continuation of a text."""
-    asked = await read_body(
-        request, _completion_decoder, lambda body: _asked(request, body, Api.COMPLETIONS)
+    parsed = await read_body(
+        request, _completion_decoder, lambda body: _parse(request, body, Api.COMPLETIONS)
     )
-    return await _complete(request, asked, COMPLETION)
+    return await _complete(request, parsed, COMPLETION)
 
 
 async def models(request: web.Request) -> web.Response:
@@ -75,39 +75,41 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _asked(request: web.Request, body: OpenAiRequest, api: Api) -> Asked:
+def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest:
     body.refuse_unsupported()
     with_usage = body.stream_options is not None and body.stream_options.include_usage
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job, prompt = read_job(request, body, api, keep=keep)
-    return Asked(job, prompt, bool(body.stream), with_usage)
+    return ParsedRequest(job, prompt, bool(body.stream), with_usage)
 
 
-async def _complete(request: web.Request, asked: Asked, shape: Shape) -> web.StreamResponse:
+async def _complete(
+    request: web.Request, parsed: ParsedRequest, shape: Shape
+) -> web.StreamResponse:
     orchestrator = request.app[ORCHESTRATOR]
     created = int(request[CONTEXT].arrival.unix)
-    if asked.is_streamed:
-        return await _stream(request, orchestrator, asked, shape, created)
-    return await _answer(request, orchestrator, asked, shape, created)
+    if parsed.is_streamed:
+        return await _stream(request, orchestrator, parsed, shape, created)
+    return await _answer(request, orchestrator, parsed, shape, created)
 
 
 async def _stream(
     request: web.Request,
     orchestrator: Orchestrator,
-    asked: Asked,
+    parsed: ParsedRequest,
     shape: Shape,
     created: int,
 ) -> web.StreamResponse:
-    job = asked.job
+    job = parsed.job
     stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
     chunks = ChunkStream(
         stream,
         shape,
         created=created,
         token_of=lambda token_id: orchestrator.model(job.model).token(token_id),
-        with_usage=asked.with_usage,
+        with_usage=parsed.with_usage,
     )
-    request[CONTEXT].task = task = await orchestrator.submit(job, asked.prompt, [chunks])
+    request[CONTEXT].task = task = await orchestrator.submit(job, parsed.prompt, [chunks])
     stream.on_behind = lambda: orchestrator.reads(task, not stream.is_behind)
     try:
         return await stream.run()
@@ -119,12 +121,12 @@ async def _stream(
 async def _answer(
     request: web.Request,
     orchestrator: Orchestrator,
-    asked: Asked,
+    parsed: ParsedRequest,
     shape: Shape,
     created: int,
 ) -> web.Response:
     answer = _Answer()
-    task = await orchestrator.submit(asked.job, asked.prompt, [answer])
+    task = await orchestrator.submit(parsed.job, parsed.prompt, [answer])
     request[CONTEXT].task = task
     try:
         await answer.complete.wait()
