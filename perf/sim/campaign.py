@@ -1,8 +1,9 @@
 """Policies compared on real traces: cells of trace × arrivals × deadlines × load × policy × seed.
 
-Ours run as the real orchestrator (``run``), the rivals on the same worker model (``rivals``). Every
-answer's length is hidden but for the ceiling, which is told it. What a client meets is judged by
-its own clock, and clients of every policy hang up when what they asked for is out of reach.
+Ours run as the real orchestrator and workers (``simulate``), the rivals on the same step costs
+(``rivals``). Every answer's length is hidden but for the ceiling, which is given it. What a client
+meets is judged by its own clock, and clients of every policy hang up when what they asked for is
+out of reach.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What others do, on the same worker model: schedulers rebuilt from papers and public code.
+"""What others do, on the same step costs: schedulers rebuilt from papers and public code.
 
 ``fleet`` runs them, ``policies`` are they. Each gets what it has not got in real life: one queue
 for all instances that it sees without delay, and pauses that cost nothing. Their clients hang up at
