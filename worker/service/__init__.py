@@ -2,7 +2,11 @@
 
 - ``call``      one Triton request as plain data, and the handle that answers it
 - ``lane``      the lane contract: many jobs on one stream, answered in frames
-- ``plain_request``  the contract of Triton's vLLM backend, request by request
+- ``plain_intake``  takes requests of Triton's vLLM contract; ``plain_request`` reads them,
+  ``plain_reply`` answers them
+- ``replies``   what the emitter knows of lanes and plain requests
 - ``emitter``   the one thread that owns every response sender
+- ``kv_events`` what enters and leaves the prefix cache, for lanes
+- ``access``    tokens that callers must show; ``drain`` the end of service
 - ``worker``    the worker as a whole: start, accept, drain, stop
 """
