@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
-from worker.core import Job, JobFinished, JobTokens
+from worker.core import Job, JobFinished, JobStarted, JobTokens
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 from worker.scheduler.plan import Plan, StepResult
 
@@ -31,6 +31,20 @@ def test_a_job_runs_to_its_length() -> None:
     assert end.left_ms == pytest.approx(99_950)
     assert end.abort_ms is None
     assert bench.is_clean
+
+
+def test_dl9_a_job_of_a_step_that_had_begun_waited_for_nothing() -> None:
+    """DL-9: a step's time is taken at its beginning, before the last jobs come that it starts."""
+    bench = Bench()
+    bench.clock.now += 0.007
+    job = bench.submit(max_tokens=2)
+    bench.clock.now -= 0.007
+    events = bench.step()
+    assert next(e.wait_ms for e in events if isinstance(e, JobStarted) and e.job is job) == 0
+    bench.clock.now += 1.0
+    end = end_of(job, events + bench.finish())
+    assert end.wait_ms == 0
+    assert end.prefill_ms >= 0 and end.decode_ms >= 0
 
 
 @pytest.mark.parametrize(
