@@ -23,7 +23,7 @@ class Totals:
 
 def snapshot(
     scheduler: Scheduler,
-    lookout: ExpiryCheck,
+    expiry: ExpiryCheck,
     totals: Totals,
     disk: TierStats,
     stream_utilization: float,
@@ -41,7 +41,7 @@ def snapshot(
         tokens_total=totals.tokens,
         late_tokens_total=totals.late_tokens,
         jobs_total=totals.jobs,
-        check_us=lookout.check_us,
+        check_us=expiry.check_us,
         steps_total=totals.steps,
         busy_ms_total=totals.busy_s * 1e3,
         prefill_tokens_total=totals.prompt_tokens,
