@@ -360,6 +360,8 @@ class Engine:
     def _publish_early(self, events: list[Event]) -> None:
         """Ends and pauses need not wait for a step of others."""
         if events and self._sink is not None:
+            # Whoever hears of an end must not count its job by older statistics.
+            self._stats = self._snapshot()
             self._publish(list(events))
             events.clear()
 

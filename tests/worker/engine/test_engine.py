@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 from worker.scheduler.plan import Plan, StepResult
 
@@ -145,6 +145,25 @@ def test_a_token_computed_during_an_abort_is_late_and_not_published() -> None:
     stats = bench.engine.stats()
     assert (stats.tokens_total, stats.late_tokens_total) == (2, 1)
     assert bench.is_clean
+
+
+def test_who_hears_of_an_early_end_finds_it_in_the_statistics() -> None:
+    """Else the orchestrator takes the job for somebody else's, and its slot for taken."""
+    bench = Bench()
+    job = bench.submit(max_tokens=50)
+    bench.submit(max_tokens=50)
+    bench.step(2)
+    heard: list[tuple[int, int]] = []
+
+    def hear(events: list[Event]) -> None:
+        ends = sum(isinstance(event, JobFinished) for event in events)
+        heard.append((ends, bench.engine.stats().running))
+
+    bench.engine.connect(hear)
+    assert bench.engine.stats().running == 2
+    bench.engine.cancel(job, AbortCause.CANCEL)
+    bench.step()
+    assert heard == [(1, 1)]
 
 
 def test_a_stop_string_ends_well_and_wastes_nothing_late() -> None:

@@ -137,4 +137,4 @@ def test_a_failing_task_does_not_end_the_thread(caplog: pytest.LogCaptureFixture
     assert done.wait(PATIENCE_S)
     thread.close(PATIENCE_S)
     thread.close(PATIENCE_S)
-    assert "a task of test failed" in caplog.text
+    assert "background task of test failed" in caplog.text
