@@ -113,19 +113,20 @@ class Scheduler:
                 prefilling.append(request)
         decodes = len(rows)
         budget = self._prompt_budget(decodes, gap_s)
+        # Admitted first, so that a long prompt under way does not keep an urgent short one out.
+        started: list[Request] = []
+        while budget and not self._blocked and (admitted := self._admit_next()):
+            started.append(admitted)
+        prefilling += started
         if len(prefilling) > 1:
             prefilling = most_urgent_first(prefilling, self.step_time, now)
         ahead: list[Request] = []
-        if prefilling or self.waiting:
+        if prefilling:
             ahead += [request for request in self.running if self._has_unregistered_blocks(request)]
         for request in prefilling:
             if not budget:
                 break
             budget -= self._add_chunk(rows, request, budget, ahead)
-        started: list[Request] = []
-        while budget and not self._blocked and (admitted := self._admit_next()):
-            started.append(admitted)
-            budget -= self._add_chunk(rows, admitted, budget, ahead)
         if not rows:
             return Schedule(None, started)
         tokens = decodes + sum(row.count for row in rows[decodes:])

@@ -396,6 +396,16 @@ def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
     assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
 
 
+def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way() -> None:
+    """While a slot is free it is admitted, and its prompt goes first."""
+    scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
+    long, urgent = request(40, 1, deadline=90.0), request(8, 1, deadline=9.0)
+    assert scheduler.enqueue(long, 0.0) is None
+    assert run_steps(scheduler) == [[(long, 0, 8)]]
+    assert scheduler.enqueue(urgent, 0.0) is None
+    assert run_steps(scheduler, 2) == [[(urgent, 0, 8)], [(long, 8, 8)]]
+
+
 def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
     scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
     scheduler.step_time.prefilled(1.0, 10)
