@@ -1,5 +1,6 @@
-"""Imports run downwards only, and a planted one that does not is found."""
+"""Imports run downwards only, and a planted one that does not is found; small constructors."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("orchestrator", "worker", "client", "perf")
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,15 @@ def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str, broken:
     assert run.returncode == 1, run.stdout + run.stderr
     assert f"{broken} BROKEN" in run.stdout
     assert run.stdout.count("BROKEN") == 1
+
+
+def test_no_constructor_takes_more_than_seven_arguments() -> None:
+    """What belongs together is handed over together: a frozen config, a group of collaborators."""
+    too_many = []
+    for file in sorted(f for p in PACKAGES for f in (ROOT / p).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len(arguments) > 1 + 7:
+                    too_many.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not too_many

@@ -15,7 +15,7 @@ from worker.protocol import Code
 SECRET = "sk-planted-4711"
 """In every prompt and every key that an attack sends: it must be in no log and in no error."""
 
-_CODES = frozenset(code.value for code in Code)
+_CODES = frozenset(code.value for code in Code) | {"context_length_exceeded"}  # OpenAI's own
 _SERVER_ERRORS = (503, 504)
 _EXAMPLES = 5
 
