@@ -161,8 +161,7 @@ def new_orchestrator(
     encoder = PromptEncoder(card)
     for instance in parts.orchestrator.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
-    for name in ("tidegate.access", "tidegate.service"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("orchestrator").setLevel(logging.ERROR)
     return parts, list(workers.values())
 
 
