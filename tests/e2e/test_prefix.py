@@ -120,7 +120,7 @@ async def test_wk5_a_second_identical_prompt_is_found_and_reported(demo: Stack) 
 async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: Path) -> None:
     """WK-6, WK-5: SIGTERM saves what is left to save; the next worker finds it."""
     ids = [7 + i % 90 for i in range(100)]
-    triton = Triton(kv_disk_path=tmp_path)
+    triton = Triton(kv_disk_path=tmp_path, attention="reference")
     try:
         with running(triton):
             async with TestLane(triton.grpc) as lane:

@@ -31,7 +31,7 @@ def runs() -> Runs:
     """Every policy at 1 and 2 times the capacity."""
     return {
         (policy.name, load): run_policy(
-            policy, SCENARIO, FLEET, load * plain_capacity(), 40.0, SEED
+            policy, SCENARIO, FLEET, load * plain_capacity(), 28.0, SEED
         )
         for policy in POLICIES
         for load in (1.0, 2.0)
@@ -172,7 +172,7 @@ def test_open_ended_answers_are_learnt(capacity: float) -> None:
     """Clients allow up to four times what answers take; deadlines go by what they take."""
     scenario = replace(SCENARIO, open_share=1.0)
     one, two = (
-        Summary.of(run_policy(OURS, scenario, FLEET, load * capacity, 40.0, SEED), WARM_S)
+        Summary.of(run_policy(OURS, scenario, FLEET, load * capacity, 30.0, SEED), WARM_S)
         for load in (1.0, 2.0)
     )
     assert two.goodput >= 0.95 * one.goodput
@@ -237,7 +237,7 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
 def test_bursts_are_ridden_out(capacity: float) -> None:
     scenario = replace(SCENARIO, burst=1.8, burst_s=10.0)
     ours, edf = (
-        Summary.of(run_policy(policy, scenario, FLEET, capacity, 60.0, SEED), WARM_S)
+        Summary.of(run_policy(policy, scenario, FLEET, capacity, 45.0, SEED), WARM_S)
         for policy in (OURS, UNPREDICTED)
     )
     assert ours.goodput > edf.goodput

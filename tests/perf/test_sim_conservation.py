@@ -86,15 +86,15 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 40.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 40.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 30.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 30.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
         assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
 
 
-@pytest.mark.parametrize(("load", "seeds"), [(0.5, 3), (1.0, 3), (2.0, 1)])
+@pytest.mark.parametrize(("load", "seeds"), [(0.5, 2), (1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
@@ -132,7 +132,7 @@ def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str
     return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
     seed=st.integers(0, 2**20),
