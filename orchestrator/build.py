@@ -238,18 +238,18 @@ def build(
     orchestrator = Orchestrator(stages, service, metrics, clock, rng)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)
     return Components(
-        settings,
-        _api(settings, keys),
-        orchestrator,
-        lifecycle,
-        health,
-        discovery,
-        monitor,
-        forecaster,
-        placer,
-        retrier,
-        hedger,
-        pausing,
+        settings=settings,
+        api=_api(settings, keys),
+        orchestrator=orchestrator,
+        lifecycle=lifecycle,
+        health=health,
+        discovery=discovery,
+        monitor=monitor,
+        forecaster=forecaster,
+        placer=placer,
+        retrier=retrier,
+        hedger=hedger,
+        pausing=pausing,
     )
 
 

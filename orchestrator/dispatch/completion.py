@@ -159,6 +159,9 @@ def _abort_cause(attempt: Attempt, end: End) -> str:
     """Why a job was stopped early, by whoever did it; empty for any other end (WP-5)."""
     if attempt.cause is not None:
         return attempt.cause.value
+    if end.reason is FinishReason.DEADLINE:
+        return "deadline"
     ending = attempt.task.ending  # set already where the task's own timer stopped the job
-    stopped_here = ending is not None and ending.finish_reason is FinishReason.DEADLINE
-    return "deadline" if stopped_here or end.reason is FinishReason.DEADLINE else ""
+    if ending is None or not attempt.abandoned_at:  # a hedge that lost, say
+        return ""
+    return "deadline" if ending.finish_reason is FinishReason.DEADLINE else ""

@@ -285,11 +285,12 @@ class Dispatcher:
 
     def upkeep(self) -> None:
         """See to jobs that are late with their first tokens; to be called every 250 ms or so."""
-        left = list(self._completion.leave_silent(self._in_flight))
-        for attempt, retry in left:
-            self._forget_pause(attempt.task)
-            self._retry(attempt, retry)
-        if left:
+        try:
+            # One by one: a task that was withdrawn is in the queue again before the next is judged.
+            for attempt, retry in self._completion.leave_silent(self._in_flight):
+                self._forget_pause(attempt.task)
+                self._retry(attempt, retry)
+        finally:
             self.pump()
         if not self._queue:  # else others wait for the slots
             self._launcher.hedge_late(self)

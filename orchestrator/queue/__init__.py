@@ -1,7 +1,7 @@
 """What waits: pure, no clock.
 
 - ``task_queue``  least slack first, by class and tenant
-- ``tiers``       safe and at risk, background × interactive, batch
+- ``tiers``       interactive before batch, background after both
 - ``fair_share``  virtual time per tenant
 - ``order``       what an operator may choose
 """

@@ -12,7 +12,6 @@ from typing import Generic, Literal, TypeVar
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
@@ -68,10 +67,6 @@ class Metrics:
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
         return Counter(PREFIX + name, text, labels, registry=self.registry)
-
-    def gauge(self, name: str, unit: str, text: str, *labels: str) -> Gauge:
-        self._declare("gauge", name, unit, text, labels)
-        return Gauge(PREFIX + name, text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
         """Of milliseconds, or microseconds where the name ends so."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.dispatch.resume import is_resumable
-from orchestrator.dispatch.retry import RetryConfig, RetryDenied
+from orchestrator.dispatch.retry import Retrier, RetryAfter, RetryConfig, RetryDenied
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
@@ -217,6 +217,35 @@ async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
     first.silent = False
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     assert service.outcomes() == ["met"]
+
+
+async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
+    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, first, second = await two(
+        make_worker, make_service, suspect_after_s=0.3, down_after_s=30, hedge_share=0
+    )
+    held = Plan(stall_at=0, speak=speak)
+    first.plan = lambda submit: held
+    second.plan = lambda submit: Plan(speak=speak)
+    pinned = {"placement": {"mode": "prefer", "instances": [first.address]}}
+    running = [asyncio.create_task(run(service, SAMPLED | pinned)) for _ in range(2)]
+    await first.until(lambda: first.running == 2)
+    decide, calls = Retrier.decide, []
+
+    def fails_once(self: Retrier, *args: Any, **rest: Any) -> RetryAfter | None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("a fault of ours")
+        return decide(self, *args, **rest)
+
+    monkeypatch.setattr(Retrier, "decide", fails_once)
+    first.silent = True
+    for events in await asyncio.gather(*running):
+        assert text_of(events) == EXPECTED
+    assert len(calls) == 3
+    first.silent = False
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
 
 
 async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
