@@ -296,6 +296,8 @@ class Engine:
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule(now)
         for request in schedule.started:
+            if request.started_at is not None:  # had given way to a more urgent one
+                continue
             # It may have been submitted since the step began, which is what ``now`` says.
             request.started_at = max(now, request.submitted_at)
             wait_ms = (request.started_at - request.submitted_at) * 1e3

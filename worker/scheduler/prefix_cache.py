@@ -50,8 +50,18 @@ class PrefixCache:
         self._skip(request, len(shared))
         return True
 
-    def adopt(self, request: Request) -> None:
-        """Swap reserved blocks for equal ones that were computed since. Before it has begun."""
+    def give_back(self, request: Request) -> None:
+        """Undo ``reserve``. Before the request has begun."""
+        self._pool.free(request.blocks)
+        request.blocks = []
+        self.hit_blocks_total -= request.full_blocks
+        self.missed_blocks_total -= self.shareable_blocks(request) - request.full_blocks
+        request.full_blocks = request.computed = request.cached_tokens = 0
+
+    def adopt(self, request: Request) -> bool:
+        """Swap reserved blocks for equal ones that were computed since; whether there were any, so
+        that reserved ones are free again. Before it has begun.
+        """
         first, end = request.full_blocks, self.shareable_blocks(request)
         found = self._pool.match(islice(request.hashes, first, end))
         if found:
@@ -60,6 +70,7 @@ class PrefixCache:
             request.blocks[first : first + len(found)] = found
             self.missed_blocks_total -= len(found)
             self._skip(request, len(found))
+        return bool(found)
 
     def is_computed_by(self, others: Sequence[Request], request: Request) -> bool:
         """Whether one of ``others`` is about to compute most of what ``request`` still needs.

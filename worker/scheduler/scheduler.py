@@ -1,13 +1,14 @@
 """Who computes what in the next step. No tensors, no devices, no clock.
 
-Each step spends a token budget: running requests first (one token each for those that decode,
-then chunks of prompts, least slack first), then the waiting ones. A request is admitted only when
-its blocks can be reserved to completion, so nothing that runs is ever preempted for memory. Only
-blocks beyond the cached prefix need reserving. Who is paused gives up its slot, not its blocks::
+Free slots are filled first, least slack first. Then each step spends a token budget: one token for
+each request that decodes, the rest on chunks of prompts, the most urgent first. A request is
+admitted only when its blocks can be reserved to completion, so nothing that has begun is ever
+preempted for memory; one that has not yet gives way to a more urgent one. Only blocks beyond the
+cached prefix need reserving. Who is paused gives up its slot, not its blocks::
 
-    waiting ──admit──▶ running ◀──pause, resume──▶ paused        slot: running only
-       (held)             │                          │           blocks: running and paused
-                          └────────── release ───────┘
+    waiting ◀─admit, give way─▶ running ◀──pause, resume──▶ paused     slot: running only
+    (held back)                │                          │       blocks: running and paused
+                               └────────── release ───────┘
 """
 
 import math
@@ -115,8 +116,10 @@ class Scheduler:
         budget = self._prompt_budget(decodes, gap_s)
         # Admitted first, so that a long prompt under way does not keep an urgent short one out.
         started: list[Request] = []
-        while budget and not self._blocked and (admitted := self._admit_next()):
-            started.append(admitted)
+        if budget and self.waiting:
+            self._make_way(prefilling)
+            while not self._blocked and (admitted := self._admit_next()):
+                started.append(admitted)
         prefilling += started
         if len(prefilling) > 1:
             prefilling = most_urgent_first(prefilling, self.step_time, now)
@@ -308,7 +311,8 @@ class Scheduler:
     ) -> int:
         """Give ``request`` a row, unless what it needs is computed by one of those ``ahead``."""
         if not request.begun:
-            self.prefix_cache.adopt(request)
+            if self.prefix_cache.adopt(request):
+                self.unblock()
             if self.prefix_cache.is_computed_by(ahead, request):
                 return 0
             request.begun = True
@@ -341,6 +345,30 @@ class Scheduler:
         self._blocked = True
         return None
 
+    def _make_way(self, prefilling: list[Request]) -> None:
+        """Send back what has been admitted and has not begun, while the head is more urgent."""
+        head = next((one for one in self.waiting if not one.loading and not one.held_back), None)
+        if head is None or (self._free_slots and not self._blocked):
+            return
+        not_begun = [one for one in prefilling if not one.begun and _is_before(head, one)]
+        if not not_begun or not self._would_fit(head, not_begun):
+            return
+        for request in sorted(not_begun, key=_queue_order, reverse=True):
+            prefilling.remove(request)
+            self._leave_slot(request)
+            self.prefix_cache.give_back(request)
+            insort(self.waiting, request, key=_queue_order)
+            self.unblock()
+            if self._would_fit(head, ()):
+                return
+
+    def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
+        """Whether it could be admitted if these were not: a slot, and blocks even if none is shared
+        with anybody."""
+        blocks = self.pool.free_count + sum(len(one.blocks) for one in without)
+        has_slot = bool(self._free_slots or without)
+        return has_slot and self.config.blocks_for(request.limit_tokens) <= blocks
+
     def _reserve(self, request: Request) -> bool:
         """Move a waiting request to the running ones if all its blocks can be had now."""
         if not self.prefix_cache.reserve(request, self.config.blocks_for(request.limit_tokens)):
@@ -358,6 +386,10 @@ class Scheduler:
 
 def _queue_order(request: Request) -> tuple[float, float]:
     return request.latest_start, request.submitted_at
+
+
+def _is_before(one: Request, other: Request) -> bool:
+    return _queue_order(one) < _queue_order(other)
 
 
 def _refused(code: Code, message: str) -> EndReason:

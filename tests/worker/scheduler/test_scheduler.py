@@ -406,6 +406,37 @@ def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way() -> None:
     assert run_steps(scheduler, 2) == [[(urgent, 0, 8)], [(long, 8, 8)]]
 
 
+def test_what_has_not_begun_gives_way_to_what_is_more_urgent() -> None:
+    """All slots are given to long prompts, of which one has begun; the last in line steps back."""
+    scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
+    first, second, third = (request(40, 1, deadline=90.0 + i) for i in range(3))
+    for one in (first, second, third):
+        assert scheduler.enqueue(one, 0.0) is None
+    assert run_steps(scheduler) == [[(first, 0, 8)]]
+    assert len(scheduler.running) == 3
+    urgent = request(8, 1, deadline=9.0)
+    assert scheduler.enqueue(urgent, 0.0) is None
+    assert run_steps(scheduler) == [[(urgent, 0, 8)]]
+    assert scheduler.waiting == [third] and not third.blocks
+    scheduler.check_integrity()
+    lax = request(8, 1, deadline=99.0)
+    assert scheduler.enqueue(lax, 0.0) is None
+    run_steps(scheduler, 1)
+    assert third in scheduler.running and scheduler.waiting == [lax]
+
+
+def test_blocks_that_adoption_gives_back_are_given_out_again() -> None:
+    """Each reserves a copy of the common beginning; when the first has computed it, all go on."""
+    scheduler = Scheduler(config(max_step_tokens=8, max_running=8, max_waiting=8), BlockPool(62))
+    requests = [request([9, 10] * 16 + [11 + i], 7) for i in range(8)]  # 8 + 2 blocks each
+    for one in requests:
+        scheduler.prefix_cache.hash_prompt(one, b"")
+        assert scheduler.enqueue(one, 0.0) is None
+    run_steps(scheduler, 6)
+    scheduler.check_integrity()
+    assert len(scheduler.running) == 8
+
+
 def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
     scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
     scheduler.step_time.prefilled(1.0, 10)
