@@ -53,7 +53,7 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
 
 
 def main(command: Sequence[str]) -> int:
-    """EngineRun, print, save."""
+    """Run, print, save."""
     parser = new_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a small shape, few samples")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")

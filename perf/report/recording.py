@@ -19,6 +19,7 @@ from worker.protocol import ModelCard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = Path("perf", "results")
+UNKNOWN: Final = "unknown"
 _NAMED: Final = 10
 
 
@@ -40,7 +41,7 @@ class Checkout:
         git = ("git", "-C", str(root))
         commit = output_of(*git, "rev-parse", "HEAD")
         if not commit:
-            return cls(root, "unknown", ())
+            return cls(root, UNKNOWN, ())
         exclude = f":(exclude){RESULTS.as_posix()}"
         # As it is in the output: two letters, a blank, the path.
         status = subprocess.run(
@@ -54,6 +55,8 @@ class Checkout:
     def check(self, path: Path, *, allow_dirty: bool) -> None:
         """Raises ``DirtyTree`` when a bundle of this checkout must not be saved at ``path``."""
         is_recorded = path.resolve().is_relative_to((self.root / RESULTS).resolve())
+        if is_recorded and self.commit == UNKNOWN:
+            raise DirtyTree(f"{path}: no git here says which commit this is; save it elsewhere")
         if not self.changed or (allow_dirty and not is_recorded):
             return
         names = ", ".join(self.changed[:_NAMED])

@@ -226,7 +226,7 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
     assert signal.SIGINT in masks[0]  # until the orchestrator can handle it
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert executed == [
-        [sys.executable, "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
+        [sys.executable, "-P", "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
     ]
     assert paths == [f"{ROOT}{os.pathsep}/ours"]
 

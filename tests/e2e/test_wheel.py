@@ -70,6 +70,9 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
     env = {name: value for name, value in marked.env.items() if name != "PYTHONPATH"}
     env["TIDEGATE_HOME"] = str(state_dir())  # which has a Triton: nothing is fetched
     state_file, output = tmp_path / "state.json", tmp_path / "output"
+    for name in ("orchestrator", "worker", "pip"):  # a user's own, where it is started
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('not this one')")
     command = [python.with_name("tidegate"), "up", "--device", "cpu", "--port", "0"]
     with output.open("wb") as log:
         up = subprocess.Popen(
@@ -82,7 +85,7 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
         )
 
     def run(program: str, *arguments: str) -> str:
-        command = [python, "-c", program, *arguments]
+        command = [python, "-P", "-c", program, *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -118,6 +121,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
     assert "tidegate/py.typed" in names
+    assert (ROOT / "worker/demo_model/training/train.py").exists(), "what is left out below"
     assert not [name for name in names if "training" in name or "tests" in name]
     sources = {"tidegate/": ROOT / "client" / "tidegate"} | {
         f"{runtime}{top}/": ROOT / top for top in tops

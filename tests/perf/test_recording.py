@@ -84,7 +84,11 @@ def test_many_changes_are_counted(root: Path) -> None:
 
 
 def test_outside_of_git_there_is_no_commit(tmp_path: Path) -> None:
-    assert Checkout.of(tmp_path) == Checkout(tmp_path, "unknown", ())
+    checkout = Checkout.of(tmp_path)
+    assert checkout == Checkout(tmp_path, "unknown", ())
+    checkout.check(tmp_path / "build" / "out.json", allow_dirty=False)
+    with pytest.raises(DirtyTree, match="no git here says which commit"):
+        checkout.check(tmp_path / RESULTS / "out.json", allow_dirty=True)
 
 
 def test_the_command_refuses_as_a_usage_error(

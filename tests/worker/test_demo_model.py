@@ -15,9 +15,9 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from worker.demo_model import dialogue, grammar, words
+from worker.demo_model.training import dialogue, grammar, words
 
-CHECKPOINT: Final = Path(grammar.__file__).parent / "checkpoint"
+CHECKPOINT: Final = Path(grammar.__file__).parents[1] / "checkpoint"
 MAX_FOLDER_BYTES: Final = 10_000_000
 TOKENIZER: Final = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 

@@ -1,6 +1,8 @@
 """Puts the disk tier together."""
 
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from worker.kv_disk.background import BackgroundThread
 from worker.kv_disk.block_store import BlockStore, fingerprint
@@ -28,5 +30,11 @@ def open_disk_tier(
         ) from error
     model_log.info("KV disk %s holds %d blocks for this model", path, len(store))
     loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
-    saving.submit(lambda: log_others(path, root))  # there may be a million files to add up
+    # There may be a million files to add up, which nothing waits for.
+    Thread(target=_log_others, args=(path, root), name="tidegate-kv-list", daemon=True).start()
     return DiskTier(scheduler, store, memory, loading, saving)
+
+
+def _log_others(path: Path, own: Path) -> None:
+    with suppress(OSError):  # one went while it was measured: whoever removed it knows
+        log_others(path, own)

@@ -16,6 +16,9 @@ from typing import Final
 
 from worker.log import model_log
 
+_CODE: Final = Path(__file__).resolve().parents[2]
+COMMAND: Final = f"PYTHONPATH={_CODE} {sys.executable} -m {__package__}"
+"""As it works anywhere: ``worker`` is no name that an environment knows."""
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
 _DAY_S: Final = 86_400.0
 
@@ -57,10 +60,9 @@ def log_others(root: Path, own: Path) -> None:
     for directory in kv_directories(root):
         if directory.path != own:
             model_log.info(
-                "KV directory of another model or engine: %s; to remove it: %s -m %s remove %s %s",
+                "KV directory of another model or engine: %s; to remove it: %s remove %s %s",
                 directory,
-                Path(sys.executable).name,
-                __package__,
+                COMMAND,
                 root,
                 directory.path.name,
             )

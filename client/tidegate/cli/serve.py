@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     # Ctrl-C waits until the orchestrator can handle it (orchestrator/__main__.py)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        command = [sys.executable, "-m", "orchestrator", *options]
+        # -P: not a folder named orchestrator that happens to be in the working directory.
+        command = [sys.executable, "-P", "-m", "orchestrator", *options]
         os.execve(sys.executable, command, environment())
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

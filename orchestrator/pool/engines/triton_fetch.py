@@ -1,6 +1,7 @@
 """Fetches the wheel's Triton for ``tidegate up`` on a machine that has none."""
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from orchestrator.pool.preflight.host import check_platform
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.process import GuardedProcess, command_environment
 
-PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+PIP = (sys.executable, "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
@@ -22,6 +23,12 @@ async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
     """
     check_platform()
     if not wheel.is_downloaded(home):
+        if pip is PIP and importlib.util.find_spec("pip") is None:
+            raise FetchFailed(
+                f"Cannot fetch {wheel.WHEEL}, the wheel that has the Triton server:"
+                f" {sys.executable} has no pip; give it one (python -m ensurepip), or name a Triton"
+                " server with --triton PATH (TIDEGATE_TRITON)."
+            )
         log = home / "logs" / "fetch-triton.log"
         fresh_log(log)
         with wheel.completing(wheel.wheel_dir(home)) as target:

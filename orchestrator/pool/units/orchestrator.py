@@ -22,7 +22,8 @@ class OrchestratorProcess:
     """``python -m orchestrator`` under supervision (``supervise.Unit``).
 
     When it dies it is started again on its port: its lanes closed with it, so the workers have
-    dropped its jobs, and clients get a connection error that they can retry.
+    dropped its jobs, and clients get a connection error that they can retry. What lies in the
+    working directory is never imported (``-P``).
     """
 
     name = "orchestrator"
@@ -35,7 +36,7 @@ class OrchestratorProcess:
         *,
         log: Path | None = None,
         warn: Callable[[str], None] = ignore,
-        command: tuple[str, ...] = (sys.executable, "-m", "orchestrator"),
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
     ) -> None:
         self.host = host
         self.port = port

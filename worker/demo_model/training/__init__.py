@@ -1,0 +1,1 @@
+"""How the demo checkpoint was made. In the repository only: no wheel and no image has it."""
