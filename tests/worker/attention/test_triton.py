@@ -112,7 +112,7 @@ def test_keys_split_over_programs(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_invariant_results_depend_on_nothing_but_the_row(dtype: torch.dtype) -> None:
     """WK-3: a text's last query, computed as a decode, in any chunk, alone or beside others."""
-    from tests.support.batch_company import company_of
+    from tests.support.shared_batches import company_of
 
     outs = company_of(
         lambda pool, heads: TritonAttention(pool, heads, windows=(0, 20), invariant=True),
