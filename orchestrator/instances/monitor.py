@@ -129,7 +129,8 @@ class InstanceMonitor:
         instance.reason = reason
         if state is instance.state:
             return
-        lane_log.info(
+        lane_log.log(
+            logging.INFO if state is InstanceState.UP else logging.WARNING,
             "instance %s: %s %s",
             state,
             instance.address,

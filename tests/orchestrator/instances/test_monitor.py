@@ -139,8 +139,10 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     await service.until(lambda: service.outcomes() == ["failed", "met"])
     await worker.stop()
     await service.until(lambda: state_of(service) == "connecting")
-    assert f"instance up: {worker.address} is ready" in caplog.text
-    assert f"instance connecting: {worker.address} (" in caplog.text
+    levels = {record.getMessage(): record.levelname for record in caplog.records}
+    assert levels[f"instance up: {worker.address} is ready"] == "INFO"
+    lost = [m for m in levels if m.startswith(f"instance connecting: {worker.address} (")]
+    assert {levels[message] for message in lost} == {"WARNING"}
 
 
 async def test_or6_a_suspect_that_speaks_is_up_again(
