@@ -86,6 +86,8 @@ async def test_an_interrupted_run_leaves_no_process(tmp_path: Path, signum: int)
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"TIDEGATE_HOME": str(tmp_path)},
+        # A shell's background jobs ignore SIGINT, and what they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         while len(started := _descendants(process.pid)) < 3:  # guardian, server, load generator
