@@ -49,7 +49,7 @@ demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
 test: setup-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

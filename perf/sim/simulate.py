@@ -33,6 +33,7 @@ _TOKENIZER = (
 )
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
+_LOG = logging.getLogger("orchestrator")
 _KEPT = "kept"
 
 
@@ -131,10 +132,13 @@ def simulate(
 
     was_enabled = gc.isenabled()
     gc.disable()  # objects in cycles are few, and a run is short
+    level = _LOG.level
+    _LOG.setLevel(logging.ERROR)
     try:
         return loop.run_until_complete(run())
     finally:
         loop.close()
+        _LOG.setLevel(level)
         if was_enabled:
             gc.enable()
 
@@ -161,7 +165,6 @@ def new_orchestrator(
     encoder = PromptEncoder(card)
     for instance in parts.orchestrator.registry:
         instance.encoder = encoder  # else it would be loaded in a thread
-    logging.getLogger("orchestrator").setLevel(logging.ERROR)
     return parts, list(workers.values())
 
 
