@@ -148,6 +148,8 @@ class GuardedProcess:
         finally:
             if bounding is not None:
                 bounding.cancel()
+        # Its pipes end a turn of the loop later, which may be closed by then.
+        self._guardian._transport.close()  # type: ignore[attr-defined]
         if status < 0:  # it was killed, so it has cleaned up nothing
             guardian.kill_group(self.pid)
             if self._shm_prefix:
