@@ -14,7 +14,7 @@ cached prefix need reserving. Who is paused gives up its slot, not its blocks::
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from worker.protocol import Code, FinishReason, context_note
@@ -329,7 +329,7 @@ class Scheduler:
 
         None when no request can be admitted, which holds until something ends or arrives.
         """
-        ready = [one for one in self.waiting if not one.loading and not one.held_back]
+        ready = list(self._ready())
         if ready and self._free_slots:
             head, *others = ready
             if self._reserve(head):
@@ -345,9 +345,13 @@ class Scheduler:
         self._blocked = True
         return None
 
+    def _ready(self) -> Iterator[Request]:
+        """Those that wait for nothing but a slot and blocks, least slack first."""
+        return (one for one in self.waiting if not one.loading and not one.held_back)
+
     def _make_way(self, prefilling: list[Request]) -> None:
         """Send back what has been admitted and has not begun, while the head is more urgent."""
-        head = next((one for one in self.waiting if not one.loading and not one.held_back), None)
+        head = next(self._ready(), None)
         if head is None or (self._free_slots and not self._blocked):
             return
         not_begun = [one for one in prefilling if not one.begun and _is_before(head, one)]
