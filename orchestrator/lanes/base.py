@@ -7,7 +7,7 @@ submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
@@ -64,6 +64,22 @@ class LaneConfig:
     """What workers ask of whoever opens a lane."""
 
 
+class JobFields(TypedDict):
+    """What a job is submitted with: the fields of ``Submit`` but for those that name it."""
+
+    token_ids: list[int]
+    sampling: Sampling
+    budget_ms: float
+    deadline_unix_ms: int
+    on_deadline: OnDeadline
+    correlation_id: str
+    cache_salt: NotRequired[str]
+    session: NotRequired[str]
+    first_token_budget_ms: NotRequired[float | None]
+    token_gap_ms: NotRequired[float | None]
+    keeps_on: NotRequired[bool]
+
+
 class Lane(ABC):
     """One lane to the instance at ``address``. Its jobs are numbered by ``handle``."""
 
@@ -97,23 +113,8 @@ class Lane(ABC):
     # ── for those who have work ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def submit(
-        self,
-        sink: JobSink,
-        *,
-        token_ids: list[int],
-        sampling: Sampling,
-        budget_ms: float,
-        deadline_unix_ms: int,
-        on_deadline: OnDeadline,
-        correlation_id: str,
-        cache_salt: str = "",
-        session: str = "",
-        first_token_budget_ms: float | None = None,
-        token_gap_ms: float | None = None,
-        keeps_on: bool = False,
-    ) -> int:
-        """Send a job on an open lane; returns its handle. The fields are ``Submit``'s."""
+    def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:
+        """Send a job on an open lane; returns its handle."""
 
     @abstractmethod
     def cancel(self, handle: int, cause: AbortCause) -> None:

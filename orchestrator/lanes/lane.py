@@ -14,7 +14,7 @@ import random
 import uuid
 from collections import deque
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import grpc
 import msgspec
@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
-from orchestrator.lanes.base import JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
 from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol import (
@@ -33,11 +33,9 @@ from worker.protocol import (
     Describe,
     Frame,
     LaneMessage,
-    OnDeadline,
     Open,
     Pause,
     Resume,
-    Sampling,
     Submit,
 )
 
@@ -104,40 +102,11 @@ class StreamLane(Lane):
 
     # ── for those who have work ──────────────────────────────────────────────────────────────
 
-    def submit(
-        self,
-        sink: JobSink,
-        *,
-        token_ids: list[int],
-        sampling: Sampling,
-        budget_ms: float,
-        deadline_unix_ms: int,
-        on_deadline: OnDeadline,
-        correlation_id: str,
-        cache_salt: str = "",
-        session: str = "",
-        first_token_budget_ms: float | None = None,
-        token_gap_ms: float | None = None,
-        keeps_on: bool = False,
-    ) -> int:
+    def submit(self, sink: JobSink, **job: Unpack[JobFields]) -> int:
         assert self.is_open, "submitted to a lane that is not open"
         handle = self._next_handle
-        message = Submit(
-            lane=self._name,
-            handle=handle,
-            token_ids=token_ids,
-            sampling=sampling,
-            budget_ms=budget_ms,
-            deadline_unix_ms=deadline_unix_ms,
-            on_deadline=on_deadline,
-            correlation_id=correlation_id,
-            cache_salt=cache_salt,
-            session=session,
-            first_token_budget_ms=first_token_budget_ms,
-            token_gap_ms=token_gap_ms,
-            keeps_on=keeps_on,
-        )
-        self._post(message, f"{handle}/{correlation_id}")
+        message = Submit(lane=self._name, handle=handle, **job)
+        self._post(message, f"{handle}/{message.correlation_id}")
         return self._add_job(sink)  # only what could be encoded is a job here
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
