@@ -22,7 +22,7 @@ FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2"'
-	@echo 'make test          every test, two at a time            ARGS="-n 0 -k deadline"'
+	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
 	@echo 'make lint          style and types'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
@@ -49,7 +49,7 @@ demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
 test: setup-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

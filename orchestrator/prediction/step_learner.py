@@ -39,7 +39,7 @@ class StepLearner:
     """Learns one instance's step times from its statistics and from jobs that finished on it."""
 
     def __init__(self, slots: int, step_tokens: int, *, first_guess_ms: float = 20.0) -> None:
-        """``first_guess_ms`` is a step of one row; the first statistics replace it."""
+        """``first_guess_ms`` is a step of one row; what the worker did before replaces it."""
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
         self._coefficients = [
@@ -66,7 +66,11 @@ class StepLearner:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the model is more than a first guess."""
+        """Whether any steps were seen; until then the model is a guess.
+
+        What a worker did before anybody listened (compiling, warming up, another load) is part of
+        the guess: an instance that is judged by a slow past may never get the work to show better.
+        """
         return self._fitted
 
     @property
@@ -102,8 +106,9 @@ class StepLearner:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
             return
+        is_past = last is None
         if last is None or now.steps < last.steps:  # the first word, or of another process
-            last = _Totals(0, 0.0, 0, 0) if last is not None or now.steps < 1000 else now
+            last = _Totals(0, 0.0, 0, 0)
         steps = now.steps - last.steps
         busy_ms = now.busy_ms - last.busy_ms
         if steps <= 0 or busy_ms <= 0:
@@ -115,6 +120,9 @@ class StepLearner:
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
         self._fastest_ms = min(self._fastest_ms, busy_ms / steps / per_row)
+        if is_past:
+            self._guess_from([1.0, rows, prompts], busy_ms / steps)
+            return
         self._steps_seen += steps
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
         self._fit([1.0, rows, prompts], busy_ms / steps)
@@ -132,6 +140,12 @@ class StepLearner:
             ratio = math.log(service_ms / modelled)
             self._ratios.add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
             self._model = None
+
+    def _guess_from(self, features: list[float], step_ms: float) -> None:
+        """A step took that long on average before anybody listened."""
+        predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
+        self._rescale(step_ms / predicted, features, step_ms)
+        self._model = None
 
     def _fit(self, features: list[float], step_ms: float) -> None:
         """One step of the filter; what counts is the error as a share of the whole step."""

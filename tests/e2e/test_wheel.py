@@ -53,7 +53,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
-    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    pip("--python", str(python), "install", "--no-compile", "--no-deps", "--no-index", str(wheel))
     (site,) = environment.glob("lib/python3*/site-packages")
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python

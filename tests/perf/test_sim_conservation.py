@@ -98,13 +98,13 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
-    """The first 20 s: nothing is known of pace and lengths."""
+    """The first 12 s: nothing is known of pace and lengths."""
     scenario = replace(SCENARIO, open_share=1.0)
     ours, plain = (
         sum(
             result.met
             for seed in range(1, seeds + 1)
-            for result in run_policy(p, scenario, FLEET, load * capacity, 20.0, seed).results
+            for result in run_policy(p, scenario, FLEET, load * capacity, 12.0, seed).results
         )
         for p in (OURS, UNPREDICTED)
     )
@@ -132,7 +132,7 @@ def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str
     return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
     seed=st.integers(0, 2**20),

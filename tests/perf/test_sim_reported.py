@@ -38,12 +38,12 @@ def together(many: Iterable[Reported]) -> Reported:
 
 @pytest.fixture(scope="module")
 def overload() -> Reported:
-    return together(reported_at(1.5, 22.0, seed=seed) for seed in SEEDS)
+    return together(reported_at(1.5, 18.0, seed=seed) for seed in SEEDS)
 
 
 @pytest.fixture(scope="module")
 def light() -> Reported:
-    return together(reported_at(0.25, 30.0, seed=seed) for seed in SEEDS)
+    return together(reported_at(0.25, 24.0, seed=seed) for seed in SEEDS)
 
 
 def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Reported) -> None:

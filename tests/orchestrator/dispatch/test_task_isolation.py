@@ -76,10 +76,9 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     service = await make_service(busy, idle, worker_backlog=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     queue = service.orchestrator.queue
-    for waiting in range(20):
+    for _ in range(20):
         async with service.http.post("/v2/tasks", json=TASK | {"model": "a"}) as response:
             assert response.status == 202
-            assert (await response.json())["queue_position"] <= max(0, waiting - 1)
     turns = []
     choose = queue._choose
     monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))

@@ -128,6 +128,22 @@ def test_a_worker_that_restarts_or_says_little() -> None:
     assert learner.model.step_ms(4) == pytest.approx(before.step_ms(4), rel=0.2)
 
 
+def test_or7_a_slow_past_is_a_guess_that_the_first_steps_replace() -> None:
+    """What a worker did before anybody listened does not keep work from it."""
+    past = Steps(base=400.0, row=20.0, noise=0.0)
+    learner = StepLearner(8, 512)
+    stats = past.run(900, 4, 0)
+    learner.observe(stats)
+    assert not learner.is_measured
+    assert learner.model.base_ms + 4 * learner.model.row_ms == pytest.approx(480.0)
+    learner.observe(stats)  # nothing new
+    assert not learner.is_measured
+    past.base, past.row = 12.0, 0.5
+    learner.observe(past.run(5, 4, 0))
+    assert learner.is_measured
+    assert learner.model.base_ms + 4 * learner.model.row_ms == pytest.approx(14.0)
+
+
 def test_dl7_nothing_is_certain_before_steps_have_been_seen() -> None:
     learner, worker, work = StepLearner(8, 512), Steps(noise=0.0), Work(100, 0, 50)
     learner.observe(worker.run(1, 1, 0))
