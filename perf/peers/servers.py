@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.pool.errors import StartFailed
-from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
+from orchestrator.pool.paths import state_dir
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
@@ -29,10 +29,11 @@ from perf.stack.scrape import scrape
 from perf.stack.stack import Stack, StackSpec, running, server
 
 MODEL: Final = "demo"
+"""The name that every checkpoint is served by."""
 SLOTS: Final = 64
 """Requests that run at once, in either server."""
 CONTEXT_TOKENS: Final = 2048
-"""Of the demo model."""
+"""Of the demo model; vLLM is told to have no more for any."""
 
 _VLLM_READY_S: Final = 420.0
 """It compiles its model when it starts for the first time."""
@@ -83,21 +84,22 @@ def tidegate(stack: Stack) -> Served:
 
 
 @asynccontextmanager
-async def both(*, install: bool) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
-    """Ours and vLLM, on the demo model. Raises ``Skip`` without vLLM."""
-    await VLLM.install(allowed=install)
+async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
+    """Ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does not
+    start."""
     async with AsyncExitStack() as servers:
-        peer = await servers.enter_async_context(_vllm())
-        stack = await servers.enter_async_context(running(StackSpec(max_running=SLOTS)))
+        peer = await servers.enter_async_context(_vllm(checkpoint))
+        spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
+        stack = await servers.enter_async_context(running(spec))
         yield stack, (tidegate(stack), peer)
 
 
 @asynccontextmanager
-async def _vllm() -> AsyncIterator[Served]:
+async def _vllm(checkpoint: Path) -> AsyncIterator[Served]:
     port = free_ports(1)[0]
     # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
     command = [str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(DEMO_CHECKPOINT), "--served-model-name", MODEL]
+    command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
     command += ["--disable-uvicorn-access-log"]

@@ -1,4 +1,4 @@
-"""Tokens per second of either server, beside vLLM: 1, 8 and 32 stories of a fixed length at once.
+"""Tokens per second of either server, beside vLLM: stories of a fixed length at once.
 
 A wave is what is measured: so many requests in one instant, until the last token of the last one
 is at its client. First tokens and starts are in it, in either's.
@@ -24,8 +24,8 @@ class Load(NamedTuple):
     rounds: int
 
 
-async def measure(servers: tuple[Served, Served], load: Load, seed: int) -> list[Figure]:
-    """Both servers' rates and ours ÷ theirs, wave by wave in turns."""
+async def measure(servers: tuple[Served, Served], load: Load, seed: int, part: str) -> list[Figure]:
+    """Both servers' rates and ours ÷ theirs, wave by wave in turns; ``part`` begins their names."""
     figures = []
     for count in load.streams:
         rates: dict[str, list[float]] = {server.name: [] for server in servers}
@@ -38,7 +38,7 @@ async def measure(servers: tuple[Served, Served], load: Load, seed: int) -> list
         ours, theirs = (rates[server.name] for server in servers)
         figures += [
             Figure.of(
-                f"speed.{server.name}.{count}.tokens_per_s",
+                f"{part}.{server.name}.{count}.tokens_per_s",
                 f"{server.label}, {count} at once",
                 "tokens/s",
                 rates[server.name],
@@ -48,7 +48,7 @@ async def measure(servers: tuple[Served, Served], load: Load, seed: int) -> list
         ]
         figures.append(
             Figure.of(
-                f"speed.ratio.{count}",
+                f"{part}.ratio.{count}",
                 f"{servers[0].label} ÷ {servers[1].label}, {count} at once",
                 "",
                 ratios(ours, theirs),

