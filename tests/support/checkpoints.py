@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
 
 DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 
@@ -36,8 +36,8 @@ LLAMA3_ROPE = ROPE | {
 def make_checkpoint(path: Path, model_type: str = "llama", **changes: object) -> Path:
     """A model with random weights and a byte tokenizer. ``changes`` go into its configuration."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **(TINY | changes))
-    model = AutoModelForCausalLM.from_config(config)
+    config = transformers.AutoConfig.for_model(model_type, **(TINY | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:  # ones would hide a norm that is left out

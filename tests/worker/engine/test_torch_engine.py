@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import end_of, ids_of
@@ -55,7 +55,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
     ids = prompt(30, vocabulary=2048)
     job = greedy(ids, 40)
     got = ids_of(job, run(build(DEMO), [job]))
-    model = LlamaForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     text = list(ids)
     with torch.inference_mode():
         for _ in range(40):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from tests.support.checkpoints import (
     DEMO,
@@ -55,7 +55,7 @@ def random_ids(count: int, vocabulary: int, seed: int = 3) -> list[int]:
 
 
 def oracle(path: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].float()
 

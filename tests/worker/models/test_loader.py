@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from tests.support.model import CPU, Rig
@@ -136,8 +136,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"hidden_size": 1024, "intermediate_size": 6144, "num_hidden_layers": 6}
     shape = {"vocab_size": 2000, "num_attention_heads": 8, "num_key_value_heads": 4}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model("llama", **sizes, **shape), dtype=torch.bfloat16
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model("llama", **sizes, **shape), dtype=torch.bfloat16
         )
     model.to_empty(device="cpu").save_pretrained(path)
     edit_config(path, eos_token_id=0)

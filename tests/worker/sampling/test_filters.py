@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+import transformers
 
 from worker.sampling.filters import candidates
 
@@ -71,15 +71,15 @@ def test_each_row_keeps_what_the_formula_keeps(seed: int) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "oracle"),
     [
-        ("top_k", [7, 1.0, 0.0], TopKLogitsWarper(7)),
-        ("top_k", [150, 1.0, 0.0], TopKLogitsWarper(150)),
-        ("top_p", [0, 0.8, 0.0], TopPLogitsWarper(0.8)),
-        ("min_p", [0, 1.0, 0.05], MinPLogitsWarper(0.05)),
+        ("top_k", [7, 1.0, 0.0], transformers.TopKLogitsWarper(7)),
+        ("top_k", [150, 1.0, 0.0], transformers.TopKLogitsWarper(150)),
+        ("top_p", [0, 0.8, 0.0], transformers.TopPLogitsWarper(0.8)),
+        ("min_p", [0, 1.0, 0.05], transformers.MinPLogitsWarper(0.05)),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_each_filter_is_that_of_transformers(
-    name: str, parameters: list[float], oracle: TopKLogitsWarper, seed: int
+    name: str, parameters: list[float], oracle: transformers.TopKLogitsWarper, seed: int
 ) -> None:
     logits = random_logits(16, seed + 50)
     top_k, top_p, min_p = ([value] * 16 for value in parameters)

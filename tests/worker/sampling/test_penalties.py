@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+import transformers
 
 from worker.core import Job
 from worker.protocol import Sampling
@@ -119,7 +119,7 @@ def test_repetition_is_that_of_transformers(penalty: float) -> None:
     for seed in range(6):
         logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
         text = torch.tensor([request.tokens])
-        expected = RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
+        expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
         torch.testing.assert_close(step(on, logits, [(0, request)]), expected)
 
 
@@ -128,7 +128,7 @@ def test_bias_is_that_of_transformers() -> None:
     on, request = sampler(1), request_of([1], logit_bias=biases)
     on.begin(0, request)
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    oracle = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases])
+    oracle = transformers.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases])
     expected = oracle(torch.tensor([[1]]), logits.clone())
     torch.testing.assert_close(step(on, logits, [(0, request)]), expected)
 
