@@ -147,7 +147,7 @@ def test_it_can_follow_the_process_that_started_it(tmp_path: Path, marks: list[M
 
 def test_what_is_killed_comes_back(tmp_path: Path, marks: list[Marked]) -> None:
     """Each half is started again on its ports; its shared memory of before is gone."""
-    up = Up(tmp_path)
+    up = Up(tmp_path, *PACED)
     marks.append(up.marked)
     assert up.generates()
     url = up.state["url"]
