@@ -122,6 +122,10 @@ def _base_python() -> str:
 def _pip_install(arguments: list[str]) -> None:
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
+    if not sys.dont_write_bytecode:
+        # Half of the time would go to byte code, most of it of modules that nobody imports; those
+        # that are get theirs on first use, which makes the first start a second longer.
+        pip.append("--no-compile")
     _run(
         [*pip, *arguments],
         "pip failed (its own words are above); with no network, give a mirror or a folder of "
