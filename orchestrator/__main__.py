@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.http.accepting import (
     ACCEPT_BACKLOG,
     RESERVED_FILES,
@@ -83,12 +84,18 @@ async def serve(settings: Settings) -> int:
     )
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
+    health_port: HealthPort | None = None
+    port = settings.port
     try:
         await site.start()
+        if settings.health_port is not None:
+            port = settings.health_port
+            stalled_after_s = settings.health_stalled_after_s
+            health_port = HealthPort(
+                parts.health, settings.host, port, stalled_after_s=stalled_after_s
+            )
     except OSError as error:
-        service_log.error(
-            "cannot listen on %s:%d: %s", settings.host, settings.port, error.strerror
-        )
+        service_log.error("cannot listen on %s:%d: %s", settings.host, port, error.strerror)
         await runner.cleanup()
         return 1
     lifecycle.start()
@@ -97,6 +104,10 @@ async def serve(settings: Settings) -> int:
     gc.freeze()
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
+    if health_port is not None:
+        health_port.start()
+        where = fields(host=settings.host, port=health_port.port)
+        service_log.info("listening for health checks", extra=where)
     grace_s = await requests.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     second = asyncio.create_task(requests.get())
@@ -108,6 +119,8 @@ async def serve(settings: Settings) -> int:
         await lifecycle.drain(0.0)
     await lifecycle.close()
     await runner.cleanup()
+    if health_port is not None:  # until now it says "draining"
+        await health_port.close()
     service_log.info("stopped")
     return 0
 

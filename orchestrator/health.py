@@ -61,6 +61,15 @@ class HealthBoard:
             self._snapshot_version = self._registry.snapshot_version
             self.refresh()
 
+    def by_path(self) -> dict[str, PreparedResponse]:
+        """The answers by the path that they are asked for at."""
+        return {
+            "/health": self.overall,
+            "/health/live": self.live,
+            "/health/ready": self.ready,
+            "/health/startup": self.startup,
+        }
+
     def refresh(self) -> None:
         """Prepare all answers anew."""
         if any(instance.card is not None for instance in self._registry):

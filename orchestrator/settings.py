@@ -102,6 +102,11 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     """0 lets the system choose; the port is in the first log line."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """Health checks on a port of their own too, where no load delays them: for kubelets and load
+    balancers (LB-4). It asks for no token and serves nothing else."""
+    health_stalled_after_s: float = Field(default=5.0, ge=0.1)
+    """When the event loop hangs for so long, that port answers 503 ``stalled``."""
     token: SecretStr | None = None
     """Asked of every request when set; one is needed to listen off loopback (OR-12)."""
     admin_token: SecretStr | None = None
@@ -336,6 +341,8 @@ class Settings(BaseSettings):
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
+        if self.health_port and self.health_port == self.port:
+            raise ValueError("health_port: must not be port, which serves health checks anyway")
         if self.cors_credentials and ANY_ORIGIN in self.cors_origins:
             raise ValueError(
                 "cors_credentials: not together with cors_origins = *; name the origins"

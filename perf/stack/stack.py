@@ -38,6 +38,8 @@ class StackSpec:
     """Of the orchestrator."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
+    with_health_port: bool = False
+    """The orchestrator answers health checks on a port of their own too."""
     lane_token: str = ""
     """Of Triton and the orchestrator; a benchmark's own lanes know none."""
 
@@ -67,6 +69,8 @@ class Stack:
     triton: TritonInstance
     orchestrator: OrchestratorProcess
     triton_version: str
+    health_port: int
+    """0 where there is none."""
 
     @property
     def port(self) -> int:
@@ -91,6 +95,7 @@ class Stack:
 @asynccontextmanager
 async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
+    health_port = free_ports(1)[0] if spec.with_health_port else 0
     async with (
         tritons(spec, 1) as (triton,),
         orchestrating(
@@ -98,10 +103,11 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
             {
                 "TIDEGATE_QUEUE_SIZE": str(spec.queue_size),
                 "TIDEGATE_LANE_TOKEN": spec.lane_token,
+                **({"TIDEGATE_HEALTH_PORT": str(health_port)} if health_port else {}),
             },
         ) as orchestrator,
     ):
-        yield Stack(triton, orchestrator, find_triton(None, state_dir()).version)
+        yield Stack(triton, orchestrator, find_triton(None, state_dir()).version, health_port)
 
 
 @asynccontextmanager

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -12,6 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
+from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -130,28 +129,6 @@ async def test_or14_what_does_not_finish_is_ended_and_stopped(
     async with service.http.get(task["events_url"]) as response:
         last = [event async for event in read_events(response)][-1]
     assert (last.event, last.json()["code"]) == ("error", "draining")
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    root = Path(__file__).parents[3]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-    return kept | {"PYTHONPATH": str(root), "TIDEGATE_PORT": "0", "TIDEGATE_LOG_FORMAT": "json"}
-
-
-async def start_process(environment: dict[str, str], tmp_path: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "orchestrator", stderr=-1, env=environment, cwd=tmp_path
-    )
-
-
-async def log_until(process: asyncio.subprocess.Process, message: str) -> dict[str, object]:
-    assert process.stderr is not None
-    async for line in process.stderr:
-        entry: dict[str, object] = json.loads(line)
-        if entry["message"] == message:
-            return entry
-    raise AssertionError(f"it ended without saying {message!r}")
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

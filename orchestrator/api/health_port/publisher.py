@@ -1,0 +1,113 @@
+"""The health port as the orchestrator has it: a responder process, told what to answer."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.api.health_port import responder
+from orchestrator.health import HealthBoard, PreparedResponse
+from orchestrator.telemetry.log import fields, service_log
+
+PUBLISH_EVERY_S = 0.05
+"""A change shows on the port within this and what the pipe takes."""
+BEAT_EVERY_S = 0.5
+"""So often the responder hears that the loop is alive."""
+_BACKLOG = 256
+_RESTART_S = 0.5
+_END_S = 1.0
+_SCRIPT = Path(responder.__file__)
+
+
+class HealthPort:
+    """Keeps one responder running, and tells it what the board says.
+
+    The socket is bound here and stays open while a responder is replaced: checks wait meanwhile.
+    """
+
+    def __init__(self, board: HealthBoard, host: str, port: int, *, stalled_after_s: float) -> None:
+        """Raises ``OSError`` when the port cannot be listened on."""
+        self._board = board
+        self._stalled_after_s = stalled_after_s
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._runner: asyncio.Task[None] | None = None
+        self.pid = 0
+        """Of the responder; 0 while there is none."""
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        self._runner = asyncio.create_task(self._run(), name="health port")
+
+    async def close(self) -> None:
+        """End the responder; the port is free afterwards."""
+        if self._runner is not None:
+            self._runner.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._runner
+        self._listener.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._respond()
+                service_log.error("health responder ended; starting it again")
+            except OSError as error:
+                service_log.error(
+                    "health responder failed; starting it again",
+                    extra=fields(reason=error.strerror),
+                )
+            await asyncio.sleep(_RESTART_S)
+
+    async def _respond(self) -> None:
+        """Start a responder and publish until it ends."""
+        fd = self._listener.fileno()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            str(_SCRIPT),
+            str(fd),
+            str(self._stalled_after_s),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            pass_fds=(fd,),
+        )
+        assert process.stdin is not None
+        self.pid = process.pid
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._publish(process.stdin, ended)
+        finally:
+            self.pid = 0
+            process.stdin.close()  # which ends it
+            done, _ = await asyncio.wait([ended], timeout=_END_S)
+            if not done:
+                process.kill()
+                await ended
+
+    async def _publish(self, pipe: asyncio.StreamWriter, ended: asyncio.Task[int]) -> None:
+        loop, transport = asyncio.get_running_loop(), pipe.transport
+        published: dict[str, PreparedResponse] = {}
+        beat_at = 0.0
+        while not ended.done():
+            # A responder that is late gets the newest once it reads again, and nothing in between.
+            if not transport.get_write_buffer_size():
+                answers = self._board.by_path()
+                if answers != published or loop.time() >= beat_at:
+                    pipe.write(b"\n" if answers == published else _line(answers))
+                    published, beat_at = answers, loop.time() + BEAT_EVERY_S
+            await asyncio.wait([ended], timeout=PUBLISH_EVERY_S)
+
+
+def _line(answers: Mapping[str, PreparedResponse]) -> bytes:
+    """As the responder reads them."""
+    by_path = {path: (answer.status, answer.body.decode()) for path, answer in answers.items()}
+    return json.dumps(by_path).encode() + b"\n"
