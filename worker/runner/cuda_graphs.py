@@ -2,9 +2,12 @@
 
 A decode of a large model is some hundred short kernels, which take longer to launch one by one than
 to run. A replay launches all of them at once, but on the same memory each time: it reads what a
-step is about from fixed tensors, and rows that a smaller step leaves over work on a dummy page::
+step is about from fixed tensors, and rows that a smaller step leaves over work on a dummy page.
+The likeliest token of each row is part of it; draws from the whole vocabulary are a recording of
+their own behind it, so that a greedy step does not pay for them::
 
     inputs [rows, 3]   token id, or PENDING for the row's last sample | position | slot
+    chances [3, rows]  see ``Sampler.plain_chances``
     blocks [slots + 1, blocks of a text]     block table by slot; the last row is all dummy page
     last_ids [slots + 1]                     latest sample by slot
 """
@@ -12,7 +15,7 @@ step is about from fixed tensors, and rows that a smaller step leaves over work 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from worker.attention import AttentionBackend, AttentionStep
 from worker.attention.staging import staged, to_device
 from worker.log import model_log
 from worker.models.model import Model
+from worker.sampling.sampler import draw_whole
 
 _STRIDE: Final = 8
 """From here on between batch sizes: what padding costs is then less than a sixth."""
@@ -38,7 +42,7 @@ class FixedDecodes(AttentionBackend, Protocol):
         """See ``TritonAttention.decode_step``."""
 
 
-Step = Callable[[], tuple[Tensor, Tensor]]
+Step = Callable[[], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Recording:
     """``replay`` does a call again and writes its results to ``results`` again."""
 
     replay: Callable[[], object]
-    results: tuple[Tensor, Tensor]
+    results: tuple[Tensor, ...]
 
 
 class Recorder(Protocol):
@@ -101,7 +105,22 @@ class _Recorded:
 
     size: int
     step: AttentionStep
-    recording: Recording
+    decode: Recording
+    """→ logits, token ids that it was given, the likeliest ones."""
+    draw: Recording
+    """→ token ids."""
+
+
+class Replayed(NamedTuple):
+    """On the device, and valid until the next replay is queued."""
+
+    logits: Tensor
+    """[rows, vocabulary] float32."""
+    given_ids: Tensor
+    """[rows]: what the step computed."""
+    slots: Tensor
+    chosen: Tensor
+    """Token ids [rows]."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -134,6 +153,7 @@ class DecodeGraphs:
         self._inputs = to_device(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
+        self._chances = torch.zeros((3, self.largest), device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), _reserved_bytes(device)
         # The largest first: the others then find room in what it has left behind.
@@ -150,12 +170,14 @@ class DecodeGraphs:
         )
 
     def replay(
-        self, ids: NDArray[np.int64], positions: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute a token each for [rows], at most ``largest``.
-
-        → logits [rows, vocabulary] float32, token ids [rows], slots [rows]: on the device, and
-        valid until the next replay is queued. Waits for nothing.
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        chances: NDArray[np.float32] | None = None,
+    ) -> "Replayed":
+        """Compute a token each for [rows], at most ``largest``, drawn by ``chances`` [3, rows] or
+        the likeliest ones; they are the slots' latest samples from now on. Waits for nothing.
         """
         rows = len(ids)
         recorded = next(one for one in self._recorded if one.size >= rows)
@@ -164,24 +186,42 @@ class DecodeGraphs:
         inputs[rows:] = 0, 0, self._state.dummy_slot
         waiting = staged(inputs, self._state.device)
         self._inputs[: recorded.size].copy_(waiting, non_blocking=True)
-        recorded.recording.replay()
-        logits, token_ids = recorded.recording.results
-        return logits[:rows], token_ids[:rows], self._inputs[:rows, 2]
+        recorded.decode.replay()
+        logits, token_ids, chosen = recorded.decode.results
+        if chances is not None:
+            padded = np.zeros((3, recorded.size), np.float32)
+            padded[:, :rows] = chances
+            waiting = staged(padded, self._state.device)
+            self._chances[:, : recorded.size].copy_(waiting, non_blocking=True)
+            recorded.draw.replay()
+            (chosen,) = recorded.draw.results
+        return Replayed(logits[:rows], token_ids[:rows], self._inputs[:rows, 2], chosen[:rows])
 
     def _record(self, size: int, attention: FixedDecodes, recorder: Recorder) -> _Recorded:
         places, table, contexts = self._places[:size], self._table[:size], self._contexts[:size]
         step = attention.decode_step(places, table, contexts, self._most_keys)
 
-        def decode() -> tuple[Tensor, Tensor]:
+        def decode() -> tuple[Tensor, ...]:
             given, positions, slots = self._inputs[:size].T.contiguous()
             ids = self._state.known(given, slots)
             torch.index_select(self._state.blocks, 0, slots, out=table)
             contexts.copy_(positions + 1)
             page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
             places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
-            return self._model.logits(self._model.forward(ids, positions, step)), ids
+            logits = self._model.logits(self._model.forward(ids, positions, step))
+            likeliest = logits.argmax(dim=-1)
+            self._state.last_ids.index_copy_(0, slots, likeliest)
+            return logits, ids, likeliest
 
-        return _Recorded(size, step, recorder.record(decode))
+        decoded = recorder.record(decode)
+        logits, _, likeliest = decoded.results
+
+        def draw() -> tuple[Tensor, ...]:
+            drawn = draw_whole(logits, likeliest, self._chances[:, :size])
+            self._state.last_ids.index_copy_(0, self._inputs[:size, 2], drawn)
+            return (drawn,)
+
+        return _Recorded(size, step, decoded, recorder.record(draw))
 
 
 def _reserved_bytes(device: torch.device) -> int:

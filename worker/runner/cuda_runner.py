@@ -126,9 +126,15 @@ class CudaRunner(TorchRunner):
         count = len(plan.rows)
         positions = np.fromiter((row.start for row in plan.rows), np.int64, count)
         ids = np.fromiter((row.request.tokens[row.start] for row in plan.rows), np.int64, count)
-        logits, last_ids, slots_there = graphs.replay(ids, positions, slots)
-        sampled = self._sampler.sample(logits, slots, positions + 1, last_ids)
-        state.last_ids.index_copy_(0, slots_there, sampled.ids)
+        chances = self._sampler.plain_chances(slots, positions + 1)
+        if chances is not None:
+            some_draw = bool(chances[0].any())
+            return Sampled(
+                graphs.replay(ids, positions, slots, chances if some_draw else None).chosen
+            )
+        replayed = graphs.replay(ids, positions, slots)
+        sampled = self._sampler.sample(replayed.logits, slots, positions + 1, replayed.given_ids)
+        state.last_ids.index_copy_(0, replayed.slots, sampled.ids)
         return sampled
 
     def _mixed(

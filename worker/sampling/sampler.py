@@ -68,6 +68,7 @@ class Sampler:
         """``max_tokens`` is the longest text that one slot can hold."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
         self._device = device
+        self._vocab_size = vocab_size
         self._table = SamplingTable.empty(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
@@ -126,6 +127,29 @@ class Sampler:
             return Sampled(chosen)
         wanting, values = logprobs
         return Sampled(chosen, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
+
+    def plain_chances(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.float32] | None:
+        """What ``draw_whole`` needs of rows like those of ``sample``: [3, rows] float32,
+        temperature (0: the likeliest token), ``min_p``, a number in [0, 1). None when one of them
+        asks for more than that.
+        """
+        table, vocabulary = self._table, self._vocab_size
+        needs, top_k = table.needs[slots], table.top_k[slots]
+        is_drawn = needs == DRAWS
+        is_filtered = ((top_k > 0) & (top_k < vocabulary)) | (table.top_p[slots] < 1)
+        if (
+            (needs & ~DRAWS).any()
+            or (is_drawn & is_filtered).any()
+            or (positions < table.first_free_position[slots]).any()
+        ):
+            return None
+        chances = np.zeros((3, len(slots)), np.float32)
+        if is_drawn.any():
+            chances[0] = np.where(is_drawn, table.temperature[slots], 0)
+            chances[1], chances[2] = table.min_p[slots], uniforms(table.seed[slots], positions)
+        return chances
 
     def _draw(
         self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
@@ -228,9 +252,23 @@ class _Logprobs:
 def _send(tensor: Tensor) -> Tensor:
     """Into pinned memory, where torch lets a copy run on without waiting for it."""
     if tensor.device.type == "cpu":
-        return tensor
+        return tensor.clone()
     there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return there.copy_(tensor, non_blocking=True)
+
+
+def draw_whole(logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
+    """Tokens [rows] of ``logits`` [rows, vocabulary] by ``chances``; see ``Sampler.plain_chances``.
+
+    The same operators as those that other rows are drawn by, so that a text does not depend on
+    which of its steps were recorded.
+    """
+    temperatures, least, draws = chances
+    draws_at_all = temperatures > 0
+    scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
+    weights = weights.masked_fill_(weights < least[:, None], 0.0)
+    return torch.where(draws_at_all, _pick_at(weights, draws), likeliest)
 
 
 def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:

@@ -249,6 +249,44 @@ def test_decodes_are_replayed_and_padding_touches_nothing_real(tiny: Path) -> No
     assert pool.data[:, BLOCKS].any(), "no padding"
 
 
+@pytest.mark.parametrize(
+    ("ways", "whole_passes"),
+    [
+        ([{"temperature": 0.0}], 0),
+        ([{"temperature": 0.9, "seed": 4}, {"temperature": 0.0}], 0),
+        ([{"temperature": 1.3, "seed": 5, "min_p": 0.05}, {"temperature": 0.7, "seed": 6}], 0),
+        ([{"temperature": 0.9, "seed": 4}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], 7),
+        ([{"temperature": 0.0}, {"temperature": 0.0, "logprobs": 1}], 7),
+    ],
+)
+def test_what_is_drawn_from_the_whole_vocabulary_is_recorded(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, ways: list[dict[str, Any]], whole_passes: int
+) -> None:
+    """The prompts' own step is not; its tokens and those of the recorded steps are the same."""
+
+    def todo() -> list[Job]:
+        return [
+            Job(prompt(5, seed=n), Sampling(max_tokens=8, ignore_eos=True, **way), FAR)
+            for n, way in enumerate(ways)
+        ]
+
+    plain, replayed = todo(), todo()
+    events = run(build(tiny, cuda_like=False), plain)
+    expected = [ids_of(job, events) for job in plain]
+    engine = build(tiny, cuda_like=True)
+    passes, sample = 0, Sampler.sample
+
+    def counted(*args: Any) -> Sampled:
+        nonlocal passes
+        passes += 1
+        return sample(*args)
+
+    monkeypatch.setattr(Sampler, "sample", counted)
+    events = run(engine, replayed)
+    assert [ids_of(job, events) for job in replayed] == expected
+    assert passes == whole_passes + 1
+
+
 def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
     """WP-4."""
     engine = build(tiny, cuda_like=True)
@@ -278,7 +316,8 @@ def test_a_step_that_fails_leaves_a_sound_engine(
         engine.submit(job)
     events = engine.step() + engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "sample", lambda *args: 1 / 0)
+        for name in ("sample", "plain_chances"):
+            patch.setattr(Sampler, name, lambda *args: 1 / 0)
         for _ in range(8):
             events += engine.step()
     assert {end_of(job, events).code for job in todo} == {Code.ENGINE_ERROR}
