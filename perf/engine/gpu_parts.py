@@ -223,8 +223,12 @@ def _decode(
     ids = rng.integers(2, shape.vocab_size, batch)
     positions, slots = np.full(batch, keys - 1), np.arange(batch)
     device = built.pool.device
+    chances = np.stack((np.full(batch, 0.8), np.zeros(batch), rng.random(batch)))
     with torch.inference_mode():
         ms = timed_ms(lambda: graphs.replay(ids, positions, slots), device)
+        drawn_ms = timed_ms(
+            lambda: graphs.replay(ids, positions, slots, chances.astype(np.float32)), device
+        )
     # Slots begin anew for the engine's own requests.
     nbytes = shape.step_bytes + batch * keys * shape.kv_token_bytes
     share = nbytes / ms / 1e6 / copy_gb_s
@@ -233,6 +237,12 @@ def _decode(
         batch / ms * 1e3,
         "tokens/s",
         f"{ms:.2f} ms, {nbytes / ms / 1e6:.0f} GB/s = {share:.0%} of the copy bandwidth",
+    )
+    report.add(
+        f"decode {batch} x {keys}, drawn, device",
+        batch / drawn_ms * 1e3,
+        "tokens/s",
+        f"{drawn_ms:.2f} ms: with a temperature, from the whole vocabulary",
     )
 
 
