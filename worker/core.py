@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from worker.protocol import (
     AbortCause,
     Code,
@@ -60,9 +62,11 @@ class JobStarted:
     wait_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class JobTokens:
-    """Tokens that one step produced for a job, usually one; ``logprobs`` is parallel to ``ids``."""
+class JobTokens(msgspec.Struct, frozen=True, gc=False):
+    """Tokens that one step produced for a job, usually one; ``logprobs`` is parallel to ``ids``.
+
+    One for every row of every step: as a frozen dataclass it took 15 times as long to make.
+    """
 
     job: Job
     ids: list[int]

@@ -54,7 +54,7 @@ from worker.scheduler.end_reason import (
     finished,
 )
 from worker.scheduler.pauses import Pauses
-from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
@@ -271,16 +271,21 @@ class Engine:
 
     def _end_expired(self, now: float, events: list[Event]) -> None:
         """End aborted and expired jobs, so that their blocks are free before the next step."""
-        prompt_tokens = self.scheduler.next_prompt_tokens(bool(self._inbox))
-        begun = self.scheduler.running
-        if self.scheduler.paused:
-            begun = begun + self.scheduler.paused
-        for request in self._expiry.expired(begun, now, prompt_tokens):
-            self._finish(request, self._expiry.end_reason(request, now), events)
-        for request in self._expiry.unfinishable(self.scheduler.waiting, now):
-            self._finish(request, self._expiry.end_reason(request, now), events)
-        for request in self.scheduler.too_late_to_start(now):
+        scheduler, expiry = self.scheduler, self._expiry
+        begun = scheduler.running
+        if scheduler.paused:
+            begun = begun + scheduler.paused
+        for request in expiry.expired(begun, now, self._next_prompt_tokens):
+            self._finish(request, expiry.end_reason(request, now), events)
+        if not scheduler.waiting:
+            return
+        for request in expiry.unfinishable(scheduler.waiting, now):
+            self._finish(request, expiry.end_reason(request, now), events)
+        for request in scheduler.too_late_to_start(now):
             self._finish(request, TOO_LATE_TO_START, events)
+
+    def _next_prompt_tokens(self) -> int:
+        return self.scheduler.next_prompt_tokens(bool(self._inbox))
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:
@@ -320,38 +325,48 @@ class Engine:
         """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
         now = self._clock()
         book = self.scheduler.confirm if done.was_launched else self.scheduler.advance
+        # For each row of each step: what does not change is looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
+        deferred, has_no_end, tokens = self._deferred, self._eos.isdisjoint, 0
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
-            decided = self._deferred.pop(request, None)
-            if decided is not None or job.abort is not None or now >= job.deadline:
-                why = decided or self._expiry.end_reason(request, now)
-                if why.reason is not FinishReason.STOP:
-                    request.late_tokens += len(ids)
-                    self._totals.late_tokens += len(ids)
-                if done.was_launched:
-                    self.scheduler.discard(row)
-                self._finish(request, why, events)
+            if job.abort is not None or now >= job.deadline or request in deferred:
+                self._end_late(row, len(ids), now, done, events)
                 continue
             if not ids:
                 book(row, ids)
                 continue
             end_reason = None
-            if not self._eos.isdisjoint(ids) and not job.sampling.ignore_eos:
+            if not has_no_end(ids) and not job.sampling.ignore_eos:
                 ids, row_logprobs = self._cut_after_eos(ids, row_logprobs)
                 end_reason = STOPPED
             book(row, ids)
             if request.first_token_at is None:
                 request.first_token_at = now
-            self._totals.tokens += len(ids)
+            new = len(ids)
+            tokens += new
             events.append(JobTokens(job, ids, row_logprobs))
-            text_tokens = row.start + row.count + len(ids)
+            text_tokens = row.start + row.count + new
             if end_reason is None and text_tokens >= request.limit_tokens:
                 end_reason = LENGTH
             if end_reason is not None:
                 self._step_time.answered(text_tokens - request.prompt_tokens)
                 self._finish(request, end_reason, events)
+        self._totals.tokens += tokens
+
+    def _end_late(
+        self, row: Row, tokens: int, now: float, done: Executed, events: list[Event]
+    ) -> None:
+        """End a job that was to stop while its row was computed; its new ``tokens`` are waste."""
+        request = row.request
+        why = self._deferred.pop(request, None) or self._expiry.end_reason(request, now)
+        if why.reason is not FinishReason.STOP:
+            request.late_tokens += tokens
+            self._totals.late_tokens += tokens
+        if done.was_launched:
+            self.scheduler.discard(row)
+        self._finish(request, why, events)
 
     def _cut_after_eos(
         self, ids: list[int], logprobs: list[TokenLogprob] | None

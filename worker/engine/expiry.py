@@ -1,6 +1,6 @@
 """The check of deadline and abort that every request gets in every step (DL-3, DL-4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from worker.core import Clock
 from worker.scheduler.end_reason import (
@@ -30,11 +30,11 @@ class ExpiryCheck:
         """Sampled cost of a check per request, moving average (DL-13)."""
 
     def expired(
-        self, running: Sequence[Request], now: float, prompt_tokens: int = 0
+        self, running: Sequence[Request], now: float, prompt_tokens: Callable[[], int]
     ) -> list[Request]:
         """Running requests that must stop before the next step.
 
-        That may carry up to ``prompt_tokens`` of prompts.
+        That may carry up to ``prompt_tokens()`` of prompts, which is asked only where it matters.
         """
         self._checks += 1
         if not running or self._checks % _SAMPLE_EVERY != 1:
@@ -45,7 +45,9 @@ class ExpiryCheck:
         self.check_us += (cost_us - self.check_us) * (_SMOOTHING if self.check_us else 1.0)
         return expired
 
-    def _expired(self, running: Sequence[Request], now: float, prompt_tokens: int) -> list[Request]:
+    def _expired(
+        self, running: Sequence[Request], now: float, prompt_tokens: Callable[[], int]
+    ) -> list[Request]:
         last_call = None
         token_s = self._step_time.least_token_s
         # A step in flight has to be read before anything can end; its tokens count already.
@@ -55,7 +57,7 @@ class ExpiryCheck:
             job = request.job
             if request.ends_cleanly:
                 if last_call is None:
-                    slow_s = self._step_time.slow_step_s(prompt_tokens)
+                    slow_s = self._step_time.slow_step_s(prompt_tokens())
                     last_call = now + slow_s * (1 + self._steps_in_flight)
                 ready_by = last_call
             elif request.least_tokens > spared:

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from worker.protocol import TokenLogprob
 from worker.scheduler.request import Request
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct, gc=False):
     """One request's share of a step: compute ``count`` tokens from position ``start`` on.
 
     ``samples`` says that the row reaches the request's last token, so that a new one follows.
+    A struct since each step makes one per request: a quarter of a dataclass's cost.
     """
 
     request: Request

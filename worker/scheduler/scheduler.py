@@ -50,6 +50,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
+        self._block_tokens = config.block_tokens
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._pinned: Counter[int] = Counter()
         """Blocks that are being copied, and how often."""
@@ -138,14 +139,16 @@ class Scheduler:
     def advance(self, row: Row, new_ids: list[int]) -> None:
         """Book what a step computed. All but the last new token are in the pool already."""
         request = row.request
-        request.computed = row.start + row.count
+        computed = row.start + row.count
         if new_ids:
-            request.tokens.extend(new_ids)
-            request.computed += len(new_ids) - 1
+            request.tokens += new_ids
+            new = len(new_ids)
+            computed += new - 1
             if request.least_tokens:
-                request.least_tokens = max(0, request.least_tokens - len(new_ids))
-        if request.computed >= (request.full_blocks + 1) * self.config.block_tokens:
-            self.prefix_cache.register_full_blocks(request, request.computed)
+                request.least_tokens = max(0, request.least_tokens - new)
+        request.computed = computed
+        if computed >= (request.full_blocks + 1) * self._block_tokens:
+            self.prefix_cache.register_full_blocks(request, computed)
 
     def launch(self, row: Row) -> None:
         """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
@@ -161,8 +164,9 @@ class Scheduler:
         end = row.start + row.count
         if new_ids:
             (request.tokens[end],) = new_ids
-            request.least_tokens = max(0, request.least_tokens - 1)
-        if end >= (request.full_blocks + 1) * self.config.block_tokens:
+            if request.least_tokens:
+                request.least_tokens -= 1
+        if end >= (request.full_blocks + 1) * self._block_tokens:
             self.prefix_cache.register_full_blocks(request, end)
 
     def discard(self, row: Row) -> None:
@@ -288,7 +292,7 @@ class Scheduler:
 
     def _has_unregistered_blocks(self, request: Request) -> bool:
         """A step that was launched fills them, and has not been read yet."""
-        return request.computed >= (request.full_blocks + 1) * self.config.block_tokens
+        return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
         """Prompt tokens of the next step: with decodes in it, no more than delay them little.

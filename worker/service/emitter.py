@@ -202,12 +202,16 @@ class Emitter:
         """Hand events to their replies; returns those that have something to send."""
         touched: dict[Reply, None] = {}
         job_replies = self.job_replies
+        latest = None
         for batch in batches:
             for event in batch:
                 job_reply = job_replies.get(event.job)
                 if job_reply is None:
                     continue
-                touched[job_reply.reply] = None
+                reply = job_reply.reply
+                if reply is not latest:  # those of a lane mostly follow each other
+                    touched[reply] = None
+                    latest = reply
                 try:
                     if isinstance(event, JobTokens):
                         if job_reply.tokens(event):

@@ -112,17 +112,13 @@ class LaneJob:
     def __init__(
         self, lane: Lane, handle: int, job: Job, text: TextStream, responder: Responder
     ) -> None:
-        self.lane = lane
+        self.lane = self.reply = lane
         self.handle = handle
         self.job = job
         self._text = text
         self._responder = responder
         self._delivered = 0
         self._stopped = False
-
-    @property
-    def reply(self) -> Lane:
-        return self.lane
 
     def started(self, event: JobStarted) -> None:
         self.lane.started(self.handle, event.wait_ms)
@@ -132,12 +128,14 @@ class LaneJob:
             return False
         ids, logprobs = event.ids, event.logprobs
         fed = self._text.feed(ids)
-        if fed.stopped_at is not None:
+        texts, stopped_at = fed.texts, fed.stopped_at
+        if stopped_at is not None:
             self._stopped = True
-            ids = ids[: fed.stopped_at + 1]
-            logprobs = None if logprobs is None else logprobs[: fed.stopped_at + 1]
+            end = stopped_at + 1
+            ids, texts = ids[:end], texts[:end]
+            logprobs = None if logprobs is None else logprobs[:end]
         self._delivered += len(ids)
-        self.lane.add(Delta(self.handle, ids, fed.texts[: len(ids)], logprobs))
+        self.lane.add(Delta(self.handle, ids, texts, logprobs))
         return self._stopped
 
     def paused(self) -> None:

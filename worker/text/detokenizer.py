@@ -49,6 +49,9 @@ class ByteDetokenizer:
 
     def feed(self, ids: Sequence[int]) -> list[str]:
         if not self._is_mid_character:
+            if len(ids) == 1:  # nearly always
+                text = self._texts[ids[0]]
+                return [self._one(ids[0]) if text is None else text]
             lookup = self._texts
             plain = [lookup[id] for id in ids]
             if None not in plain:

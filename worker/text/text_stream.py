@@ -1,13 +1,14 @@
 """A job's text as it grows: detokenised, cut at stop strings."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from worker.text.detokenizer import Detokenizer
 from worker.text.stop_strings import Passed, StopMatcher
 
 
-class Fed(NamedTuple):
+class Fed(msgspec.Struct, frozen=True, gc=False):
     """``texts[i]`` is what ``ids[i]`` made printable, empty while it is held back.
 
     ``stopped_at`` is the index of the id that completed a stop string: what was printable before
@@ -15,7 +16,7 @@ class Fed(NamedTuple):
     """
 
     texts: list[str]
-    stopped_at: int | None
+    stopped_at: int | None = None
 
 
 class TextStream:
@@ -33,7 +34,7 @@ class TextStream:
         """Take new token ids; texts are parallel to them."""
         texts = self._detokenizer.feed(ids)
         if self._matcher is None:
-            return Fed(texts, None)
+            return Fed(texts)
         exempt = min(self._exempt_tokens, len(ids))
         self._exempt_tokens -= exempt
         for i in range(exempt, len(texts)):
@@ -41,7 +42,7 @@ class TextStream:
             if stopped:
                 texts[i + 1 :] = [""] * (len(texts) - i - 1)
                 return Fed(texts, i)
-        return Fed(texts, None)
+        return Fed(texts)
 
     def flush(self) -> Passed:
         """What was held back, at the end of a text that no stop string ended before."""

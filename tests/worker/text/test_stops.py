@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tokenizers import ALL, ours
-from worker.text import TextStream
+from worker.text import Fed, TextStream
 from worker.text.stop_strings import StopMatcher
 
 LIBRARY = ALL["byte_level"]
@@ -96,8 +96,8 @@ def test_a_stream_is_its_text_cut_at_the_stop(text: str, stops: list[str], cuts:
 def test_texts_are_parallel_to_ids() -> None:
     ids = [LIBRARY.token_to_id(char) for char in "xEyENDz"]
     stream = TOKENIZER.stream(["END"])
-    assert stream.feed(ids[:3]) == (["x", "", "Ey"], None)
-    assert stream.feed(ids[3:]) == (["", "", "", ""], 2)
+    assert stream.feed(ids[:3]) == Fed(["x", "", "Ey"])
+    assert stream.feed(ids[3:]) == Fed(["", "", "", ""], 2)
 
 
 def test_held_back_text_comes_out_at_the_end() -> None:
@@ -111,8 +111,8 @@ def test_stop_strings_do_not_count_before_min_tokens() -> None:
     """WK-8: a text of at least min_tokens."""
     ids = [LIBRARY.token_to_id(char) for char in "abab"]
     stream = TOKENIZER.stream(["ab"], min_tokens=2)
-    assert stream.feed(ids[:1]) == (["a"], None)
-    assert stream.feed(ids[1:]) == (["b", "", ""], 2)
+    assert stream.feed(ids[:1]) == Fed(["a"])
+    assert stream.feed(ids[1:]) == Fed(["b", "", ""], 2)
 
 
 def test_half_a_character_may_complete_a_stop_string() -> None:
