@@ -172,12 +172,12 @@ class Orchestrator:
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self._end(task, aborted(AbortCause.DISCONNECT))
 
-    def reads(self, task: Task, keeps_up: bool) -> None:
+    def mark_reading(self, task: Task, keeps_up: bool) -> None:
         """Whether the task's client keeps up with what is sent. One that does not keeps its slot
         only while nobody else wants it (OR-11), unless its work is to go on without it anyway.
         """
         if task.job.on_disconnect is OnDisconnect.CANCEL:
-            self.stages.dispatcher.reads(task, keeps_up)
+            self.stages.dispatcher.mark_reading(task, keeps_up)
 
     def queue_position(self, task: Task) -> int:
         """How many tasks start before this one; 0 once it has started."""

@@ -104,7 +104,7 @@ class WorkerSettings(BaseSettings):
     """What looks like a special token in a prompt of Triton's plain contract is one, as Triton's
     vLLM backend has it: its clients render chat templates themselves. False: it is text."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
-    """A lane without news gets a frame this often."""
+    """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
     lane_token: SecretStr | None = None
     """Asked of whoever opens a lane or drains the worker; without one anybody who reaches Triton
     may. ``tidegate up`` makes one up at each start."""

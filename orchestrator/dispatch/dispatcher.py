@@ -110,7 +110,7 @@ class Dispatcher:
         if self._queue.remove(task):
             self.pump()
 
-    def reads(self, task: Task, does: bool) -> None:
+    def mark_reading(self, task: Task, does: bool) -> None:
         """The client of a task is behind, or reads again."""
         if task.is_unread is not does or task.ending is not None:
             return

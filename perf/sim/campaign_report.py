@@ -12,11 +12,13 @@ from perf.report.bundle import BenchResult
 from perf.report.recording import Recording
 from perf.sim.campaign import KNOWN, OURS, Cell
 
+_ALONE = "trace,arrivals,deadlines,load,policy,met/s,least,most,attainment,waste"
 _WHAT = "trace,arrivals,deadlines,load,ours,best other,by,ours ÷ best,± noise,÷ known,waste"
 
 
 def show(cells: Sequence[Cell], console: Console) -> None:
-    """Ours beside the best of the others, cell by cell; what is below it comes first.
+    """Ours beside the best of the others, cell by cell; what is below it comes first. Each cell by
+    itself where nothing is to be compared.
 
     Noise is the standard error of the difference, paired by seed, over the best other.
     """
@@ -34,6 +36,9 @@ def show(cells: Sequence[Cell], console: Console) -> None:
         known = by_policy.get(KNOWN)
         of_known = ours.goodput / known.goodput if known and known.goodput else float("nan")
         rows.append((ratio, noise, key, ours, best, of_known))
+    if not rows:
+        _show_alone(cells, console)
+        return
     table = Table(title="met per second; below the best other first", title_justify="left")
     for column in _WHAT.split(","):
         table.add_column(column, justify="right" if column not in ("by",) else "left")
@@ -56,6 +61,26 @@ def show(cells: Sequence[Cell], console: Console) -> None:
     console.print(table)
     lost = sum(ratio + 2 * noise < 1 for ratio, noise, *_ in rows)
     console.print(f"{lost} of {len(rows)} cells are below the best other beyond twice the noise")
+
+
+def _show_alone(cells: Sequence[Cell], console: Console) -> None:
+    table = Table(title="met per second", title_justify="left")
+    for column in _ALONE.split(","):
+        table.add_column(column, justify="right" if column != "policy" else "left")
+    for cell in cells:
+        table.add_row(
+            cell.trace,
+            cell.arrivals,
+            cell.manner,
+            f"{cell.load:g}",
+            cell.label,
+            f"{cell.goodput:.2f}",
+            f"{cell.low:.2f}",
+            f"{cell.high:.2f}",
+            f"{100 * cell.attainment:.1f} %",
+            f"{100 * cell.waste:.1f} %",
+        )
+    console.print(table)
 
 
 def _noise(ours: Cell, best: Cell) -> float:

@@ -17,7 +17,7 @@ the lane lives::
       ◀──────────────────────────── Frame(ends=[End(7)])
 
 ``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
-answered by exactly one ``End``; nothing follows it. A frame without news is a heartbeat.
+answered by exactly one ``End``; nothing follows it. An empty frame is a heartbeat.
 
 Who may do what: ``Open`` and ``Drain`` carry the worker's lane token where it has one. The others
 name a lane, which only its opener can: the name is random, and never sent to anybody else.

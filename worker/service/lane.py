@@ -20,7 +20,7 @@ from worker.text.text_stream import TextStream
 
 
 class Lane:
-    """One open lane. Collects news between two frames; ``flush`` sends them as one."""
+    """One open lane. Collects events; ``flush`` sends them as one frame."""
 
     def __init__(self, name: str, responder: Responder) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Lane:
         self._pending = True
 
     def report(self, stats: WorkerStats, *, draining: bool) -> None:
-        """Put statistics and news of the prefix cache into the next frame."""
+        """Put statistics and KV events into the next frame."""
         self._frame.stats = stats
         self._frame.draining = draining
         if self._frame.cache is None:

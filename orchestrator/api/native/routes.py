@@ -89,10 +89,10 @@ async def events(request: web.Request) -> web.StreamResponse:
     replay = follower.replay(task, orchestrator.queue_position(task))
 
     def tell() -> None:
-        orchestrator.reads(task, not all(other.is_behind for other in _followers(task)))
+        orchestrator.mark_reading(task, not all(other.is_behind for other in _followers(task)))
 
     stream.on_behind = tell
-    orchestrator.reads(task, True)
+    orchestrator.mark_reading(task, True)
     try:
         return await stream.run(replay)
     finally:

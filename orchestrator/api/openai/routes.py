@@ -110,7 +110,7 @@ async def _stream(
         with_usage=parsed.with_usage,
     )
     request[CONTEXT].task = task = await orchestrator.submit(job, parsed.prompt, [chunks])
-    stream.on_behind = lambda: orchestrator.reads(task, not stream.is_behind)
+    stream.on_behind = lambda: orchestrator.mark_reading(task, not stream.is_behind)
     try:
         return await stream.run()
     finally:
