@@ -15,7 +15,7 @@ from worker.log import model_log
 Function = Callable[..., Any]
 """A compiled one: it takes numpy arrays and numbers, of the stated types only."""
 
-_FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
+FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
 """Sums in any order; but masks and broken models have infinities and NaNs."""
 
 
@@ -66,13 +66,13 @@ def compiled(signature: str, *constants: object) -> Callable[[Function], Functio
 
         # numba keeps all versions of a name under one index that it writes without a lock: two
         # processes with different constants would swap theirs. So each gets a name of its own.
-        parts = inspect.getsource(function), signature, _FASTMATH, constants, toolchain()
+        parts = inspect.getsource(function), signature, FASTMATH, constants, toolchain()
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         function.__qualname__ = f"{function.__name__}_{key}"
         options: dict[str, Any] = {
             "nogil": True,
             "error_model": "numpy",
-            "fastmath": set(_FASTMATH),
+            "fastmath": set(FASTMATH),
         }
         try:
             kept: Function = njit(signature, cache=True, **options)(function)

@@ -2,8 +2,9 @@
 
 The reference copies every row's pages, padded to the longest row, before it attends: twice the
 memory traffic, and as much again for short rows beside a long one. Here each row reads its own
-pages once, front to back, with the softmax carried along (Milakov and Gimelshein 2018). Chunks of
-prompts, where arithmetic outweighs traffic, are left to the reference.
+pages once: by ``tiles``, with long rows cut and spread over the threads, or, where heads are not
+made of whole vectors, front to back on one thread with the softmax carried along (Milakov and
+Gimelshein 2018). Chunks of prompts, where arithmetic outweighs traffic, are left to the reference.
 """
 
 import math
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention, ReferenceStep
+from worker.attention.tile_decodes import TileDecodes, TileStep, fits
 from worker.compiled import Function, compiled, compiler_problem
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -32,21 +34,27 @@ class NumbaAttention:
             raise ImportError(problem)
         if pool.device.type != "cpu" or pool.data.dtype not in _DTYPES:
             raise ValueError(f"it is for float32 and bfloat16 on the CPU, not {pool.data.dtype}")
+        self._pool = pool
         self._chunks = ReferenceAttention(pool, num_heads, windows=windows)
         self._windows = tuple(windows) or (0,) * len(pool.data)
         self._dtype = pool.data.dtype
         self._pages = [_as_numbers(layer) for layer in pool.data]
         dim = pool.data.shape[-1]
-        self._kernel = _kernel(
-            num_heads, pool.kv_heads, dim, pool.block_tokens, self._dtype == torch.bfloat16
-        )
+        self._tiles = TileDecodes(pool, num_heads, self._windows) if fits(pool) else None
+        if self._tiles is None:
+            self._kernel = _kernel(
+                num_heads, pool.kv_heads, dim, pool.block_tokens, self._dtype == torch.bfloat16
+            )
 
-    def prepare(self, batch: PackedBatch) -> "NumbaStep":
+    def prepare(self, batch: PackedBatch) -> "NumbaStep | TiledStep":
         """See ``AttentionBackend``."""
         chunks = None
         if batch.decodes < len(batch.query_tokens):
             chunks = self._chunks.prepare(batch, chunks_only=True)
-        return NumbaStep(self, batch, chunks)
+        if self._tiles is None:
+            return NumbaStep(self, batch, chunks)
+        decodes = self._tiles.prepare(batch) if batch.decodes else None
+        return TiledStep(self._pool, batch, decodes, chunks)
 
     def decode(
         self, layer: int, batch: PackedBatch, queries: Tensor, keys_values: Tensor
@@ -87,6 +95,35 @@ class NumbaStep:
         if self._chunks is None:
             return decoded
         return torch.cat((decoded, self._chunks.attend_stored(layer, queries)))
+
+
+class TiledStep:
+    """Attention of one step whose decodes go by ``tiles``."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        batch: PackedBatch,
+        decodes: TileStep | None,
+        chunks: ReferenceStep | None,
+    ) -> None:
+        self._pool = pool
+        self._first = batch.decodes
+        self._slots = torch.from_numpy(batch.slots[batch.decodes :])
+        self._decodes = decodes
+        self._chunks = chunks
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """See ``AttentionStep``."""
+        if self._chunks is None:
+            assert self._decodes is not None
+            return self._decodes.attend(layer, queries, keys_values)
+        slots = self._pool.data[layer].flatten(0, 1)
+        slots.index_copy_(0, self._slots, keys_values[self._first :])
+        chunks = self._chunks.attend_stored(layer, queries)
+        if self._decodes is None:
+            return chunks
+        return torch.cat((self._decodes.attend(layer, queries, keys_values), chunks))
 
 
 def _as_numbers(tensor: Tensor) -> NDArray[np.generic]:

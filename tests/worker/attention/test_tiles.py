@@ -1,0 +1,123 @@
+"""Decodes over tiles of keys, against float64 and against themselves."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from worker import team
+from worker.attention import KVPool
+from worker.attention.numba_backend import NumbaAttention
+from worker.attention.tiles import SPAN_TOKENS, spans_of
+from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
+
+CPU = torch.device("cpu")
+WINDOWS = (0, 300, 20)
+CONTEXTS = [1, 16, 17, SPAN_TOKENS, SPAN_TOKENS + 1, 3 * SPAN_TOKENS + 30, 5]
+# Type, tokens of a page, heads, KV heads, size of a head: shared by more heads than registers
+# hold, by few, by one.
+SHAPES = [
+    (torch.bfloat16, 16, 10, 1, 32),
+    (torch.float32, 3, 6, 2, 16),
+    (torch.float32, 16, 2, 2, 32),
+]
+Shape = tuple[torch.dtype, int, int, int, int]
+
+
+def pool_of(shape: Shape, rng: np.random.Generator) -> KVPool:
+    dtype, page, _, kv_heads, dim = shape
+    pool = KVPool(
+        layers=len(WINDOWS),
+        blocks=2000 // page,
+        block_tokens=page,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=dtype,
+        device=CPU,
+    )
+    pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
+    return pool
+
+
+@pytest.fixture(params=[1, 3], ids=["alone", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_length_and_window(shape: Shape, threads: int) -> None:
+    rng = np.random.default_rng(7)
+    pool = pool_of(shape, rng)
+    backend = NumbaAttention(pool, shape[2], windows=WINDOWS)
+    assert backend._tiles is not None
+    for chunks in ([], [(7, 40), (3, 3)]):
+        trial = make_trial(pool, shape[2], CONTEXTS, chunks, rng)
+        for layer, window in enumerate(WINDOWS):
+            error = error_of(backend, layer, trial, exact(pool, layer, trial, window))
+            assert error < TOLERANCE[shape[0]], (chunks, window, error)
+
+
+def test_a_row_does_not_depend_on_its_company(threads: int) -> None:
+    rng = np.random.default_rng(3)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    backend = NumbaAttention(pool, shape[2])
+    trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    together = backend.prepare(trial.batch).attend(0, trial.queries, trial.keys_values)
+    for row in range(len(CONTEXTS)):
+        one = slice(row, row + 1)
+        alone = backend.prepare(
+            type(trial.batch)(
+                decodes=1,
+                query_tokens=trial.batch.query_tokens[one],
+                context_tokens=trial.batch.context_tokens[one],
+                block_table=trial.batch.block_table[one],
+                slots=trial.batch.slots[one],
+            )
+        ).attend(0, trial.queries[one], trial.keys_values[one])
+        np.testing.assert_array_equal(alone.numpy(), together[one].numpy())
+
+
+def test_what_lies_behind_a_text_does_not_count() -> None:
+    rng = np.random.default_rng(4)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    trial: Trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    expected = exact(pool, 0, trial)
+    page = shape[1]
+    for row, keys in enumerate(CONTEXTS):
+        last = int(trial.batch.block_table[row, (keys - 1) // page])
+        pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
+    backend = NumbaAttention(pool, shape[2])
+    assert error_of(backend, 0, trial, expected) < TOLERANCE[torch.float32]
+
+
+def test_without_torchs_openmp_one_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_parallel", lambda: None)
+    rng = np.random.default_rng(4)
+    shape = SHAPES[1]
+    pool = pool_of(shape, rng)
+    trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    backend = NumbaAttention(pool, shape[2])
+    assert error_of(backend, 0, trial, exact(pool, 0, trial)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_spans_cover_what_is_seen_once(window: int) -> None:
+    contexts = np.array(CONTEXTS, np.int64)
+    parts, merged = spans_of(contexts, window)
+    for row, keys in enumerate(CONTEXTS):
+        mine = parts[parts[:, 0] == row]
+        assert mine[0, 1] == (max(0, keys - window) if window else 0)
+        assert mine[-1, 2] == keys
+        assert mine[:, 4].tolist() == [0] * (len(mine) - 1) + [1]
+        np.testing.assert_array_equal(mine[1:, 1], mine[:-1, 2])
+        if len(mine) == 1:
+            assert mine[0, 3] == -1
+        else:
+            (ours,) = merged[merged[:, 0] == row]
+            assert mine[:, 3].tolist() == list(range(ours[1], ours[2]))

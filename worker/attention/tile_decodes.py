@@ -1,0 +1,108 @@
+"""Decodes by ``tiles``: jobs for each step, on torch's threads."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention import tiles
+from worker.attention.paged import KVPool, PackedBatch
+from worker.attention.tiles import AT, Arguments
+from worker.team import FIRST_ARGUMENT, PARTS, Job
+
+_WORTH_A_TEAM_KEYS: Final = 128
+"""Of all rows together: fewer are done before another thread has begun."""
+
+
+def fits(pool: KVPool) -> bool:
+    """Whether the heads are made of whole vectors. With numba's JIT off there are none."""
+    from numba import config
+
+    dim, vector_bytes = pool.data.shape[-1], 64
+    return not getattr(config, "DISABLE_JIT", 0) and dim * pool.data.itemsize % vector_bytes == 0
+
+
+class TileDecodes:
+    """The decodes of steps over one pool, for which ``fits`` is true."""
+
+    def __init__(self, pool: KVPool, num_heads: int, windows: Sequence[int]) -> None:
+        """``windows`` of all layers."""
+        is_bfloat16 = pool.data.dtype == torch.bfloat16
+        dim = pool.data.shape[-1]
+        self.pool = pool
+        self.heads = num_heads
+        self.windows = windows
+        self.attend = tiles.attend(num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16)
+        self.merge = tiles.merge(num_heads, dim, is_bfloat16)
+        self.pages = [layer.data_ptr() for layer in pool.data]
+
+    def prepare(self, batch: PackedBatch) -> "TileStep":
+        """How the decodes are cut, for all layers; there must be one."""
+        return TileStep(self, batch)
+
+
+class TileStep:
+    """The decodes of one step."""
+
+    def __init__(self, backend: TileDecodes, batch: PackedBatch) -> None:
+        self._backend = backend
+        self._rows = batch.decodes
+        self._batch = batch  # its arrays, as well as these, are in use by address
+        self._kept: list[object] = []
+        self._jobs = {window: self._job(window) for window in set(backend.windows)}
+
+    def _job(self, window: int) -> tuple[Job, bool, int]:
+        """The job of each layer with this window, whether rows are cut, and its threads."""
+        batch, backend = self._batch, self._backend
+        contexts = batch.context_tokens[: self._rows]
+        parts, merged = tiles.spans_of(contexts, window)
+        partial_results = int(merged[-1, 2]) if len(merged) else 0
+        width = backend.pool.data.shape[-1] + 2
+        partial = np.empty((partial_results, backend.heads, width), np.float32)
+        job = np.zeros(FIRST_ARGUMENT + len(AT), np.int64)
+        table = np.ascontiguousarray(batch.block_table)
+        slots = np.ascontiguousarray(batch.slots)
+        self._kept += [parts, merged, partial, table, slots]
+        job[PARTS] = len(parts)
+        job[FIRST_ARGUMENT:] = Arguments(
+            job=job.ctypes.data,
+            queries=0,
+            query_stride=0,
+            new=0,
+            new_stride=0,
+            pages=0,
+            out=0,
+            slots=slots.ctypes.data,
+            table=table.ctypes.data,
+            table_stride=table.shape[1],
+            parts=parts.ctypes.data,
+            partial=partial.ctypes.data,
+            merged=merged.ctypes.data,
+            merged_rows=len(merged),
+        )
+        keys = int((parts[:, 2] - parts[:, 1]).sum())
+        is_worth_it = len(parts) > 1 and keys >= _WORTH_A_TEAM_KEYS
+        return job, bool(len(merged)), torch.get_num_threads() if is_worth_it else 1
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """Store the decodes' ``keys_values``; results [decodes, heads, head_dim]."""
+        backend = self._backend
+        queries, keys_values = _heads_together(queries), _heads_together(keys_values)
+        out = torch.empty((self._rows, *queries.shape[1:]), dtype=queries.dtype)
+        job, is_cut, threads = self._jobs[backend.windows[layer]]
+        job[AT.queries], job[AT.query_stride] = queries.data_ptr(), queries.stride(0)
+        job[AT.new], job[AT.new_stride] = keys_values.data_ptr(), keys_values.stride(0)
+        job[AT.pages], job[AT.out] = backend.pages[layer], out.data_ptr()
+        backend.attend.run(job, threads)
+        if is_cut:
+            backend.merge.run(job, 1)
+        return out
+
+
+def _heads_together(tensor: Tensor) -> Tensor:
+    """One token's values in a row, as they lie in a slice of a fused projection."""
+    _, heads, dim = tensor.shape
+    together = tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == dim)
+    return tensor if together else tensor.contiguous()

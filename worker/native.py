@@ -1,0 +1,126 @@
+"""What compiled functions need beyond Python: addresses, atomic counters, vectors.
+
+Each is an LLVM instruction or few (``numba.extending.intrinsic``); the vectors have 16 lanes, which
+LLVM makes one, two or four registers of, whatever the machine has. To be imported only where numba
+is installed. numba is not typed; these are functions of ints (addresses) and floats.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numba.core.cgutils
+import numba.extending
+from llvmlite import ir
+
+LANES = 16
+
+# What numba says of its types is for plain Python, which none of these is called from.
+_numba: Any = numba
+types: Any = _numba.types
+cgutils: Any = _numba.core.cgutils
+carray: Any = _numba.carray
+cfunc: Any = _numba.cfunc
+float32: Any = types.float32
+int64: Any = types.int64
+uint16: Any = types.uint16
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's, with constants as literals."""
+    return _numba.extending.intrinsic(prefer_literal=True)(function)
+
+
+_float = ir.FloatType()
+_int16, _int32, _int64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_floats = ir.VectorType(_float, LANES)
+_ints = ir.VectorType(_int32, LANES)
+
+
+class Vectors:
+    """Writes vector code; ``builder`` is llvmlite's."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def at(self, address: Any, kind: Any, offset_bytes: int = 0) -> Any:
+        """A pointer to ``kind``."""
+        if offset_bytes:
+            address = self.builder.add(address, ir.Constant(_int64, offset_bytes))
+        return self.builder.inttoptr(address, ir.PointerType(kind))
+
+    def load(self, address: Any, kind: Any, offset_bytes: int = 0, align: int = 2) -> Any:
+        return self.builder.load(self.at(address, kind, offset_bytes), align=align)
+
+    def store(self, value: Any, address: Any, offset_bytes: int = 0, align: int = 4) -> None:
+        self.builder.store(value, self.at(address, value.type, offset_bytes), align=align)
+
+    def splat(self, scalar: Any) -> Any:
+        vector = ir.VectorType(scalar.type, LANES)
+        one = self.builder.insert_element(
+            ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_int32, 0)
+        )
+        zeros = ir.Constant(_ints, [0] * LANES)
+        return self.builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+    def constant(self, value: float) -> Any:
+        return ir.Constant(_floats, [value] * LANES)
+
+    def bits(self, value: int) -> Any:
+        return ir.Constant(_ints, [value] * LANES)
+
+    def call(self, name: str, kind: Any, *arguments: Any) -> Any:
+        """An LLVM intrinsic."""
+        function_type = ir.FunctionType(kind, [each.type for each in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
+        return self.builder.call(function, arguments)
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """a · b + c."""
+        return self.call("llvm.fmuladd.v16f32", _floats, a, b, c)
+
+    def bfloat16(self, address: Any, offset_bytes: int = 0) -> Any:
+        """16 of them, as floats: they are the upper halves of these."""
+        narrow = self.load(address, ir.VectorType(_int16, LANES), offset_bytes)
+        wide = self.builder.shl(self.builder.zext(narrow, _ints), self.bits(16))
+        return self.builder.bitcast(wide, _floats)
+
+    def transposed(self, rows: list[Any]) -> list[Any]:
+        """16 vectors of 16: lane j of vector i becomes lane i of vector j."""
+        step = 1
+        while step < LANES:
+            new = list(rows)
+            for i in range(LANES):
+                if i & step:
+                    continue
+                a, b = rows[i], rows[i + step]
+                low = [j if not j & step else LANES + j - step for j in range(LANES)]
+                high = [j + step if not j & step else LANES + j for j in range(LANES)]
+                for at, lanes in ((i, low), (i + step, high)):
+                    mask = ir.Constant(_ints, lanes)
+                    new[at] = self.builder.shuffle_vector(a, b, mask)
+            rows = new
+            step *= 2
+        return rows
+
+
+@intrinsic
+def as_pointer(typing: Any, address: Any, item: Any) -> Any:
+    """``address`` as a pointer to ``item``, a numba type: for ``numba.carray``."""
+    signature = types.CPointer(item.dtype)(types.int64, item)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return signature, generate
+
+
+@intrinsic
+def take(typing: Any, address: Any) -> Any:
+    """The int64 at ``address``, which is one more from now on; atomic."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
+        return builder.atomic_rmw("add", pointer, ir.Constant(_int64, 1), "monotonic")
+
+    return types.int64(types.int64), generate

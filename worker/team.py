@@ -1,0 +1,90 @@
+"""Compiled loops on torch's own threads.
+
+Threads of our own would fight with torch's for the cores: after each parallel loop, those of OpenMP
+spin for some time and wait for the next one. So a task that is compiled at hand runs as torch's own
+loops do, by ``GOMP_parallel`` of the OpenMP that torch is linked with. Where there is none, tasks
+run on the calling thread.
+
+A *job* is an array of int64: how many of its parts are taken, how many there are, then what the
+task needs, addresses above all. Every thread takes parts until none is left, so that a long one
+does not keep the others waiting.
+"""
+
+import ctypes
+import hashlib
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.compiled import FASTMATH, Function, toolchain
+from worker.log import model_log
+
+TAKEN: Final = 0
+PARTS: Final = 1
+FIRST_ARGUMENT: Final = 2
+
+Job = NDArray[np.int64]
+
+
+class Task:
+    """A compiled function of a job."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made  # owns the machine code
+        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
+        self._address = ctypes.c_void_p(made.address)
+
+    def run(self, job: Job, threads: int) -> None:
+        """All parts of ``job``, on at most so many threads, this one among them."""
+        job[TAKEN] = 0
+        parallel = _parallel() if threads > 1 else None
+        if parallel is None:
+            self._call(job.ctypes.data)
+        else:
+            parallel(self._address, ctypes.c_void_p(job.ctypes.data), threads, 0)
+
+
+def compiled_task(*constants: object) -> Callable[[Function], Task]:
+    """Make a ``Task`` of a function of one pointer to int64, which is the job.
+
+    As ``worker.compiled.compiled`` otherwise.
+    """
+
+    def compile_it(function: Function) -> Task:
+        from worker.native import cfunc, types
+
+        parts = inspect.getsource(function), FASTMATH, constants, toolchain()
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        function.__qualname__ = f"{function.__name__}_{key}"
+        signature = types.void(types.CPointer(types.int64))
+        options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FASTMATH)}
+        try:
+            return Task(cfunc(signature, cache=True, **options)(function))
+        except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
+            model_log.warning(
+                "compiled loops cannot be cached (%s): each start compiles them", error
+            )
+            return Task(cfunc(signature, **options)(function))
+
+    return compile_it
+
+
+@cache
+def _parallel() -> Callable[..., None] | None:
+    """``GOMP_parallel(function, data, threads, flags)`` of torch's OpenMP, None without one."""
+    try:
+        libraries = Path(torch.__file__).parent / "lib"
+        found = ctypes.CDLL(str(next(libraries.glob("libtorch_cpu.*")))).GOMP_parallel
+    except (OSError, AttributeError, StopIteration) as error:
+        model_log.warning("torch's OpenMP is out of reach (%s): loops run on one thread", error)
+        return None
+    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    found.restype = None
+    parallel: Callable[..., None] = found
+    return parallel
