@@ -1,7 +1,8 @@
 """What every dialect is made of.
 
 A connection: ``runner`` makes them, ``connection`` is one, with ``connection_limit`` (how many),
-``accepting`` (as open files allow) and ``hang_ups`` (who has hung up, and who has said all).
+``accepting`` (as open files allow), ``hang_ups`` (who has hung up, and who has said all) and
+``losses`` (many of them at once).
 ``unhandled`` answers what never becomes a request.
 
 A request: ``context`` (what is known of it), ``browsers`` (which web pages may ask), ``body`` (read

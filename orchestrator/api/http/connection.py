@@ -5,6 +5,7 @@ where an end of input does not show.
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -15,6 +16,7 @@ from orchestrator.api.config import ConnectionConfig
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import HangUps, Prober, unacknowledged_bytes
+from orchestrator.api.http.losses import Losses
 from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import TidegateError
 from orchestrator.telemetry.log import fields, service_log
@@ -39,6 +41,7 @@ class Connection(RequestHandler):
         limit: ConnectionLimit,
         unhandled: Unhandled,
         hang_ups: HangUps | None,
+        losses: Losses,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
@@ -46,6 +49,7 @@ class Connection(RequestHandler):
         self._limit = limit
         self._unhandled = unhandled
         self._hang_ups = hang_ups
+        self._losses = losses
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -248,7 +252,8 @@ class Connection(RequestHandler):
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
-        super().connection_lost(exc)
+        # Until its turn comes the handler writes to a transport that is closing: to nobody.
+        self._losses.add(partial(super().connection_lost, exc))
 
     def handle_error(
         self,

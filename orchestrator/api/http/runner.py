@@ -12,6 +12,7 @@ from orchestrator.api.http.connection import Connection
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
 from orchestrator.api.http.hang_ups import CAN_WATCH, HangUps
+from orchestrator.api.http.losses import Losses
 from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import InvalidRequest, NoCapacity
 
@@ -43,6 +44,7 @@ class _Server(web.Server):
         self._unhandled = unhandled
         self._browsers = Browsers(config.browsers)
         self._hang_ups = HangUps(self._loop) if CAN_WATCH else None
+        self._losses = Losses(self._loop)
         self._limit = ConnectionLimit(config.connections.max_connections)
 
     def __call__(self) -> RequestHandler:
@@ -52,6 +54,7 @@ class _Server(web.Server):
             self._limit,
             self._unhandled,
             self._hang_ups,
+            self._losses,
             loop=self._loop,
             **self._kwargs,
         )
