@@ -31,7 +31,8 @@ class Ending:
     ``partial``, or ``missed`` for a part that stops nothing.
 
     ``cause`` is set when somebody outside wanted it to stop. ``tail`` is text that belongs after
-    the last token. ``missed_part`` is set for ``missed`` only.
+    the last token. ``missed_part`` is set for ``missed`` only. ``stop`` is the stop string that
+    ended the text, empty where none did.
     """
 
     outcome: Outcome
@@ -41,3 +42,4 @@ class Ending:
     budget: Budget = field(default_factory=Budget)
     tail: str = ""
     missed_part: Part | None = None
+    stop: str = ""

@@ -36,6 +36,7 @@ class Settler:
             budget=budget_of(task, end, now),
             tail=end.tail if end is not None and ending.error is None else "",
             missed_part=missed_part,
+            stop=end.stop if end is not None else "",
         )
         task.end(ending, now)
         self._measure(task, ending)

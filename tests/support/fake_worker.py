@@ -110,6 +110,8 @@ class Plan:
     """Answers the submission itself with an error."""
     reason: FinishReason = FinishReason.LENGTH
     tail: str = ""
+    stop: str = ""
+    """The stop string that it says ended the text."""
     text: Callable[[int], str] = lambda index: f"w{index} "
     speak: Callable[[int], tuple[int, str]] | None = None
     """Id and text of the token at a position of the whole text, prompt included, as a model has
@@ -424,6 +426,7 @@ class _FakeLane:
             message=text,
             abort_ms=0.05 if reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None,
             tail=plan.tail,
+            stop=plan.stop,
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:

@@ -169,6 +169,7 @@ class LaneJob:
             tail=tail,
             cached_tokens=event.cached_tokens,
             spared=event.spared,
+            stop=self._text.stop if event.reason is FinishReason.STOP else "",
         )
 
 

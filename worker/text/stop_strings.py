@@ -25,6 +25,8 @@ class StopMatcher:
         self._first_chars = frozenset(stop[0] for stop in stops)
         self._matched = [0] * len(stops)
         self._held = ""
+        self.found = ""
+        """The stop string that ended the text."""
 
     def feed(self, text: str) -> Passed:
         """Pass on what can be no part of a stop string, with what was held back before it."""
@@ -32,10 +34,11 @@ class StopMatcher:
             return Passed(text, False)
         seen = self._held + text
         for position, char in enumerate(text, len(self._held) + 1):
-            longest_match = self._advance(char)
-            if longest_match:
+            found = self._advance(char)
+            if found:
+                self.found = found
                 self._held = ""
-                return Passed(seen[: position - longest_match], True)
+                return Passed(seen[: position - len(found)], True)
         keep = max(self._matched)
         self._held = seen[len(seen) - keep :]
         return Passed(seen[: len(seen) - keep], False)
@@ -46,9 +49,9 @@ class StopMatcher:
         self._matched = [0] * len(self._stops)
         return held
 
-    def _advance(self, char: str) -> int:
-        """Take one character; the length of the longest stop string that it completes, or 0."""
-        longest = 0
+    def _advance(self, char: str) -> str:
+        """Take one character; the longest stop string that it completes, or none."""
+        longest = ""
         for i, stop in enumerate(self._stops):
             matched, fallback = self._matched[i], self._fallbacks[i]
             while matched and stop[matched] != char:
@@ -56,7 +59,7 @@ class StopMatcher:
             if stop[matched] == char:
                 matched += 1
             if matched == len(stop):
-                longest = max(longest, matched)
+                longest = max(longest, stop, key=len)
                 matched = 0
             self._matched[i] = matched
         return longest

@@ -30,6 +30,11 @@ class TextStream:
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
 
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the text; empty while none has."""
+        return "" if self._matcher is None else self._matcher.found
+
     def feed(self, ids: Sequence[int]) -> Fed:
         """Take new token ids; texts are parallel to them."""
         texts = self._detokenizer.feed(ids)

@@ -81,6 +81,7 @@ def test_a_stop_string_ends_the_job_and_is_not_shown(harness: Harness) -> None:
         5,
         "",
     )
+    assert end.stop == "lo"
 
 
 @pytest.mark.parametrize(("stop", "ids"), [("lo", 5), ("\ufffd", 6)])
@@ -98,6 +99,7 @@ def test_a_stop_string_may_end_with_the_last_token_allowed(
     end = harness.wait_end(1)
     assert (end.reason, end.code, end.completion_tokens) == (FinishReason.STOP, None, ids)
     assert harness.text(1) + end.tail == "hello".removesuffix(stop)
+    assert end.stop == stop
 
 
 def test_cancel_stops_the_job_with_its_cause_and_is_idempotent(harness: Harness) -> None:

@@ -49,6 +49,8 @@ def test_any_split_is_cut_like_the_whole(text: str, stops: list[str], cuts: list
     if not stopped:
         shown += matcher.flush()
     assert (shown, stopped) == whole_text(text, stops)
+    assert bool(matcher.found) == stopped
+    assert text.startswith(shown + matcher.found)
 
 
 @given(text=texts, stops=stop_lists)
@@ -97,7 +99,9 @@ def test_texts_are_parallel_to_ids() -> None:
     ids = [LIBRARY.token_to_id(char) for char in "xEyENDz"]
     stream = TOKENIZER.stream(["END"])
     assert stream.feed(ids[:3]) == Fed(["x", "", "Ey"])
+    assert stream.stop == ""
     assert stream.feed(ids[3:]) == Fed(["", "", "", ""], 2)
+    assert stream.stop == "END"
 
 
 def test_held_back_text_comes_out_at_the_end() -> None:
