@@ -6,6 +6,7 @@ is installed. numba is not typed; these are functions of ints (addresses) and fl
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -14,6 +15,8 @@ import numba.extending
 from llvmlite import ir
 
 LANES = 16
+SOURCE = Path(__file__).read_text()
+"""Compiled into all that uses it, and so a constant of that (``compiled``)."""
 
 # What numba says of its types is for plain Python, which none of these is called from.
 _numba: Any = numba
@@ -124,3 +127,22 @@ def take(typing: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", pointer, ir.Constant(_int64, 1), "monotonic")
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def largest(typing: Any, values: Any, tiles: Any) -> Any:
+    """Of ``tiles`` · 16 float32 at an address, one tile at least; a NaN is less than any."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        write = Vectors(builder)
+        values, tiles = arguments
+        highest = cgutils.alloca_once_value(builder, write.load(values, _floats, align=4))
+        with cgutils.for_range(builder, tiles) as loop:
+            at = builder.add(values, builder.mul(loop.index, ir.Constant(tiles.type, 4 * LANES)))
+            value, known = write.load(at, _floats, align=4), builder.load(highest)
+            builder.store(
+                builder.select(builder.fcmp_ordered(">", value, known), value, known), highest
+            )
+        return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
+
+    return types.float32(types.int64, types.int64), generate

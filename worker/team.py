@@ -35,7 +35,8 @@ Job = NDArray[np.int64]
 class Task:
     """A compiled function of a job."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, function: Function, made: Any) -> None:
+        self.function = function
         self._made = made  # owns the machine code
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
         self._address = ctypes.c_void_p(made.address)
@@ -65,12 +66,12 @@ def compiled_task(*constants: object) -> Callable[[Function], Task]:
         signature = types.void(types.CPointer(types.int64))
         options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FASTMATH)}
         try:
-            return Task(cfunc(signature, cache=True, **options)(function))
+            return Task(function, cfunc(signature, cache=True, **options)(function))
         except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
             model_log.warning(
                 "compiled loops cannot be cached (%s): each start compiles them", error
             )
-            return Task(cfunc(signature, **options)(function))
+            return Task(function, cfunc(signature, **options)(function))
 
     return compile_it
 

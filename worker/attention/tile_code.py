@@ -26,7 +26,7 @@ _LINE_BYTES = 64
 _TILE_BYTES = LANES * _FLOAT_BYTES
 
 _address = types.int64
-SOURCES = tuple(Path(file).read_text() for file in (__file__, native.__file__))
+SOURCES = Path(__file__).read_text(), native.SOURCE
 """What is compiled into all that calls these, and decides its key in numba's cache."""
 _float = ir.FloatType()
 _floats = ir.VectorType(_float, LANES)
@@ -146,25 +146,6 @@ def add_values(
         return context.get_dummy_value()
 
     return signature, generate
-
-
-@intrinsic
-def largest(typing: Any, values: Any, tiles: Any) -> Any:
-    """Of ``tiles`` · 16 float32, one tile at least."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        write = Vectors(builder)
-        values, tiles = arguments
-        highest = cgutils.alloca_once_value(builder, write.load(values, _floats, align=4))
-        with cgutils.for_range(builder, tiles) as loop:
-            at = builder.add(values, builder.mul(loop.index, ir.Constant(tiles.type, _TILE_BYTES)))
-            value, known = write.load(at, _floats, align=4), builder.load(highest)
-            builder.store(
-                builder.select(builder.fcmp_ordered(">", value, known), value, known), highest
-            )
-        return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
-
-    return types.float32(_address, types.int64), generate
 
 
 @intrinsic

@@ -29,13 +29,17 @@ class TileDecodes:
 
     def __init__(self, pool: KVPool, num_heads: int, windows: Sequence[int]) -> None:
         """``windows`` of all layers."""
+        from worker.attention import tile_loops
+
         is_bfloat16 = pool.data.dtype == torch.bfloat16
         dim = pool.data.shape[-1]
         self.pool = pool
         self.heads = num_heads
         self.windows = windows
-        self.attend = tiles.attend(num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16)
-        self.merge = tiles.merge(num_heads, dim, is_bfloat16)
+        self.attend = tile_loops.attend(
+            num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16
+        )
+        self.merge = tile_loops.merge(num_heads, dim, is_bfloat16)
         self.pages = [layer.data_ptr() for layer in pool.data]
 
     def prepare(self, batch: PackedBatch) -> "TileStep":

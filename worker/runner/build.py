@@ -136,7 +136,7 @@ def _compile_loops() -> None:
         return
     try:
         fused.compile_loops()
-        sampling_loops.draw()
+        sampling_loops.compile_draws()
     except Exception as error:  # whatever a compiler raises
         give_up(f"{type(error).__name__}: {error}")
 

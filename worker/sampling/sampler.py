@@ -159,28 +159,10 @@ class Sampler:
         draws = uniforms(table.seed[slots], positions)
         if not self._compiles:
             return self._draw_filtered(logits, slots, draws)
-        # By a row's own parameters, never by its company: each way rounds a little differently.
-        top_k = table.top_k[slots]
-        whole = ((top_k <= 0) | (top_k >= logits.shape[-1])) & (table.top_p[slots] >= 1)
-        if whole.all():
-            return self._draw_whole(logits, slots, draws)
-        drawn = torch.empty(len(slots), dtype=torch.int64)
-        for rows, draw in (
-            (np.flatnonzero(whole), self._draw_whole),
-            (np.flatnonzero(~whole), self._draw_filtered),
-        ):
-            if len(rows):
-                mine = self._rows_of(logits, rows)
-                drawn[torch.from_numpy(rows)] = draw(mine, slots[rows], draws[rows])
-        return drawn
-
-    def _draw_whole(
-        self, logits: Tensor, slots: NDArray[np.int64], draws: NDArray[np.float32]
-    ) -> Tensor:
-        """Of the whole vocabulary, in one compiled loop."""
-        table, drawn = self._table, np.empty(len(slots), np.int64)
-        heats, least = table.temperature[slots], table.min_p[slots]
-        sampling_loops.draw()(logits.numpy(), heats, least, draws, drawn)
+        filters = table.min_p[slots], table.top_k[slots], table.top_p[slots]
+        drawn = sampling_loops.draw_rows(
+            logits.numpy(), table.temperature[slots], *filters, draws, torch.get_num_threads()
+        )
         return torch.from_numpy(drawn)
 
     def _draw_filtered(
