@@ -21,10 +21,11 @@ from aiohttp import web
 
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.http.accepting import (
-    ACCEPT_BACKLOG,
+    ACCEPTS_PER_PASS,
     RESERVED_FILES,
     QuietAccept,
     raise_file_limit,
+    widen_backlog,
 )
 from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.api.server import build_runner
@@ -83,11 +84,12 @@ async def serve(settings: Settings) -> int:
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPT_BACKLOG)
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
     health_port: HealthPort | None = None
     port = settings.port
     try:
         await site.start()
+        widen_backlog(site._server)
         if settings.health_port is not None:
             port = settings.health_port
             stalled_after_s = settings.health_stalled_after_s

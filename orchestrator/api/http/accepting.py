@@ -1,15 +1,20 @@
 """Accepting connections: as many as there may be open files; failing to is said once a minute."""
 
 import asyncio
+import os
 import resource
+import socket
 from typing import Any
 
 from orchestrator.telemetry.log import fields, service_log
 
 RESERVED_FILES = 256
 """Open files that clients' connections never take: lanes, logs, and what libraries need."""
-ACCEPT_BACKLOG = 192
-"""So many are accepted at a time, before any can be closed: fewer than ``RESERVED_FILES``."""
+ACCEPTS_PER_PASS = 16
+"""So many are accepted in one pass of the event loop: to admit the request that comes with one
+takes some milliseconds when thousands come at once. asyncio calls this the backlog."""
+LISTEN_BACKLOG = 1024
+"""So many wait in the kernel meanwhile; clients beyond them try again after a second."""
 _ENOUGH_FILES = 65536
 _LOG_EVERY_S = 60.0
 
@@ -22,6 +27,15 @@ def raise_file_limit() -> int:
         return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
+
+
+def widen_backlog(server: asyncio.AbstractServer | None) -> None:
+    """Let more connections wait to be accepted than asyncio accepts at a time, which knows one
+    number for both."""
+    assert isinstance(server, asyncio.Server)
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.listen(LISTEN_BACKLOG)
 
 
 class QuietAccept:
