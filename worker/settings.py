@@ -49,9 +49,9 @@ class WorkerSettings(BaseSettings):
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
     checkpoint's, the CPU has instructions for it and the model is beyond the caches, else float32.
     """
-    weights: Literal["packed", "mapped"] = "packed"
-    """On the CPU: copied into the order that computes fastest, or views of the files, without a
-    copy and slower."""
+    weights: Literal["packed", "onednn", "mapped"] = "packed"
+    """On the CPU: copied into the order that computes fastest, or in any case into oneDNN's, or
+    views of the files, without a copy and slower."""
     quantize: Literal["none", "int8"] = "none"
     """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
     cpu_threads: int = Field(default=0, ge=0)

@@ -44,11 +44,15 @@ class Task:
     def run(self, job: Job, threads: int) -> None:
         """All parts of ``job``, on at most so many threads, this one among them."""
         job[TAKEN] = 0
+        self.run_at(job.ctypes.data, threads)
+
+    def run_at(self, job_address: int, threads: int) -> None:
+        """The same for a job of which no part is taken yet, by its address."""
         parallel = _parallel() if threads > 1 else None
         if parallel is None:
-            self._call(job.ctypes.data)
+            self._call(job_address)
         else:
-            parallel(self._address, ctypes.c_void_p(job.ctypes.data), threads, 0)
+            parallel(self._address, job_address, threads, 0)
 
 
 def compiled_task(*constants: object) -> Callable[[Function], Task]:
@@ -74,6 +78,11 @@ def compiled_task(*constants: object) -> Callable[[Function], Task]:
             return Task(function, cfunc(signature, **options)(function))
 
     return compile_it
+
+
+def has_team() -> bool:
+    """Whether tasks run on more than one thread."""
+    return _parallel() is not None
 
 
 @cache

@@ -17,6 +17,8 @@ RESULT_CODE: Final = (
     "attention",
     "core.py",
     "compiled.py",
+    "native.py",
+    "team.py",
 )
 """Parts of the worker whose code has a say in which tokens come out."""
 

@@ -30,20 +30,21 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
         self._embedding = weights.tensors["embedding"]
-        self._dtype = weights.dtype
+        self._dtype = weights.rows_dtype
+        self._kv_dtype = weights.dtype
         self._norm = weights.tensors["norm"]
         self._head = weights.linears["head"]
         self._layers = [
             Layer.from_weights(weights, f"layers.{i}.") for i in range(config.num_layers)
         ]
-        self._rotation = Rotation(config, self._embedding.device, weights.dtype)
+        self._rotation = Rotation(config, self._embedding.device, self._dtype)
         self._least_rows = weights.least_rows
         self.step_bytes = weights.step_bytes
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
-        return self._dtype
+        """Of its weights and of the KV pool."""
+        return self._kv_dtype
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
@@ -58,7 +59,8 @@ class Decoder:
         normed = self._normed(x, self._layers[0].attention_norm)
         for i, layer in enumerate(self._layers):
             queries, keys_values = self._project(layer, normed, rotation)
-            mixed = attention.attend(i, queries[:tokens], keys_values[:tokens]).flatten(1)
+            mixed = attention.attend(i, queries[:tokens], keys_values[:tokens])
+            mixed = mixed.flatten(1).to(self._dtype)
             if filler:
                 mixed = pad(mixed, (0, 0, 0, filler))
             normed = self._add_normed_(x, layer.output(mixed), layer.mlp_norm)
@@ -81,6 +83,7 @@ class Decoder:
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
         rotation.apply_(heads, c.num_heads + c.num_kv_heads)
+        heads = heads.to(self._kv_dtype)
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
 
     def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

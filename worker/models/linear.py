@@ -1,5 +1,5 @@
 """Linear layers as they lie in memory: dense, turned, mapped from the file, packed for oneDNN, or
-int8.
+int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
@@ -43,6 +43,10 @@ class Format(Protocol):
     def least_rows(self) -> int:
         """Fewer rows than this cost as much, or more."""
 
+    @property
+    def rows_dtype(self) -> torch.dtype | None:
+        """What its layers take and give, biases too; None: the weights' own type."""
+
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear: ...
 
     def gated(self, parts: Sequence[Tensor]) -> Linear:
@@ -53,6 +57,7 @@ class DenseFormat:
     """Weights as they come; parts that lie apart are multiplied apart."""
 
     least_rows = 1
+    rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
         return DenseLinear(tuple(parts), bias)
@@ -69,6 +74,7 @@ class TurnedFormat:
     """
 
     least_rows = 1
+    rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
         return DenseLinear((_turned(parts),), bias)
@@ -81,13 +87,14 @@ class PackedFormat:
     """Weights in oneDNN's own order, which is a copy of them."""
 
     least_rows = 4
+    rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
-        return PackedLinear(_pack(_stacked(parts)), bias)
+        return PackedLinear(_pack(stacked(parts)), bias)
 
     def gated(self, parts: Sequence[Tensor]) -> Linear:
         # Apart, so that activation and product happen where the sums are.
-        gate, up = _stacked(parts).chunk(2)
+        gate, up = stacked(parts).chunk(2)
         return PackedGated(_pack(gate), _pack(up))
 
 
@@ -99,9 +106,10 @@ class Int8Format:
     """
 
     least_rows = 1
+    rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
-        weight = _stacked(parts)
+        weight = stacked(parts)
         out, into = weight.shape
         if into % _INT8_INPUTS:
             raise UnsupportedModel(
@@ -246,12 +254,13 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scales
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """In one piece."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def _turned(parts: Sequence[Tensor]) -> Tensor:
-    return _stacked(parts).t().contiguous().t()
+    return stacked(parts).t().contiguous().t()
 
 
 def _pack(weight: Tensor) -> Packed:

@@ -2,7 +2,8 @@
 
 ::
 
-    CPU    read (several threads) ─▶ staging, one parameter each ─▶ dense | turned | packed | int8
+    CPU    read (several threads) ─▶ staging, one parameter each ─▶ blocks | packed | turned |
+                                                                            dense | int8
            mapped: views of the files, nothing is copied
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from worker.errors import UnsupportedModel
 from worker.log import model_log
+from worker.models.blocked import BlockedFormat, blocks_fit
 from worker.models.checkpoint import Checkpoint
 from worker.models.cuda_loader import load_on_cuda
 from worker.models.linear import (
@@ -44,20 +46,26 @@ _READERS: Final = 2
 class Layout:
     """How weights lie on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
 
+    ``onednn``: not in blocks of our own, in any case.
     ``small``: the caches hold all of them, so a product takes as long as its call.
     """
 
     mapped: bool = False
+    onednn: bool = False
     int8: bool = False
     small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Loaded parameters by name. ``least_rows``: as of ``Format``."""
+    """Loaded parameters by name. ``least_rows``: as of ``Format``.
+
+    ``dtype``: what the linear layers hold, and the KV pool too; ``rows_dtype``: all else.
+    """
 
     least_rows: int
     dtype: torch.dtype
+    rows_dtype: torch.dtype
     tensors: dict[str, Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
 
@@ -103,6 +111,8 @@ def _format(layout: Layout, dtype: torch.dtype) -> Format:
     if layout.small and dtype == torch.float32:
         # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
         return TurnedFormat()
+    if not layout.onednn and blocks_fit(dtype):
+        return BlockedFormat()
     if packs(dtype):
         return PackedFormat()
     model_log.warning("oneDNN has no packed %s layers on this CPU; they stay unpacked", dtype)
@@ -115,7 +125,7 @@ class _CPULoader:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
         self._checkpoint = checkpoint
         self._form = form
-        self._weights = Weights(form.least_rows, dtype)
+        self._weights = Weights(form.least_rows, dtype, form.rows_dtype or dtype)
 
     def load(self, parameters: Mapping[str, Parameter]) -> Weights:
         layer = sum(p.elements for name, p in parameters.items() if name.startswith("layers.0."))
@@ -135,16 +145,20 @@ class _CPULoader:
             case Kind.EMBEDDING:
                 self._weights.tensors[name] = self._checkpoint.mapped(parameter.parts[0])
             case Kind.TENSOR:
-                self._weights.tensors[name] = self._read(parameter.parts)
+                self._weights.tensors[name] = self._read(parameter.parts, self._weights.rows_dtype)
             case Kind.LINEAR:
-                bias = self._read(parameter.bias) if parameter.bias else None
-                self._weights.linears[name] = self._form.linear([self._read(parameter.parts)], bias)
+                bias = (
+                    self._read(parameter.bias, self._weights.rows_dtype) if parameter.bias else None
+                )
+                weight = self._read(parameter.parts, self._weights.dtype)
+                self._weights.linears[name] = self._form.linear([weight], bias)
             case Kind.GATED:
-                self._weights.linears[name] = self._form.gated([self._read(parameter.parts)])
+                weight = self._read(parameter.parts, self._weights.dtype)
+                self._weights.linears[name] = self._form.gated([weight])
 
-    def _read(self, parts: tuple[Part, ...]) -> Tensor:
+    def _read(self, parts: tuple[Part, ...], dtype: torch.dtype) -> Tensor:
         """Parts stacked and converted, in fresh memory."""
-        stacked = torch.empty(stacked_shape(parts), dtype=self._weights.dtype)
+        stacked = torch.empty(stacked_shape(parts), dtype=dtype)
         first = 0
         for part in parts:
             rows = stacked[first : first + part.shape[0]]
@@ -171,7 +185,7 @@ def _map(
                     f" cannot be mapped as {dtype}; set TIDEGATE_WORKER_DTYPE=auto or"
                     " TIDEGATE_WORKER_WEIGHTS=packed"
                 )
-    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype)
+    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype, dtype)
     for name, parameter in parameters.items():
         parts = [checkpoint.mapped(part) for part in parameter.parts]
         match parameter.kind:
@@ -191,7 +205,7 @@ def _assembled(
     dtype: torch.dtype,
 ) -> Weights:
     """Layers over tensors that are in place already, by their parts."""
-    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype)
+    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype, dtype)
     for name, parameter in parameters.items():
         tensor = tensors[parameter.parts]
         match parameter.kind:

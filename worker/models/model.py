@@ -27,7 +27,8 @@ class Model(Protocol):
         """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of its weights and of the KV pool."""
 
     @property
     def step_bytes(self) -> int:

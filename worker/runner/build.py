@@ -58,6 +58,7 @@ def build_torch_runner(
             _compile_loops()
     layout = Layout(
         mapped=settings.weights == "mapped",
+        onednn=settings.weights == "onednn",
         int8=settings.quantize == "int8",
         # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,

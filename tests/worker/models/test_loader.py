@@ -39,9 +39,10 @@ def logits(path: Path, ids: list[int], **changes: object) -> torch.Tensor:
 def test_every_layout_gives_the_same_logits(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = list(range(3, 40))
     packed = logits(tiny, ids)
-    torch.testing.assert_close(logits(tiny, ids, layout=Layout(mapped=True)), packed)
+    for layout in (Layout(onednn=True), Layout(mapped=True), Layout(small=True)):
+        torch.testing.assert_close(logits(tiny, ids, layout=layout), packed)
     monkeypatch.setattr(loader, "packs", lambda dtype: False)
-    torch.testing.assert_close(logits(tiny, ids), packed)
+    torch.testing.assert_close(logits(tiny, ids, layout=Layout(onednn=True)), packed)
 
 
 def test_int8_keeps_what_the_model_says() -> None:

@@ -1,0 +1,136 @@
+"""The inner loop of ``block_products``, as vector code; as ``worker.attention.tile_code`` is.
+
+LLVM by itself would neither keep the sums in registers nor read a weight once for all rows. To be
+imported only where numba is installed.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from llvmlite import ir
+
+from worker import native
+from worker.native import Vectors, intrinsic, types
+
+MOST_ROWS: Final = 12
+"""With two vectors each, sums take 24 of AVX-512's 32 registers."""
+BLOCK_OUTPUTS: Final = 32
+TURN_BYTES: Final = 128
+"""Weights that one turn of the loop takes: 4 bytes of each output."""
+
+SOURCES = tuple(Path(file).read_text() for file in (__file__, native.__file__))
+"""What is compiled into all that calls these, and decides its key in numba's cache."""
+_VECTOR_BYTES = 64
+_LINE_BYTES = 64
+_byte, _int32, _int64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_float = ir.FloatType()
+_floats = ir.VectorType(_float, native.LANES)
+_ints = ir.VectorType(_int32, native.LANES)
+
+
+@intrinsic
+def block_sums(
+    typing: Any,
+    rows: Any,
+    row_bytes: Any,
+    count: Any,
+    weights: Any,
+    turns: Any,
+    ahead: Any,
+    ahead_bytes: Any,
+    out: Any,
+    is_bfloat16: Any,
+) -> Any:
+    """``out`` [count, 32] float32: ``count`` rows of float32, 1 to 12, times a block's weights.
+
+    In each turn the two cache lines from ``ahead`` on, which then moves by ``ahead_bytes``, are
+    fetched.
+    """
+    narrow = is_bfloat16.literal_value
+    signature = types.void(*[types.int64] * 8, is_bfloat16)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments[:8]
+        write = Vectors(builder)
+        end = builder.append_basic_block("end")
+        switch = builder.switch(count, end)
+        for number in range(1, MOST_ROWS + 1):
+            case = builder.append_basic_block(f"rows{number}")
+            switch.add_case(_long(number), case)
+            builder.position_at_end(case)
+            starts = [builder.add(rows, builder.mul(row_bytes, _long(i))) for i in range(number)]
+            sums = _loop(write, narrow, starts, weights, turns, ahead, ahead_bytes)
+            for i, vector in enumerate(sums):
+                write.store(vector, out, _VECTOR_BYTES * i)
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _loop(
+    write: Vectors,
+    narrow: bool,
+    starts: list[Any],
+    weights: Any,
+    turns: Any,
+    ahead: Any,
+    ahead_bytes: Any,
+) -> list[Any]:
+    """Of rows that begin at ``starts``; two vectors of sums for each."""
+    builder = write.builder
+    before = builder.block
+    body = builder.append_basic_block("turn")
+    after = builder.append_basic_block("turned")
+    builder.branch(body)
+    builder.position_at_end(body)
+    turn, line = builder.phi(_int64), builder.phi(_int64)
+    turn.add_incoming(_long(0), before)
+    line.add_incoming(ahead, before)
+    carried = [builder.phi(_floats) for _ in range(2 * len(starts))]
+    for phi in carried:
+        phi.add_incoming(write.constant(0.0), before)
+
+    for offset in (0, _LINE_BYTES):
+        _prefetch(write, line, offset)
+    here = builder.add(weights, builder.mul(turn, _long(TURN_BYTES)))
+    halves = [write.load(here, _ints, offset, align=4) for offset in (0, _VECTOR_BYTES)]
+    inputs = 2 if narrow else 1
+    first = builder.mul(turn, _long(4 * inputs))
+    sums: list[Any] = list(carried)
+    for i in range(inputs):
+        wide = [_widened(write, narrow, i, half) for half in halves]
+        for row, start in enumerate(starts):
+            value = write.splat(write.load(builder.add(start, first), _float, 4 * i, align=4))
+            for half in (0, 1):
+                at = 2 * row + half
+                sums[at] = write.multiply_add(value, wide[half], sums[at])
+
+    following = builder.add(turn, _long(1))
+    turn.add_incoming(following, body)
+    line.add_incoming(builder.add(line, ahead_bytes), body)
+    for phi, total in zip(carried, sums, strict=True):
+        phi.add_incoming(total, body)
+    builder.cbranch(builder.icmp_signed("<", following, turns), body, after)
+    builder.position_at_end(after)
+    return sums
+
+
+def _widened(write: Vectors, narrow: bool, i: int, words: Any) -> Any:
+    """As float32; of pairs of bfloat16 the ``i``-th."""
+    if narrow and i == 0:
+        words = write.builder.shl(words, write.bits(16))
+    elif narrow:
+        words = write.builder.and_(words, write.bits(0xFFFF0000))
+    return write.builder.bitcast(words, _floats)
+
+
+def _prefetch(write: Vectors, address: Any, offset: int) -> None:
+    """For reading, into all caches."""
+    kind = ir.Constant(_int32, 0), ir.Constant(_int32, 3), ir.Constant(_int32, 1)
+    write.call("llvm.prefetch.p0", ir.VoidType(), write.at(address, _byte, offset), *kind)
+
+
+def _long(value: int) -> Any:
+    return ir.Constant(_int64, value)
