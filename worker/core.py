@@ -136,7 +136,7 @@ class EngineService(Protocol):
         """Have a paused job go on, before any that waits to start. Idempotent."""
 
     def stats(self) -> WorkerStats:
-        """The state after the latest step; ``lanes`` is not the engine's to know."""
+        """The state after a step of late; ``lanes`` is not the engine's to know."""
 
     def kv_reports(self) -> list[KvReport]:
         """What entered and left the prefix cache since the last call. For one reader."""

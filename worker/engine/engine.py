@@ -64,6 +64,8 @@ STALLED_S = 0.005
 """How often deadlines are checked while all requests wait for blocks to be loaded."""
 PAUSED_S = 0.1
 """And while all requests are paused, unless a deadline is nearer."""
+STATS_AGE_S = 0.02
+"""A snapshot of the state costs as much as several rows of a step, and few are ever read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,9 @@ class Engine:
         self._sink: EventSink | None = None
         self._kv_events = KvEventQueue(scheduler.pool)
         self._totals = Totals()
+        self._stats_due = False
+        """Something began or ended since the latest snapshot, which was made ``_stats_at``."""
+        self._stats_at = -math.inf
         self._tier.attach(self._notify)
         self._stats = self._snapshot()
 
@@ -175,7 +180,10 @@ class Engine:
                 self._wake.notify()
 
     def stats(self) -> WorkerStats:
-        """The state after the latest step."""
+        """The state after a step, ``STATS_AGE_S`` old at most; never older than an end that was
+        told. After the latest step where the engine has no thread of its own."""
+        if self._thread is None:
+            self._stats = self._snapshot()
         return self._stats
 
     def kv_reports(self) -> list[KvReport]:
@@ -266,7 +274,9 @@ class Engine:
                 self._apply(done.plan, done, events)
         self._tier.spill()
         self._kv_events.publish()
-        self._stats = self._snapshot()
+        if self._stats_due or now >= self._stats_at + STATS_AGE_S or not self.scheduler.has_work:
+            self._stats_due, self._stats_at = False, now
+            self._stats = self._snapshot()
         return events
 
     def _end_expired(self, now: float, events: list[Event]) -> None:
@@ -305,6 +315,7 @@ class Engine:
                 continue
             # It may have been submitted since the step began, which is what ``now`` says.
             request.started_at = max(now, request.submitted_at)
+            self._stats_due = True
             wait_ms = (request.started_at - request.submitted_at) * 1e3
             events.append(JobStarted(request.job, wait_ms))
         return schedule.plan
@@ -403,6 +414,7 @@ class Engine:
         events.append(self._record(request, end_reason))
 
     def _record(self, request: Request, end_reason: EndReason) -> JobFinished:
+        self._stats_due = True
         return finished(request, end_reason, self._clock())
 
     def _shut_down(self) -> None:

@@ -55,14 +55,20 @@ class TorchRunner:
             slots = self._table.slots_of(plan.rows, self._begin)
             batch, token_ids, positions = self._pack(plan, slots)
             hidden = self._forward.hidden(batch, token_ids, positions)
-            sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            if not sampling:
-                return StepResult([[] for _ in plan.rows])
-            last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
-            logits = self._forward.logits(hidden[last_tokens])
-            ids, logprobs = self._sampler.sample(
-                logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
-            ).read()
+            sampling: Sequence[int] = range(len(plan.rows))
+            if plan.decodes == len(plan.rows):  # each token is the last of its row
+                logits = self._forward.logits(hidden)
+                sampled = self._sampler.sample(logits, slots, batch.context_tokens, token_ids)
+            else:
+                sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+                if not sampling:
+                    return StepResult([[] for _ in plan.rows])
+                last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
+                logits = self._forward.logits(hidden[last_tokens])
+                sampled = self._sampler.sample(
+                    logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+                )
+            ids, logprobs = sampled.read()
         finally:
             if self._device.type == "cuda":
                 # The caller may free the rows' blocks at once, also after a failure (WP-4).
@@ -87,12 +93,13 @@ class TorchRunner:
         token_ids: list[int] = [row.request.tokens[row.start] for row in rows[: plan.decodes]]
         for row in rows[plan.decodes :]:
             token_ids.extend(row.request.tokens[row.start : row.start + row.count])
-        starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
-        counts = np.fromiter((row.count for row in rows), np.int64, len(rows))
+        starts = np.array([row.start for row in rows], np.int64)
         block_table = self._table.blocks[slots]
         if plan.decodes == len(rows):
+            counts = np.ones(len(rows), np.int64)
             row_of, positions = np.arange(len(rows)), starts
         else:
+            counts = np.array([row.count for row in rows], np.int64)
             row_of = np.repeat(np.arange(len(rows)), counts)
             firsts = np.cumsum(counts) - counts
             positions = np.arange(plan.tokens) - np.repeat(firsts - starts, counts)
@@ -111,36 +118,34 @@ class TorchRunner:
 
 
 class _SlotTable:
-    """Per slot: the running request that has it, its ``_version``, and the blocks it holds."""
+    """Per slot: the running request that has it, which version of it, and the blocks it holds.
+
+    The version is another one when a slot may not know the request's text as it stands: it was
+    paused, and has gone on elsewhere; or a step of it was taken back.
+    """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
-        self._owners: list[tuple[Request, int] | None] = [None] * slots
+        self._owners: list[Request | None] = [None] * slots
+        self._versions = [0] * slots
         self.blocks = np.zeros((slots, max_blocks), np.int64)
 
     def slots_of(
         self, rows: Sequence[Row], begin: Callable[[int, Request], None]
     ) -> NDArray[np.int64]:
         """Slots [rows]; ``begin`` is called for requests that are new in theirs."""
-        slots = np.empty(len(rows), np.int64)
-        for i, row in enumerate(rows):
+        owners, versions = self._owners, self._versions
+        slots = []
+        for row in rows:
             request = row.request
-            slots[i] = slot = request.slot
-            owner = self._owners[slot]
-            version = _version(request)
-            if owner is None or owner[0] is not request or owner[1] != version:
+            slot = request.slot
+            slots.append(slot)
+            version = request.pauses + request.redone
+            if owners[slot] is not request or versions[slot] != version:
                 self.blocks[slot] = 0
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
-                self._owners[slot] = request, version
-        return slots
-
-
-def _version(request: Request) -> int:
-    """Another one when a slot may not know the request's text as it stands.
-
-    It was paused, and has gone on elsewhere; or a step of it was taken back.
-    """
-    return request.pauses + request.redone
+                owners[slot], versions[slot] = request, version
+        return np.array(slots, np.int64)
 
 
 def spread(

@@ -1,6 +1,7 @@
 """The Triton model: hands requests to the worker and carries its answers back. Nothing else."""
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -43,6 +44,9 @@ class TritonPythonModel:
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
         self._service = Worker(build_engine(settings), settings)
+        # What is loaded stays: going over it takes the collector 50 to 270 ms, all jobs at a halt.
+        gc.collect()
+        gc.freeze()
         self._service.start()
 
     def execute(self, requests: list[Any]) -> None:
