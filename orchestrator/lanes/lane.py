@@ -5,24 +5,24 @@
     run ─▶ connect ─▶ Open ─▶ first frame (card) ─▶ frames … ─▶ broken ─▶ backoff ─▶ connect …
                                  ▲ up                             ▲ every job on it is lost
 
-The reader decodes a frame and hands each part to its job, synchronously: it waits for nothing but
-the next frame. Messages leave through an outbox, so that nobody who submits waits either.
+A frame is decoded as it comes and each part handed to its job, synchronously, in the event loop's
+own callback. Messages leave at once, or when the peer has room: nobody who submits waits either.
 """
 
 import asyncio
 import random
 import uuid
-from collections import deque
 from contextlib import suppress
-from typing import Protocol, Unpack
+from typing import Unpack
 
-import grpc
 import msgspec
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
 from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol import (
@@ -56,16 +56,7 @@ class LaneStale(LaneBroken):
     """What is sent on the lane does not reach the worker that opened it. A new one will do."""
 
 
-class _Call(Protocol):
-    """The part of a ``grpc.aio`` stream that a lane uses."""
-
-    async def write(self, request: service_pb2.ModelInferRequest) -> None: ...
-
-    async def read(self) -> service_pb2.ModelStreamInferResponse: ...
-
-    def cancel(self) -> bool: ...
-
-
+_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
 _STALE = "the model was reloaded; reopening its lanes"
 _UNAVAILABLE = "has no available versions"
@@ -92,8 +83,11 @@ class StreamLane(Lane):
         self._rng = rng
         self._name = ""
         self._last_sent_at = clock.now()
-        self._outbox: deque[service_pb2.ModelInferRequest] = deque()
-        self._outbox_filled = asyncio.Event()
+        self._stream: GrpcCall | None = None
+        self._opened: asyncio.Future[None] | None = None
+        """Done once a session's first frame is here."""
+        self._seq = 0
+        self._until_sample = SAMPLE_EVERY
         self._cancels: dict[AbortCause, list[int]] = {}
         self._runner: asyncio.Task[None] | None = None
         self._breaking: str | None = None
@@ -188,11 +182,11 @@ class StreamLane(Lane):
         if session.cancelled():
             return self._breaking or "the stream was cancelled"
         error = session.exception()
-        if isinstance(error, grpc.aio.AioRpcError):
-            return f"{error.code().name.lower()}: {error.details()}"
         if isinstance(error, TimeoutError):
             return f"no answer within {self._config.open_timeout_s:g} s"
-        if isinstance(error, LaneBroken | BadResponse | msgspec.DecodeError):
+        if isinstance(
+            error, CallEnded | LaneBroken | BadResponse | DecodeError | msgspec.DecodeError
+        ):
             return str(error)
         lane_log.error(
             "lane failed unexpectedly; reconnecting",
@@ -205,7 +199,6 @@ class StreamLane(Lane):
         self.is_open = self.is_closing = False
         self._breaking = None
         self._session = None
-        self._outbox.clear()
         self._cancels.clear()
         self._lose_jobs()
         self._owner.lane_closed(self, reason)
@@ -213,78 +206,64 @@ class StreamLane(Lane):
     # ── one session ──────────────────────────────────────────────────────────────────────────
 
     async def _connect_and_read(self) -> None:
-        # A channel per session: its own backoff must not add to ours, and without a pool of its
-        # own each further lane would share the first one's connection.
-        channel = grpc.aio.insecure_channel(
-            self.address,
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.keepalive_time_ms", int(self._config.keepalive_s * 1000)),
-            ],
-        )
-        writer: asyncio.Task[None] | None = None
+        opened = asyncio.get_running_loop().create_future()
+        call: GrpcCall | None = None
         try:
-            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-            try:
-                async with asyncio.timeout(self._config.open_timeout_s):
-                    seq = await self._open(call)
-                writer = asyncio.create_task(self._write(call))
-                await self._read(call, seq)
-            finally:
-                call.cancel()
+            async with asyncio.timeout(self._config.open_timeout_s):
+                call = await open_call(self.address, _METHOD, self._take, self._config.keepalive_s)
+                self._stream, self._opened = call, opened
+                self._name = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+                self._post(Open(PROTOCOL_VERSION, self._name, self._config.token), "open")
+                await asyncio.wait([opened, call.ended], return_when=asyncio.FIRST_COMPLETED)
+            await call.ended
         finally:
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait([writer])
-            await channel.close()
+            self._stream = self._opened = None
+            if call is not None:
+                await call.close()
 
-    async def _open(self, call: _Call) -> int:
-        self._name = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-        message = Open(PROTOCOL_VERSION, self._name, self._config.token)
-        await call.write(to_request(message, "open"))
-        self._last_sent_at = self._clock.now()
-        frame = self._frame(await call.read())
-        if frame is None or frame.card is None:
+    def _take(self, messages: list[bytes]) -> None:
+        """Everything that came together: usually one frame."""
+        for message in messages:
+            frame = self._frame(service_pb2.ModelStreamInferResponse.FromString(message))
+            if frame is None:
+                continue
+            if self._opened is not None and not self._opened.done():
+                self._take_first(frame, self._opened)
+            else:
+                self._take_next(frame)
+
+    def _take_first(self, frame: Frame, opened: "asyncio.Future[None]") -> None:
+        if frame.card is None:
             raise LaneBroken("the first frame carried no model card")
+        opened.set_result(None)
+        self._seq = frame.seq
         self.sessions_total += 1
         self.last_frame_at = self._clock.now()
         self.is_open = True
         self.is_reopening = False
         self._owner.lane_opened(self, frame)
         self._dispatch(frame, self.last_frame_at)
-        return frame.seq
 
-    async def _read(self, call: _Call, seq: int) -> None:
-        now_of = self._clock.now
-        until_sample = SAMPLE_EVERY
-        while True:
-            frame = self._frame(await call.read())
-            if frame is None:
-                continue
-            seq += 1
-            if frame.seq != seq:
-                raise LaneBroken(f"expected frame {seq}, got {frame.seq}: tokens are missing")
-            now = now_of()
-            self.last_frame_at = now
-            tokens = self._dispatch(frame, now)
-            until_sample -= 1
-            if until_sample <= 0 and tokens:
-                until_sample = SAMPLE_EVERY
-                self._owner.emission_sampled(now_of() - now, tokens)
-            if (
-                frame.stats is not None
-                or frame.draining
-                or frame.card is not None
-                or frame.cache is not None
-            ):
-                self._owner.lane_reported(self, frame)
+    def _take_next(self, frame: Frame) -> None:
+        self._seq += 1
+        if frame.seq != self._seq:
+            raise LaneBroken(f"expected frame {self._seq}, got {frame.seq}: tokens are missing")
+        now = self.last_frame_at = self._clock.now()
+        tokens = self._dispatch(frame, now)
+        self._until_sample -= 1
+        if self._until_sample <= 0 and tokens:
+            self._until_sample = SAMPLE_EVERY
+            self._owner.emission_sampled(self._clock.now() - now, tokens)
+        if (
+            frame.stats is not None
+            or frame.draining
+            or frame.card is not None
+            or frame.cache is not None
+        ):
+            self._owner.lane_reported(self, frame)
 
     def _frame(self, response: service_pb2.ModelStreamInferResponse) -> Frame | None:
         """The frame in what was read; None for a response without data."""
-        if response is grpc.aio.EOF:
-            raise LaneBroken("the worker closed the lane")
         if response.error_message:
             self._refused(response.infer_response.id, response.error_message)
             return None
@@ -315,18 +294,8 @@ class StreamLane(Lane):
         if self.is_closing and not self._jobs:
             raise LaneBroken(message)
 
-    async def _write(self, call: _Call) -> None:
-        try:
-            while True:
-                while self._outbox:
-                    await call.write(self._outbox.popleft())
-                self._outbox_filled.clear()
-                await self._outbox_filled.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # The reader sees the same end, with its reason; wait for it to say so.
-            lane_log.debug("lane writer ended: %s", error, extra=fields(instance=self.address))
-
     def _post(self, message: LaneMessage, request_id: str) -> None:
-        self._last_sent_at = self._clock.now()
-        self._outbox.append(to_request(message, request_id))
-        self._outbox_filled.set()
+        data = to_request(message, request_id).SerializeToString()
+        if self._stream is not None:  # else it is broken, which its jobs are about to hear
+            self._last_sent_at = self._clock.now()
+            self._stream.send(data)

@@ -1,6 +1,6 @@
 """Lane messages as Triton requests, frames out of Triton responses.
 
-The bare generated stub is used rather than ``tritonclient``'s own classes: the hot path then
+The generated messages are used rather than ``tritonclient``'s own classes: the hot path then
 costs one protobuf parse and one msgpack parse per frame, and no numpy.
 """
 
