@@ -86,8 +86,9 @@ class ContextOverflow(InvalidRequest):
         """
         least = "at least " if is_least else ""
         return cls(
-            f"the prompt has {least}{prompt} tokens; the model's context of {context} must hold it "
-            f"and at least one more: shorten the prompt{note}",
+            # Clients look for the words "maximum context length is … tokens".
+            f"the prompt has {least}{prompt} tokens, but the model's maximum context length is "
+            f"{context} tokens, which must hold it and at least one more: shorten the prompt{note}",
             field="prompt",
         )
 

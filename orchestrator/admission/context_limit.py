@@ -19,8 +19,9 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     asked = task.job.max_tokens
     if asked is not None and asked > left:
         raise ContextOverflow(
-            f"max_tokens is {asked}, but the model's context of {context} tokens leaves "
-            f"{left} after a prompt of {prompt}: ask for at most {left}{card.context_note}",
+            f"max_tokens is {asked}, but the model's maximum context length is {context} tokens, "
+            f"which leaves {left} after a prompt of {prompt}: ask for at most {left}"
+            f"{card.context_note}",
             field="max_tokens",
         )
     defaults = card.sampling_defaults

@@ -29,6 +29,8 @@ class Settler:
         if task.ending is not None:
             return False
         now = self._clock.now()
+        if end is not None:
+            task.cached_tokens = end.cached_tokens
         outcome, missed_part = _with_parts(task, ending, now)
         ending = replace(
             ending,

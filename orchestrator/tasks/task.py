@@ -81,6 +81,7 @@ class Task:
         "attempts",
         "block_tokens",
         "cache_salt",
+        "cached_tokens",
         "chance",
         "completion_tokens",
         "correlation_id",
@@ -142,6 +143,8 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; dropped when the task ends."""
         self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Of the prompt, what its worker found in the prefix cache; known at the end."""
         self.prefix_hashes: Sequence[bytes] = ()
         """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
         self.block_tokens = 0

@@ -15,14 +15,18 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import cast
 
 from aiohttp import web
 
 from orchestrator.api.config import StreamConfig
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import COMPLETION
-from orchestrator.prompts.encoder import Token
+from orchestrator.api.openai.types import AnswerOptions, ParsedRequest
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
@@ -77,12 +81,14 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     )
     task = Task(uuid.uuid4().hex, job)
     stream = EventStream(request, {}, _LIMITS)
+    parsed = ParsedRequest(
+        job=job, prompts=("",), n=1, is_streamed=True, options=AnswerOptions(usage=True)
+    )
+    nobody = cast(Orchestrator, None)  # nothing is submitted, cancelled or left here
+    choices = Choices(nobody, parsed)
+    choices.tasks.append(task)
     chunks = ChunkStream(
-        stream,
-        COMPLETION,
-        created=int(time.time()),
-        token_of=lambda _: Token(_TOKEN_TEXT, _TOKEN_TEXT.encode()),
-        with_usage=True,
+        stream, COMPLETION, choices, 0, created=int(time.time()), encoder_of=_no_encoder
     )
     task.listen(chunks)
     source = request.app[_TOKEN_SOURCE]
@@ -91,6 +97,10 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         return await stream.run()
     finally:
         source.remove(task)
+
+
+def _no_encoder() -> PromptEncoder:
+    raise NotImplementedError("no log-probabilities are asked for here")
 
 
 async def _live(_: web.Request) -> web.Response:

@@ -120,6 +120,8 @@ class Plan:
     """The likeliest tokens everywhere, with their log-probabilities; else the one that is made."""
     begin: asyncio.Event | None = None
     """Starts once it is set."""
+    cached: int = 0
+    """Tokens of the prompt that its prefix cache held."""
 
 
 class FakeWorker:
@@ -427,6 +429,7 @@ class _FakeLane:
             abort_ms=0.05 if reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None,
             tail=plan.tail,
             stop=plan.stop,
+            cached_tokens=plan.cached,
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:

@@ -99,13 +99,18 @@ def read_job(
     request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
 ) -> tuple[Job, Prompt]:
     """What a request asks for. Raises ``InvalidRequest``, or ``Forbidden`` for a strange tenant."""
+    return read_job_of(request, body, api, keep=keep), body.prompt_of()
+
+
+def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep: bool) -> Job:
+    """The same without the prompt."""
     context = request[CONTEXT]
     context.field_names = body.field_names()
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, policy)
     context.deadline = deadline
     max_tokens = body.token_limit()
-    job = Job(
+    return Job(
         api=api,
         model=body.model,
         sampling=Sampling(
@@ -136,7 +141,6 @@ def read_job(
         session_id=_name("session_id", body.session_id) or "",
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
     )
-    return job, body.prompt_of()
 
 
 def _name(field: str, value: str | None) -> str | None:

@@ -1,17 +1,22 @@
 """OpenAI's streamed chunks: one event per token, from parts that are built once per request.
 
 A chunk differs from the next in its text only, so everything around the text is encoded ahead and
-a token costs one JSON string and one join.
+a token costs one JSON string and one join. What clients may ask for beside the text (log
+probabilities, token ids, the usage so far) makes a token's chunk one of its own.
 """
+
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.shapes import Shape, TokenOf, usage
+from orchestrator.api.openai.shapes import Shape, token_counts
+from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta
+from worker.protocol import Delta, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
@@ -19,22 +24,34 @@ _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class ChunkStream:
-    """Turns one task's tokens into chunks. Hears the task; ``stream`` carries them away."""
+    """Turns one choice's tokens into chunks. Hears its task; ``stream`` carries them away, those
+    of a request's other choices too.
+    """
 
     def __init__(
         self,
         stream: EventStream,
         shape: Shape,
+        choices: Choices,
+        index: int,
         *,
         created: int,
-        token_of: TokenOf,
-        with_usage: bool,
+        encoder_of: Callable[[], PromptEncoder],
     ) -> None:
         self._stream = stream
         self._shape = shape
+        self._choices = choices
+        self._index = index
         self._created = created
-        self._token_of = token_of
-        self._with_usage = with_usage
+        self._encoder_of = encoder_of
+        request = choices.request
+        self._options = request.options
+        self._own_chunks = (
+            request.job.sampling.logprobs is not None
+            or self._options.running_usage
+            or self._options.token_ids
+        )
+        """A token's chunk has more than its text."""
         self._before = b""
         self._after = b""
         self._text_offset = 0
@@ -47,8 +64,8 @@ class ChunkStream:
     def tokens(self, task: Task, delta: Delta) -> None:
         if not self._before:
             self._open(task)
-        if delta.logprobs is not None:
-            self._send_with_logprobs(task, delta)
+        if self._own_chunks:
+            self._send_own_chunks(task, delta)
             return
         texts = delta.texts
         if len(texts) == 1:
@@ -61,6 +78,7 @@ class ChunkStream:
     def ended(self, task: Task) -> None:
         ending = task.ending
         assert ending is not None
+        is_over = self._choices.ended(task)
         if ending.error is not None:
             if not self._stream.refuse(ending.error):
                 self._stream.finish(
@@ -75,13 +93,18 @@ class ChunkStream:
             return
         if not self._before:
             self._open(task)
+        tail = ending.tail + (ending.stop if self._options.stop_in_text else "")
+        choice = self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
         last = self._chunk(
-            task, [self._shape.delta(ending.tail or None, None, ending.finish_reason.value)]
+            task, [choice | {"stop_reason": ending.stop or None}], task.completion_tokens
         )
         last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
         events = [_event(last)]
-        if self._with_usage:
-            events.append(_event({**self._chunk(task, []), "usage": usage(task)}))
+        if not is_over:
+            self._stream.send(events[0])
+            return
+        if self._options.usage:
+            events.append(_event(self._chunk(task, []) | {"usage": self._choices.usage()}))
         events.append(b"data: [DONE]\n\n")
         self._stream.finish(b"".join(events))
 
@@ -89,27 +112,48 @@ class ChunkStream:
 
     def _open(self, task: Task) -> None:
         """Encode what every chunk has in common; a chat begins with the speaker's role."""
-        whole = _event(self._chunk(task, [self._shape.delta(_PLACE)]))
+        whole = _event(self._chunk(task, [self._shape.delta(self._index, _PLACE)]))
         self._before, _, self._after = whole.partition(_encode(_PLACE))
+        ids = list(task.token_ids) if self._options.token_ids else None
         if self._shape.is_chat:
-            choice = self._shape.delta(None)
+            choice = self._shape.delta(self._index, None)
             choice["delta"] = {"role": "assistant", "content": ""}
-            self._stream.send(_event(self._chunk(task, [choice])))
+            chunk = self._chunk(task, [choice])
+            if ids is not None:
+                chunk["prompt_token_ids"] = ids
+            self._stream.send(_event(chunk))
+        elif ids is not None:
+            choice = self._shape.delta(self._index, None)
+            self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
 
-    def _send_with_logprobs(self, task: Task, delta: Delta) -> None:
+    def _send_own_chunks(self, task: Task, delta: Delta) -> None:
         events = []
-        for token_id, text, entry in zip(delta.ids, delta.texts, delta.logprobs or (), strict=True):
-            logprobs = self._shape.logprobs(
-                [token_id], [text], [entry], self._token_of, self._text_offset
-            )
+        token_of = self._encoder_of().token
+        made = task.completion_tokens - len(delta.ids)
+        entries: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.ids)
+        for token_id, text, entry in zip(delta.ids, delta.texts, entries, strict=True):
+            made += 1
+            logprobs = None
+            if entry is not None:
+                logprobs = self._shape.logprobs(
+                    [token_id], [text], [entry], token_of, self._text_offset
+                )
             self._text_offset += len(text)
-            events.append(_event(self._chunk(task, [self._shape.delta(text, logprobs)])))
+            choice = self._shape.delta(self._index, text, logprobs)
+            if self._options.token_ids:
+                choice["token_ids"] = [token_id]
+            events.append(_event(self._chunk(task, [choice], made)))
         self._stream.send(b"".join(events))
 
-    def _chunk(self, task: Task, choices: list[dict[str, object]]) -> dict[str, object]:
-        chunk = self._shape.head(task, self._created, chunk=True)
+    def _chunk(
+        self, task: Task, choices: list[dict[str, object]], made: int = 0
+    ) -> dict[str, object]:
+        """``made``: of this choice's tokens, how many there are with this chunk."""
+        chunk = self._shape.head(self._choices.first or task, self._created, chunk=True)
         chunk["choices"] = choices
-        if self._with_usage:
+        if self._options.running_usage:
+            chunk["usage"] = token_counts(task.prompt_tokens, made)
+        elif self._options.usage:
             chunk["usage"] = None
         return chunk
 

@@ -1,7 +1,8 @@
 """``/v1``: OpenAI's chat completions, completions and models; the official SDK works unmodified."""
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
@@ -10,31 +11,31 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.event_stream import EventStream
-from orchestrator.api.http.fields import read_job
+from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
     task_fields,
     task_headers,
 )
+from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream
-from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, usage
-from orchestrator.api.openai.types import ChatRequest, CompletionRequest, OpenAiRequest
+from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
+from orchestrator.api.openai.types import (
+    ChatRequest,
+    CompletionRequest,
+    OpenAiRequest,
+    ParsedRequest,
+)
+from orchestrator.errors import TidegateError
+from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
+from orchestrator.tasks.job import Api, OnDisconnect
+from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
-
-
-class ParsedRequest(NamedTuple):
-    """A request, without its body."""
-
-    job: Job
-    prompt: Prompt
-    is_streamed: bool
-    with_usage: bool
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
@@ -77,93 +78,142 @@ def routes() -> list[web.RouteDef]:
 
 def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest:
     body.refuse_unsupported()
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
     keep = body.on_disconnect is OnDisconnect.CONTINUE
-    job, prompt = read_job(request, body, api, keep=keep)
-    return ParsedRequest(job, prompt, bool(body.stream), with_usage)
+    job = read_job_of(request, body, api, keep=keep)
+    prompts = body.prompts()
+    return ParsedRequest(
+        job=job,
+        prompts=prompts,
+        n=body.choices_per_prompt(len(prompts)),
+        is_streamed=bool(body.stream),
+        options=body.answer_options(),
+    )
 
 
 async def _complete(
     request: web.Request, parsed: ParsedRequest, shape: Shape
 ) -> web.StreamResponse:
-    orchestrator = request.app[ORCHESTRATOR]
+    choices = Choices(request.app[ORCHESTRATOR], parsed)
     created = int(request[CONTEXT].arrival.unix)
     if parsed.is_streamed:
-        return await _stream(request, orchestrator, parsed, shape, created)
-    return await _answer(request, orchestrator, parsed, shape, created)
+        return await _stream(request, choices, shape, created)
+    return await _answer(request, choices, shape, created)
 
 
 async def _stream(
-    request: web.Request,
-    orchestrator: Orchestrator,
-    parsed: ParsedRequest,
-    shape: Shape,
-    created: int,
+    request: web.Request, choices: Choices, shape: Shape, created: int
 ) -> web.StreamResponse:
-    job = parsed.job
+    orchestrator, job = request.app[ORCHESTRATOR], choices.request.job
     stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
-    chunks = ChunkStream(
-        stream,
-        shape,
-        created=created,
-        token_of=lambda token_id: orchestrator.model(job.model).token(token_id),
-        with_usage=parsed.with_usage,
-    )
-    request[CONTEXT].task = task = await orchestrator.submit(job, parsed.prompt, [chunks])
-    stream.on_behind = lambda: orchestrator.mark_reading(task, not stream.is_behind)
-    try:
+
+    def listener_of(index: int) -> Listener:
+        return ChunkStream(
+            stream,
+            shape,
+            choices,
+            index,
+            created=created,
+            encoder_of=lambda: orchestrator.model(job.model),
+        )
+
+    async with _submitted(request, choices, listener_of, stream):
+        stream.on_behind = lambda: choices.reads(not stream.is_behind)
         return await stream.run()
-    finally:
-        task.unlisten(chunks)
-        orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
 async def _answer(
-    request: web.Request,
-    orchestrator: Orchestrator,
-    parsed: ParsedRequest,
-    shape: Shape,
-    created: int,
+    request: web.Request, choices: Choices, shape: Shape, created: int
 ) -> web.Response:
-    answer = _Answer()
-    task = await orchestrator.submit(parsed.job, parsed.prompt, [answer])
-    request[CONTEXT].task = task
-    try:
-        await answer.complete.wait()
-    finally:
-        orchestrator.disconnected(task)
-    ending = task.ending
-    assert ending is not None
-    if ending.error is not None:
-        raise ending.error
-    logprobs = None
-    if answer.logprobs:
-        token_of = orchestrator.model(task.model).token
-        logprobs = shape.logprobs(answer.ids, answer.texts, answer.logprobs, token_of)
-    text = answer.text() + ending.tail
-    body = shape.head(task, created, chunk=False) | {
-        "choices": [shape.choice(text, logprobs, ending.finish_reason.value)],
-        "usage": usage(task),
-        **task_fields(task),
+    orchestrator, over = request.app[ORCHESTRATOR], asyncio.Event()
+    texts = [_Text(choices, over) for _ in range(choices.count)]
+    async with _submitted(request, choices, texts.__getitem__):
+        await over.wait()
+    if choices.failed is not None:
+        assert choices.failed.ending is not None and choices.failed.ending.error is not None
+        request[CONTEXT].task = choices.failed
+        raise choices.failed.ending.error
+    tasks = choices.tasks
+    request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
+    encoder = orchestrator.model(last.model)
+    body = shape.head(tasks[0], created, chunk=False) | {
+        "choices": [
+            texts[index].choice(index, task, shape, encoder) for index, task in enumerate(tasks)
+        ],
+        "usage": choices.usage(),
+        **task_fields(last),
     }
-    return json_response(body, headers=task_headers(task, orchestrator.clock.now()))
+    if shape.is_chat and choices.request.options.token_ids:
+        body["prompt_token_ids"] = texts[0].prompt_ids
+    return json_response(body, headers=task_headers(last, orchestrator.clock.now()))
 
 
-class _Answer(Transcript):
-    """A transcript that can be waited for."""
+@asynccontextmanager
+async def _submitted(
+    request: web.Request,
+    choices: Choices,
+    listener_of: Callable[[int], Listener],
+    stream: EventStream | None = None,
+) -> AsyncIterator[None]:
+    """Have all choices on their way. Ends what still runs when it is left."""
+    try:
+        try:
+            await choices.submit(listener_of)
+        except TidegateError:
+            choices.cancel()
+            raise
+        request[CONTEXT].task = choices.first
+        yield
+    finally:
+        choices.leave(too_slow=stream is not None and stream.too_slow)
 
-    def __init__(self) -> None:
+
+class _Text(Transcript):
+    """One choice's, for an answer in one piece."""
+
+    __slots__ = ("_choices", "_over", "prompt_ids")
+
+    def __init__(self, choices: Choices, over: asyncio.Event) -> None:
         super().__init__()
-        self.complete = asyncio.Event()
+        self._choices = choices
+        self._over = over
+        self.prompt_ids: Sequence[int] = ()
 
-    def ended(self, task: object) -> None:
-        self.complete.set()
+    def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+        if self._choices.request.options.token_ids:
+            self.prompt_ids = list(task.token_ids)  # a task that has ended has none
+
+    def ended(self, task: Task) -> None:  # type: ignore[override]
+        if self._choices.ended(task):
+            self._over.set()
+
+    def choice(
+        self, index: int, task: Task, shape: Shape, encoder: PromptEncoder
+    ) -> dict[str, object]:
+        """Its part of the answer."""
+        ending, options = task.ending, self._choices.request.options
+        assert ending is not None
+        text, logprobs = self.text() + ending.tail, None
+        if self.logprobs:
+            logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.token)
+        if options.stop_in_text:
+            text += ending.stop
+        choice = shape.choice(index, text, logprobs, ending.finish_reason.value)
+        choice["stop_reason"] = ending.stop or None
+        if options.token_ids:
+            choice["token_ids"] = self.ids
+            if not shape.is_chat:
+                choice["prompt_token_ids"] = self.prompt_ids
+        return choice
 
 
 def _model(orchestrator: Orchestrator, name: str) -> dict[str, object]:
+    """With the fields that vLLM adds, of which clients read the context's length."""
     return {
         "id": name,
         "object": "model",
         "created": orchestrator.started_unix,
         "owned_by": "tidegate",
+        "root": name,
+        "parent": None,
+        "max_model_len": orchestrator.model(name).card.context_tokens,
     }

@@ -25,7 +25,7 @@ class Shape:
     is_chat: bool
 
     def head(self, task: Task, created: int, *, chunk: bool) -> dict[str, object]:
-        """The fields that stand before ``choices``."""
+        """The fields that stand before ``choices``; ``task`` is the first choice's."""
         return {
             "id": self.id_prefix + task.id,
             "object": self.chunk_name if chunk else self.object_name,
@@ -33,21 +33,27 @@ class Shape:
             "model": task.model,
         }
 
-    def choice(self, text: str, logprobs: object, finish_reason: str) -> dict[str, object]:
-        """The choice of an answer in one piece."""
+    def choice(
+        self, index: int, text: str, logprobs: object, finish_reason: str
+    ) -> dict[str, object]:
+        """A choice of an answer in one piece."""
         content: dict[str, object] = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def delta(
-        self, text: str | None, logprobs: object = None, finish_reason: str | None = None
+        self,
+        index: int,
+        text: str | None,
+        logprobs: object = None,
+        finish_reason: str | None = None,
     ) -> dict[str, object]:
-        """The choice of a chunk; ``text`` None adds none."""
+        """A choice of a chunk; ``text`` None adds none."""
         content: dict[str, object] = {"text": text or ""}
         if self.is_chat:
             content = {"delta": {} if text is None else {"content": text}}
-        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def logprobs(
         self,
@@ -87,11 +93,21 @@ CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=Tr
 COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
 
 
-def usage(task: Task) -> dict[str, int]:
+def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:
+    """Of a request's ended tasks, ``n`` for each prompt, which counts once."""
+    prompts = tasks[::n]
+    counts = token_counts(
+        sum(task.prompt_tokens for task in prompts), sum(task.completion_tokens for task in tasks)
+    )
+    cached = sum(task.cached_tokens for task in prompts)
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def token_counts(prompt: int, completion: int) -> dict[str, int]:
     return {
-        "prompt_tokens": task.prompt_tokens,
-        "completion_tokens": task.completion_tokens,
-        "total_tokens": task.prompt_tokens + task.completion_tokens,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
 
 

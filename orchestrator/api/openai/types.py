@@ -7,16 +7,26 @@ sends them with ``extra_body``.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from orchestrator.api.http.fields import NULL, GenerationRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Message, Prompt
+from orchestrator.tasks.job import Job, Message, Prompt
 
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+MOST_CHOICES = 128
+"""Of a request, all prompts together: each is a task of its own. OpenAI's bound for ``n``."""
+_Prompts = msgspec.defstruct(
+    "_Prompts",
+    [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MOST_CHOICES)],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
+"""A list that is not read on where it is too long: a million prompts would take a second."""
+_prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
     str | tuple[int, ...]
 )
@@ -27,8 +37,31 @@ _MOST_LOOKED_AT = 256
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Unused = NULL
+
+
+class AnswerOptions(NamedTuple):
+    """What an answer has beside the text."""
+
+    usage: bool = False
+    """A stream ends with the usage of all choices."""
+    running_usage: bool = False
+    """Each chunk has that of its own choice so far."""
+    token_ids: bool = False
+    stop_in_text: bool = False
+
+
+class ParsedRequest(NamedTuple):
+    """A request, without its body."""
+
+    job: Job
+    prompts: tuple[Prompt, ...]
+    n: int
+    """Choices per prompt."""
+    is_streamed: bool
+    options: AnswerOptions
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
@@ -57,8 +90,16 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # served in one way only
     n: int | None = None
+
+    # vLLM's
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    # vLLM's, served in one way only
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: Unused = NULL
 
     # harmless
     user: Unused = NULL
@@ -79,6 +120,29 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
                 raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Each has choices of its own. Raises ``InvalidRequest`` for what is not served."""
+        return (self.prompt_of(),)
+
+    def choices_per_prompt(self, prompts: int) -> int:
+        """With so many prompts. Raises ``InvalidRequest`` for too many."""
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MOST_CHOICES:
+            raise InvalidRequest(f"n must be 1 to {MOST_CHOICES}, got {n}", field="n")
+        if n * prompts > MOST_CHOICES:
+            raise _too_many("n", "choices, those of all prompts together")
+        return n
+
+    def answer_options(self) -> AnswerOptions:
+        options = self.stream_options or StreamOptions()
+        usage = bool(options.include_usage)
+        return AnswerOptions(
+            usage=usage,
+            running_usage=usage and bool(options.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            stop_in_text=bool(self.include_stop_str_in_output),
+        )
 
 
 class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,18 +210,28 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
-    def prompt_of(self) -> Prompt:
+    def prompts(self) -> tuple[Prompt, ...]:
         text = bytes(memoryview(self.prompt)).strip()
-        # Of a list of prompts only the first is looked at, for there must be no other: a million
-        # lists of one id would hold the interpreter for a second.
-        inner = text[1:-1].strip() if text.startswith(b"[") else b""
+        is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
         try:
-            return _prompt_decoder.decode(inner if inner.startswith((b'"', b"[")) else text)
-        except msgspec.DecodeError:
+            if not is_list:
+                return (_prompt_decoder.decode(text),)
+            prompts = msgspec.structs.astuple(_prompts_decoder.decode(text))
+            return tuple(_prompt_decoder.decode(p) for p in prompts if p is not NULL)
+        except msgspec.DecodeError as error:
+            if "at most length" in str(error):
+                raise _too_many("prompt", "prompts") from None
             raise InvalidRequest(
-                "one prompt per request is served: a string, a list with one string, or token ids",
-                field="prompt",
+                "prompt must be a string, token ids, or a list of either", field="prompt"
             ) from None
+
+    def choices_per_prompt(self, prompts: int) -> int:
+        n = super().choices_per_prompt(prompts)
+        if self.best_of is not None and self.best_of != n:
+            raise InvalidRequest(
+                f"best_of is not supported here: it must be {n}, as n", field="best_of"
+            )
+        return n
 
 
 def _short(value: msgspec.Raw) -> object:
@@ -172,14 +246,18 @@ def _message(message: ChatMessage) -> Message:
     return Message("system" if message.role == "developer" else message.role, content)
 
 
+def _too_many(field: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: at most {MOST_CHOICES} {what}", field=field)
+
+
 def _nothing(value: object) -> bool:
     return not value
 
 
 _NO_TOOLS = (_nothing, "tool calls are not served")
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda value: value == 1, "one choice per request is served, n must be 1"),
-    "best_of": (lambda value: value == 1, "it must be 1"),
+    "stop_token_ids": (_nothing, "it must be empty; the model's own end tokens count"),
+    "skip_special_tokens": (lambda value: value is True, "it must be true"),
     "echo": (_nothing, "it must be false"),
     "suffix": (_nothing, "it must be empty"),
     "tools": _NO_TOOLS,

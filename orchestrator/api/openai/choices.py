@@ -1,0 +1,102 @@
+"""The choices of one request: a task for each, which stand and fall together.
+
+All have the request's deadline, and all end when its client goes. What ends one in an error ends
+the request: nobody could use the others' texts without it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from orchestrator.api.openai.shapes import usage
+from orchestrator.api.openai.types import ParsedRequest
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.job import Job
+from orchestrator.tasks.task import Listener, Task
+
+
+class Choices:
+    """One request's tasks: ``n`` for each prompt, in that order."""
+
+    def __init__(self, orchestrator: Orchestrator, request: ParsedRequest) -> None:
+        self.request = request
+        self.tasks: list[Task] = []
+        self.failed: Task | None = None
+        """The first that ended in an error; the others are cancelled then."""
+        self._orchestrator = orchestrator
+        self._listeners: list[Listener] = []
+        self.count = self._left = len(request.prompts) * request.n
+
+    @property
+    def first(self) -> Task | None:
+        """The one whose id the whole answer has; None until it is submitted."""
+        return self.tasks[0] if self.tasks else None
+
+    async def submit(self, listener_of: Callable[[int], Listener]) -> None:
+        """Offer all, each with a listener for its index. Raises the first refusal.
+
+        Stops early once one of them has failed. However it ends, ``leave`` is to follow.
+        """
+        n = self.request.n
+        for prompt in self.request.prompts:
+            for draw in range(n):
+                listener = listener_of(len(self.tasks))
+                self._listeners.append(listener)
+                job = _job_of(self.request.job, draw)
+                self.tasks.append(await self._orchestrator.submit(job, prompt, [listener]))
+                if self.failed is not None:
+                    self._unlisten()
+                    self.cancel()
+                    return
+                if draw == 0 and n > 1:  # encoded once
+                    prompt = tuple(self.tasks[-1].token_ids) or prompt
+
+    def ended(self, task: Task) -> bool:
+        """One has ended. Whether the request is over, by the last of them or by an error.
+
+        Called in the middle of what a lane brings, so that the others end a moment later.
+        """
+        assert task.ending is not None
+        if task.ending.error is None:
+            self._left -= 1
+            return self._left == 0
+        self.failed = task
+        self._unlisten()
+        asyncio.get_running_loop().call_soon(self.cancel)
+        return True
+
+    def cancel(self) -> None:
+        """End those that have not: they are of no use any more."""
+        for task in self.tasks:
+            self._orchestrator.cancel(task)
+
+    def leave(self, *, too_slow: bool = False) -> None:
+        """Nobody follows them any more; what becomes of those that run, their job says."""
+        self._unlisten()
+        for task in self.tasks:
+            self._orchestrator.disconnected(task, too_slow=too_slow)
+
+    def reads(self, keeps_up: bool) -> None:
+        """Whether the client keeps up with what is sent."""
+        for task in self.tasks:
+            self._orchestrator.mark_reading(task, keeps_up)
+
+    def usage(self) -> dict[str, object]:
+        """Of all, once they have ended."""
+        return usage(self.tasks, self.request.n)
+
+    def _unlisten(self) -> None:
+        # The one that is being submitted has a listener, but is not among the tasks yet.
+        for task, listener in zip(self.tasks, self._listeners, strict=False):
+            task.unlisten(listener)
+
+
+def _job_of(job: Job, draw: int) -> Job:
+    """The ``draw``-th with one prompt: a seed that is stated would make all of them equal."""
+    seed = job.sampling.seed
+    if not draw or seed is None:
+        return job
+    seed = (seed + draw + 2**63) % 2**64 - 2**63  # stays within 64 bits
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, seed=seed))

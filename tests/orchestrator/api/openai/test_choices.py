@@ -1,0 +1,217 @@
+"""Several choices and several prompts in one request: a task for each (OR-3)."""
+
+import asyncio
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Code, Submit
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
+
+
+async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    async with service.http.post(path, json=body) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def events_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
+    async with service.http.post(path, json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+def by_prompt(submit: Submit) -> Plan:
+    """Says its last prompt token, so that answers can be told apart."""
+    last = submit.token_ids[-1]
+    return Plan(text=lambda i: f"{last}.{i} ")
+
+
+async def test_n_choices_of_a_chat(service: Service, worker: FakeWorker) -> None:
+    answer = await answer_of(service, "/v1/chat/completions", CHAT | {"n": 3, "seed": 7})
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {"w0 w1 w2 w3 "}
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (6, 12)
+    assert usage["total_tokens"] == 18
+    # A stated seed makes answers repeatable, not equal; one prompt is encoded once.
+    assert [submit.sampling.seed for submit in worker.submits] == [7, 8, 9]
+    assert len({tuple(submit.token_ids) for submit in worker.submits}) == 1
+    assert service.outcomes() == ["met"] * 3
+
+
+async def test_the_last_seeds_stay_within_64_bits(service: Service, worker: FakeWorker) -> None:
+    for seed in (2**63 - 1, 2**64 - 1):
+        await answer_of(service, "/v1/completions", TEXT | {"n": 2, "seed": seed})
+    drawn = [submit.sampling.seed for submit in worker.submits]
+    assert [seed % 2**64 for seed in drawn if seed is not None] == [2**63 - 1, 2**63, 2**64 - 1, 0]
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[72], [73]], ["a", [73]]])
+async def test_several_prompts(service: Service, worker: FakeWorker, prompts: object) -> None:
+    worker.plan = by_prompt
+    body = TEXT | {"prompt": prompts, "n": 2, "best_of": 2}
+    answer = await answer_of(service, "/v1/completions", body)
+    first, second = (worker.submits[at].token_ids[-1] for at in (0, 2))
+    assert first != second
+    assert [(c["index"], c["text"].split(".")[0]) for c in answer["choices"]] == [
+        (0, str(first)),
+        (1, str(first)),
+        (2, str(second)),
+        (3, str(second)),
+    ]
+    # A prompt counts once, however many choices it has.
+    assert answer["usage"]["prompt_tokens"] == sum(len(s.token_ids) for s in worker.submits[::2])
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_one_stream_with_an_index(service: Service, worker: FakeWorker, path: str) -> None:
+    body = (CHAT if "chat" in path else TEXT) | {"n": 2, "stream_options": {"include_usage": True}}
+    events = await events_of(service, path, body)
+    assert events.pop() == "[DONE]"
+    usage = events.pop()
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
+    assert usage["usage"]["prompt_tokens"] == len(worker.submits[0].token_ids)
+    assert len({event["id"] for event in events}) == 1
+    texts: dict[int, str] = defaultdict(str)
+    finished = []
+    for event in events:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += (choice.get("delta", {}).get("content") or "") + choice.get(
+            "text", ""
+        )
+        if choice["finish_reason"]:
+            finished.append(choice["index"])
+            assert "left=" in event["deadline_budget"]
+    assert texts == {0: "w0 w1 w2 w3 ", 1: "w0 w1 w2 w3 "}
+    assert sorted(finished) == [0, 1]
+
+
+async def test_choices_end_at_their_own_time(service: Service, worker: FakeWorker) -> None:
+    """The stream goes on until the last has ended."""
+    late = Plan(stall_at=2)
+    plans = [Plan(tokens=1), late]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+
+    async def go_on() -> None:
+        await service.until(lambda: service.outcomes() == ["met"])
+        late.release.set()
+
+    releasing = asyncio.create_task(go_on())
+    events = await events_of(service, "/v1/completions", TEXT | {"n": 2})
+    await releasing
+    assert events[-1] == "[DONE]" and events[-2]["choices"][0]["index"] == 1
+    assert sum(e["choices"][0]["finish_reason"] is not None for e in events[:-1]) == 2
+
+
+async def test_one_that_is_refused_takes_the_others_with_it(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker, key_concurrent=2)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    for stream in (False, True):
+        body = TEXT | {"n": 3, "stream": stream}
+        error = await answer_of(service, "/v1/completions", body, status=429)
+        assert error["error"]["code"] == "rate_limited"
+        await worker.until(lambda: not worker.running)
+    assert sorted(service.outcomes()) == ["aborted"] * 4 + ["refused"] * 2
+
+
+async def test_one_that_fails_ends_the_request(service: Service, worker: FakeWorker) -> None:
+    for stream in (False, True):
+        failing = [Plan(stall_at=0), Plan(fail_at=0)]
+        seen = len(worker.submits)
+        worker.plan = lambda submit, p=failing, s=seen: p[len(worker.submits) - 1 - s]  # type: ignore[misc]
+        body = TEXT | {"n": 2, "stream": stream}
+        error = await answer_of(service, "/v1/completions", body, status=502)
+        assert error["error"]["code"] == "engine_error"
+        await worker.until(lambda: not worker.running)
+    await service.until(lambda: len(service.outcomes()) == 4)
+    assert sorted(service.outcomes()) == ["aborted"] * 2 + ["failed"] * 2
+
+
+async def test_nothing_follows_an_error_in_a_stream(service: Service, worker: FakeWorker) -> None:
+    """Tokens of the other choices would come behind it."""
+    plans = [Plan(tokens=400, step_s=0.001), Plan(fail_at=2, step_s=0.001)]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+    events = await events_of(service, "/v1/completions", TEXT | {"n": 2, "max_tokens": 400})
+    assert [event for event in events if "error" in event] == [events[-1]]
+    assert events[-1]["error"]["code"] == "engine_error"
+    await worker.until(lambda: not worker.running)
+    assert sorted(service.outcomes()) == ["aborted", "failed"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_wp1_a_disconnect_ends_all(
+    service: Service, worker: FakeWorker, stream: bool
+) -> None:
+    """WP-1."""
+    worker.plan = lambda submit: Plan(stall_at=2 if stream else 0)
+    body = TEXT | {"n": 3, "stream": stream}
+    asking = asyncio.create_task(service.http.post("/v1/completions", json=body))
+    await worker.until(lambda: worker.running == 3)
+    if stream:
+        (await asking).close()
+    else:
+        asking.cancel()
+    await worker.until(lambda: not worker.running)
+    await service.until(lambda: len(service.outcomes()) == 3)
+    assert service.outcomes() == ["aborted"] * 3
+
+
+async def test_dl5_a_deadline_ends_all(service: Service, worker: FakeWorker) -> None:
+    """DL-5: nothing waits for a choice that is over its time."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    body = TEXT | {"n": 2, "deadline_ms": 150}
+    error = await answer_of(service, "/v1/completions", body, status=504)
+    assert error["error"]["code"] == "deadline_exceeded"
+    await service.until(lambda: len(service.outcomes()) == 2)
+    assert not worker.running
+
+
+async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None:
+    """DL-6: each with what there is."""
+    plans = [Plan(), Plan(stall_at=3)]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+    body = TEXT | {"n": 2, "deadline_ms": 200, "on_deadline": "partial"}
+    choices = (await answer_of(service, "/v1/completions", body))["choices"]
+    assert [c["finish_reason"] for c in choices] == ["length", "deadline"]
+    assert choices[1]["text"] == "w0 w1 w2 "
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [[7]] * 100_000}, "prompt"),
+        ({"prompt": ["a", 7]}, "prompt"),
+        ({"prompt": ["a", None]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+    ],
+)
+async def test_what_is_refused(service: Service, body: dict[str, object], param: str) -> None:
+    error = await answer_of(service, "/v1/completions", TEXT | body, status=400)
+    assert (error["error"]["param"], error["error"]["code"]) == (param, "invalid_request")
+
+
+async def test_a_worker_that_refuses_one(service: Service, worker: FakeWorker) -> None:
+    plans = [Plan(stall_at=0), Plan(refuse=(Code.CONTEXT_OVERFLOW, "too long"))]
+    worker.plan = lambda submit: plans[len(worker.submits) - 1]
+    error = await answer_of(service, "/v1/completions", TEXT | {"n": 2}, status=400)
+    assert error["error"]["code"] == "context_length_exceeded"
+    await worker.until(lambda: not worker.running)

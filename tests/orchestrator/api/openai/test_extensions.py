@@ -1,0 +1,157 @@
+"""What vLLM's server says beyond OpenAI, as clients of either read it (OR-3)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import Service
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import FinishReason
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
+BOTH = pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
+)
+
+
+async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    async with service.http.post(path, json=body) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def chunks_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
+    async with service.http.post(path, json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        events = (await response.text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+@BOTH
+async def test_usage_in_every_chunk(service: Service, path: str, body: dict[str, Any]) -> None:
+    """guidellm counts tokens by it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = await chunks_of(service, path, body | {"stream_options": options})
+    made = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert made == ([0] if body is CHAT else []) + [1, 2, 3, 4, 4]
+    prompt = {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]}
+    assert prompt == {6 if body is CHAT else 2}
+    assert all(
+        chunk["usage"]["total_tokens"] == made + chunk["usage"]["prompt_tokens"]
+        for chunk, made in zip(chunks, made, strict=True)
+    )
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
+
+
+async def test_running_usage_needs_the_usage(service: Service) -> None:
+    """As with vLLM: by itself it says nothing."""
+    options = {"continuous_usage_stats": True}
+    chunks = await chunks_of(service, "/v1/completions", TEXT | {"stream_options": options})
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+@BOTH
+async def test_cached_prompt_tokens(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    worker.plan = lambda submit: Plan(cached=2)
+    usage = (await answer_of(service, path, body))["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    chunks = await chunks_of(service, path, body | {"stream_options": {"include_usage": True}})
+    assert chunks[-1]["usage"] == usage
+
+
+async def test_the_context_of_a_model(service: Service) -> None:
+    async with service.http.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert (model["id"], model["max_model_len"]) == ("fake", 512)
+    async with service.http.get("/v1/models/fake") as response:
+        assert await response.json() == model
+
+
+@BOTH
+async def test_clients_find_the_words_of_a_context_overflow(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    """Libraries tell by them that they must shorten what they send."""
+    long = {"messages": [{"role": "user", "content": "x" * 600}]} if body is CHAT else {}
+    long = long or {"prompt": "x" * 600}
+    for wrong in (long, {"max_tokens": 600}):
+        error = (await answer_of(service, path, body | wrong, status=400))["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 512 tokens" in error["message"]
+
+
+@BOTH
+async def test_the_stop_string_that_was_met(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    plan = Plan(text=lambda i: "", reason=FinishReason.STOP, stop="STOPP")
+    worker.plan = lambda submit: plan
+    asked = body | {"stop": ["TOP", "STOPP"]}
+    (choice,) = (await answer_of(service, path, asked))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOPP")
+    chunks = await chunks_of(service, path, asked)
+    assert chunks[-1]["choices"][0]["stop_reason"] == "STOPP"
+    assert all("stop_reason" not in chunk["choices"][0] for chunk in chunks[:-1])
+    with_stop = asked | {"include_stop_str_in_output": True}
+    (choice,) = (await answer_of(service, path, with_stop))["choices"]
+    assert (choice["message"]["content"] if body is CHAT else choice["text"]) == "STOPP"
+    (choice,) = (await chunks_of(service, path, with_stop))[-1]["choices"]
+    assert (choice["delta"]["content"] if body is CHAT else choice["text"]) == "STOPP"
+
+
+@BOTH
+async def test_other_ends_have_no_stop_reason(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    (choice,) = (await answer_of(service, path, body | {"stop": "w1"}))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    plan = Plan(speak=lambda _: (1, ""), tokens=1, reason=FinishReason.STOP)  # the model's own end
+    worker.plan = lambda submit: plan
+    (choice,) = (await answer_of(service, path, body))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+
+
+@BOTH
+async def test_token_ids(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    asked = body | {"return_token_ids": True}
+    answer = await answer_of(service, path, asked)
+    (choice,) = answer["choices"]
+    prompt = worker.submits[0].token_ids
+    assert choice["token_ids"] == [0, 1, 2, 3]
+    assert (answer if body is CHAT else choice)["prompt_token_ids"] == prompt
+    chunks = await chunks_of(service, path, asked)
+    first = chunks[0] if body is CHAT else chunks[0]["choices"][0]
+    assert first["prompt_token_ids"] == prompt
+    ids = [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])]
+    assert ids == [0, 1, 2, 3]
+    answer = await answer_of(service, path, body)
+    assert "prompt_token_ids" not in json.dumps(answer) and "token_ids" not in json.dumps(answer)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "fine", "refused"),
+    [
+        ("stop_token_ids", [], [7]),
+        ("skip_special_tokens", True, False),
+        ("spaces_between_special_tokens", True, None),
+        ("suffix", "", "end"),
+    ],
+)
+async def test_what_is_served_in_one_way_only(
+    service: Service, path: str, body: dict[str, Any], field: str, fine: object, refused: object
+) -> None:
+    if field == "suffix" and body is CHAT:
+        return
+    await answer_of(service, path, body | {field: fine})
+    await answer_of(service, path, body | {field: None})
+    if refused is not None:
+        error = (await answer_of(service, path, body | {field: refused}, status=400))["error"]
+        assert error["param"] == field and error["message"].startswith(field)
