@@ -128,6 +128,9 @@ class Attempt:
 
     # from the task
 
+    def prompt_computed(self) -> None:
+        self.concurrency.prompt_computed(self.job)
+
     def abandon(self, ending: Ending) -> None:
         self.cause = ending.cause
         self.abandoned_at = self._owner.now()

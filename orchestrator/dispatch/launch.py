@@ -117,7 +117,7 @@ class Launcher:
             new_tokens=new,
             output_tokens=max(1, self._prediction.forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
-            is_computing_prompt=lambda: not task.marks.first_token,
+            is_computing_prompt=not task.marks.first_token,
             was_queued=self._clock.now() - task.marks.queued > QUEUED_S,
         )
 

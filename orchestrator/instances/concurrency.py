@@ -11,7 +11,6 @@ may have been idle before them, several steps mean that fewer would do.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.prediction import Load
@@ -34,7 +33,8 @@ class InFlightJob:
     new_tokens: int
     output_tokens: int
     blocks: int
-    is_computing_prompt: Callable[[], bool]
+    is_computing_prompt: bool
+    """It has no token yet. Changed by the limit that it is added to."""
     was_queued: bool = True
     """It waited in our queue first: with a higher limit it would have been there sooner."""
     found_no_slot: bool = False
@@ -57,7 +57,8 @@ class ConcurrencyLimit:
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
-        self._prefilling: set[InFlightJob] = set()
+        self._prefill_tokens = 0
+        """Of jobs that are computing their prompts."""
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
         self._mean_blocks = 0.0
@@ -90,7 +91,7 @@ class ConcurrencyLimit:
         """A job goes to the instance, which has ``load`` others."""
         job.found_no_slot = load >= self.slots
         self._jobs.add(job)
-        self._prefilling.add(job)
+        self._prefill_tokens += job.new_tokens if job.is_computing_prompt else 0
         self._outputs += job.output_tokens
         self._mean_output += _SMOOTHING * (job.output_tokens - self._mean_output)
         first = not self._mean_blocks
@@ -105,6 +106,12 @@ class ConcurrencyLimit:
                 self._move_backlog(_GROW)
         elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
             self._move_backlog(-_SHRINK)
+
+    def prompt_computed(self, job: InFlightJob) -> None:
+        """A job has its first token."""
+        if job in self._jobs and job.is_computing_prompt:
+            self._prefill_tokens -= job.new_tokens
+        job.is_computing_prompt = False
 
     @property
     def paused(self) -> int:
@@ -136,7 +143,7 @@ class ConcurrencyLimit:
         self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
-            self._prefilling.discard(job)
+            self._prefill_tokens -= job.new_tokens if job.is_computing_prompt else 0
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:
@@ -144,11 +151,10 @@ class ConcurrencyLimit:
         running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output
-        self._prefilling = {job for job in self._prefilling if job.is_computing_prompt()}
         return Load(
             running=running,
             waiting=waiting,
-            prefill_tokens=sum(job.new_tokens for job in self._prefilling),
+            prefill_tokens=self._prefill_tokens,
             # Running ones are half done on average.
             decode_tokens=round(mean * (running / 2 + waiting)),
         )
@@ -159,7 +165,8 @@ class ConcurrencyLimit:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the sums are those of the jobs."""
-        assert self._prefilling <= self._jobs
+        prompts = (job.new_tokens for job in self._jobs if job.is_computing_prompt)
+        assert self._prefill_tokens == sum(prompts)
         assert self._outputs == sum(job.output_tokens for job in self._jobs)
         assert 1 <= self.slots <= self._max_running
         assert 0 <= self.backlog <= self._max_backlog

@@ -69,6 +69,9 @@ class Listener(Protocol):
 class Abandonable(Protocol):
     """A task's job on a worker, as the task sees it."""
 
+    def prompt_computed(self) -> None:
+        """Its first token has come."""
+
     def abandon(self, ending: Ending) -> None:
         """The task has ended without the worker: stop the job, count what still comes."""
 
@@ -257,6 +260,8 @@ class Task:
             self.marks.first_token = max(now, self.marks.started)
             if now > self.parts.first_token_at:
                 self.late_part = Part.FIRST_TOKEN
+            if self.attempt is not None:
+                self.attempt.prompt_computed()
         self.completion_tokens += len(delta.ids)
         if (
             self.parts is not NO_PARTS

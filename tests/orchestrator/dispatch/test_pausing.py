@@ -146,7 +146,7 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
     concurrency, waiting = rig.instances["a"].concurrency, rig.task("w", 0.0)
 
     def holds(*blocks: int) -> list[InFlightJob]:
-        jobs = [InFlightJob(1, 1, count, lambda: False) for count in blocks]
+        jobs = [InFlightJob(1, 1, count, False) for count in blocks]
         for job in jobs:
             concurrency.add(job, 0)
         return jobs

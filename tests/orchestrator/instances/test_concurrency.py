@@ -13,7 +13,7 @@ IDLE = WorkerStats(100, 0, 100, 0, 0, 10.0, 0.0, 0, 0, 0, 0.5)
 
 
 def in_flight_job(blocks: int = 1, output: int = 10) -> InFlightJob:
-    return InFlightJob(5, output, blocks, lambda: False)
+    return InFlightJob(5, output, blocks, False)
 
 
 def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> tuple[float, float]:
@@ -105,8 +105,7 @@ def test_what_waits_in_the_worker_makes_it_smaller_and_never_below_one() -> None
 def test_dl7_load_ahead_counts_what_is_left_of_each_job() -> None:
     concurrency = ConcurrencyLimit(4)
     concurrency.set_max_running(2)
-    computing = [True, True, False]
-    jobs = [InFlightJob(100, 40, 1, lambda i=i: computing[i]) for i in range(3)]  # type: ignore[misc]
+    jobs = [InFlightJob(100, 40, 1, is_computing) for is_computing in (True, True, False)]
     for i, job in enumerate(jobs):
         concurrency.add(job, i)
     load = concurrency.outstanding_work(3)
@@ -116,6 +115,9 @@ def test_dl7_load_ahead_counts_what_is_left_of_each_job() -> None:
     concurrency.remove(jobs[0])
     concurrency.remove(jobs[0])
     assert concurrency.outstanding_work(2).prefill_tokens == 100
+    concurrency.prompt_computed(jobs[1])
+    concurrency.prompt_computed(jobs[1])
+    assert concurrency.outstanding_work(2).prefill_tokens == 0
     assert concurrency.outstanding_work(5).decode_tokens == 40 * (
         1 + 3
     )  # others' jobs are like ours
@@ -143,7 +145,7 @@ class Windows(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(0, 9), output=st.integers(1, 9), computing=st.booleans())
     def sent(self, blocks: int, output: int, computing: bool) -> None:
-        job = InFlightJob(3, output, blocks, lambda: computing)
+        job = InFlightJob(3, output, blocks, computing)
         self.concurrency.add(job, len(self.jobs))
         self.jobs.append(job)
 
@@ -151,6 +153,11 @@ class Windows(RuleBasedStateMachine):
     def started(self, data: st.DataObject, wait_ms: float) -> None:
         if self.jobs:
             self.concurrency.started(data.draw(st.sampled_from(self.jobs)), wait_ms)
+
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        if self.jobs:
+            self.concurrency.prompt_computed(data.draw(st.sampled_from(self.jobs)))
 
     @rule(data=st.data())
     def pause(self, data: st.DataObject) -> None:
