@@ -19,7 +19,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.deadline import DeadlineConfig, Part
+from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
 from orchestrator.tasks.settle import Settler
@@ -156,6 +156,14 @@ class Orchestrator:
         due_at = min(task.deadline.at, task.parts.cut_at)
         part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
         return await self.stages.encoding.run(steps, size, due_at, part)
+
+    async def tokenize(self, model: str, prompt: Prompt, deadline: Deadline) -> Sequence[int]:
+        """A prompt's token ids, just as a request would have them. Raises ``TidegateError``."""
+        encoder = self.models.resolve(model)
+        if is_short(prompt):
+            return encoder.encode(prompt)
+        steps, size = encoder.steps(prompt), bytes_of(prompt)
+        return await self.stages.encoding.run(steps, size, deadline.at, "")
 
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""

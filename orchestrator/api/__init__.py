@@ -4,5 +4,6 @@
 - ``http``      what every dialect is made of
 - ``native``    ``/v2/tasks``
 - ``openai``    ``/v1``
+- ``anthropic``  ``/v1/messages``
 - ``operator``  ``/v2/instances``, ``/health``, ``/metrics``
 """

@@ -6,6 +6,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from orchestrator.api.anthropic import routes as anthropic
+from orchestrator.api.anthropic.errors import ANTHROPIC
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
@@ -77,7 +79,7 @@ def build_app(
     app[probes.HEALTH] = health
     app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
-    app[DIALECTS] = (OPENAI, NATIVE)
+    app[DIALECTS] = (ANTHROPIC, OPENAI, NATIVE)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )
@@ -85,7 +87,8 @@ def build_app(
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
-    app.add_routes([*native.routes(), *openai.routes(), *instances.routes(), *probes.routes()])
+    for edge in (native, openai, anthropic, instances, probes):
+        app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)
     return app
@@ -116,7 +119,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.writer.output_size:  # too late for a status of our own
             raise ConnectionResetError("the response broke off") from None
         failure = TidegateError("an internal error occurred")
-    request.app[HTTP_ERRORS].labels(failure.status, failure.code).inc()
+    request.app[HTTP_ERRORS].labels(context.dialect.status_of(failure), failure.code).inc()
     if context.deadline is None:
         context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
     return error_response(failure, context, orchestrator.clock.now())

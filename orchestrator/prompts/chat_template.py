@@ -87,16 +87,25 @@ class ChatTemplate:
             raise BadTemplate(_named(error)) from None
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str]
+        self,
+        messages: Sequence[Mapping[str, str]],
+        special_tokens: Mapping[str, str],
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """``messages`` have a role and a content; the model's turn is next. Raises ``Refused``."""
+        """``messages`` have a role and a content; the model's turn is next, unless without
+        ``add_generation_prompt``. Raises ``Refused``."""
         chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)
         room = MAX_GROWTH * (_OWN_CHARS + chars)
         parts = []
         token = _budget.set(_Budget())
         try:
             for part in self._template.generate(
-                **{**special_tokens, "messages": messages, "add_generation_prompt": True}
+                **{
+                    **special_tokens,
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             ):
                 room -= len(part)
                 if room < 0:

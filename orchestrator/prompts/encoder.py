@@ -41,6 +41,10 @@ _SEARCH_CHARS = 16 * STEP_CHARS
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that stand for nothing, in any text (Unicode 15, 23.7)."""
 
+_OPEN_END = chr(0x10FFFF)
+"""Stands for nothing either: behind the last text where the model is to go on with it, which keeps
+a template from trimming that text, too."""
+
 _NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -216,7 +220,7 @@ class PromptEncoder:
             return _split(text, (yield from _starts(self._special, text)))
         messages: Sequence[Message] = prompt  # type: ignore[assignment]  # no ids
         if self._normalize is not None:
-            messages = [Message(m.role, self._normalized(m.content)) for m in messages]
+            messages = [_with_content(m, self._normalized(m.content)) for m in messages]
         broken = []
         for message in messages:
             is_own = message.role == "assistant"
@@ -229,7 +233,7 @@ class PromptEncoder:
         mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
         if mark is None:
             raise InvalidRequest("messages hold every noncharacter there is", field="messages")
-        marked = [Message(m.role, mark.join(p)) for m, p in zip(messages, broken, strict=True)]
+        marked = [_with_content(m, mark.join(p)) for m, p in zip(messages, broken, strict=True)]
         return self._render(marked).split(mark)
 
     def _normalized(self, text: str) -> str:
@@ -239,11 +243,21 @@ class PromptEncoder:
         if self._template is None:
             why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        is_open = messages[-1].is_open
+        if is_open:
+            turns[-1]["content"] += _OPEN_END
         try:
-            return self._template.render(
-                [{"role": m.role, "content": m.content} for m in messages],
-                self.card.special_tokens,
+            text = self._template.render(
+                turns, self.card.special_tokens, add_generation_prompt=not is_open
             )
+            if not is_open:
+                return text
+            # What the template has behind the text would end it.
+            text, end, _ = text.rpartition(_OPEN_END)
+            if not end:
+                raise Refused("it leaves out the last one, with which the model is to go on")
+            return text
         except Refused as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {excerpt(error, 200)}",
@@ -317,6 +331,10 @@ def _with_roles_checked(prompt: Prompt) -> Sequence[Message]:
                 field=f"messages[{at}].role",
             )
     return messages
+
+
+def _with_content(message: Message, content: str) -> Message:
+    return Message(message.role, content, message.is_open)
 
 
 def _starts(lookalikes: Lookalikes, text: str) -> Steps[list[int]]:

@@ -15,6 +15,7 @@ class Api(StrEnum):
     NATIVE = "tasks"
     CHAT = "chat"
     COMPLETIONS = "completions"
+    MESSAGES = "messages"
 
 
 class OnDisconnect(StrEnum):
@@ -63,6 +64,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     role: str
     content: str
+    is_open: bool = False
+    """The last one may be: the model goes on with it, rather than answer it."""
 
 
 Prompt = str | tuple[int, ...] | tuple[Message, ...]

@@ -7,6 +7,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 
@@ -86,6 +87,39 @@ async def test_the_openai_sdk_chats(demo: Stack) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+
+
+async def test_the_anthropic_sdk_talks(demo: Stack) -> None:
+    """OR-3: the official SDK, unmodified; the prefix cache's part shows in ``usage``."""
+    async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="unused") as client:
+        ask = {
+            "model": "demo",
+            "system": "Tell stories for small children.",
+            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+            "max_tokens": 40,
+            "extra_body": {"temperature": 0},
+        }
+        message = await client.messages.create(**ask)
+        (block,) = message.content
+        assert block.text and message.stop_reason in ("end_turn", "max_tokens")
+        counted = await client.messages.count_tokens(
+            **{key: ask[key] for key in ("model", "system", "messages")}
+        )
+        async with client.messages.stream(**ask) as stream:
+            streamed = await stream.get_final_message()
+        assert streamed.content[0].text == block.text
+        for usage in (message.usage, streamed.usage):
+            read = usage.cache_read_input_tokens or 0
+            assert usage.input_tokens + read == counted.input_tokens
+        assert streamed.usage.cache_read_input_tokens
+        word = block.text.split()[3]
+        stopped = await client.messages.create(**ask, stop_sequences=[word])
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+        assert stopped.content[0].text == block.text[: block.text.index(word)]
+        begun = block.text[: block.text.index(word)].rstrip()
+        turns = [*ask["messages"], {"role": "assistant", "content": begun}]
+        rest = await client.messages.create(**ask | {"messages": turns})
+        assert rest.content[0].text and rest.usage.input_tokens < counted.input_tokens + 40
 
 
 async def test_stop_strings_seeds_and_logprobs(demo: Stack) -> None:

@@ -428,8 +428,8 @@ class _FakeLane:
             message=text,
             abort_ms=0.05 if reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None,
             tail=plan.tail,
-            stop=plan.stop,
             cached_tokens=plan.cached,
+            stop=plan.stop,
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:

@@ -34,6 +34,7 @@ _EXPOSED = ", ".join(
     (
         "X-Correlation-Id",
         "x-request-id",
+        "request-id",
         "X-Deadline-Budget",
         "X-Deadline-Clamped-Ms",
         "X-Deadline-Exceeded-By-Ms",

@@ -21,12 +21,20 @@ REQUEST_ID_HEADER = "x-request-id"
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
+def _own_status(error: TidegateError) -> int:
+    return error.status
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """An API's own spelling, as far as what every API shares needs it. Served below ``path``."""
 
     path: str
-    error_body: Callable[[TidegateError], object]
+    error_body: Callable[[TidegateError, str], object]
+    """Of an error, and the request's name."""
+    status_of: Callable[[TidegateError], int] = _own_status
+    request_id_header: str = REQUEST_ID_HEADER
+    """Where its clients look for the request's name."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
@@ -55,6 +63,11 @@ class Context:
     """What this client calls fields that have another name with us."""
     task: Task | None = None
     """Once it is admitted."""
+
+    @property
+    def answer_id(self) -> str:
+        """What the answer calls the request."""
+        return self.request_id or self.correlation_id
 
 
 CONTEXT = web.RequestKey("context", Context)

@@ -42,7 +42,9 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
         waited_ms = 1000 * (now - context.arrival.mono)
         left_ms = context.deadline.left_ms(now)
         headers["X-Deadline-Budget"] = str(Budget(queue_ms=waited_ms, left_ms=left_ms))
-    return json_response(context.dialect.error_body(error), status=error.status, headers=headers)
+    dialect = context.dialect
+    body = dialect.error_body(error, context.answer_id)
+    return json_response(body, status=dialect.status_of(error), headers=headers)
 
 
 def error_headers(error: TidegateError) -> dict[str, str]:
@@ -64,7 +66,8 @@ def error_headers(error: TidegateError) -> dict[str, str]:
 def name_response(response: web.StreamResponse, context: Context) -> None:
     """Put the request's name on its answer."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
-    response.headers[REQUEST_ID_HEADER] = context.request_id or context.correlation_id
+    for header in {REQUEST_ID_HEADER, context.dialect.request_id_header}:
+        response.headers[header] = context.answer_id
 
 
 def rate_limit_headers(standings: Iterable[Standing]) -> dict[str, str]:

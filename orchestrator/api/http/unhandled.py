@@ -63,7 +63,7 @@ class Unhandled:
         return new_context(request, self._orchestrator.clock, self._dialects)
 
     def _answer(self, error: TidegateError, context: Context) -> web.Response:
-        self._errors.labels(error.status, error.code).inc()
+        self._errors.labels(context.dialect.status_of(error), error.code).inc()
         response = error_response(error, context, self._orchestrator.clock.now())
         name_response(response, context)
         response.force_close()

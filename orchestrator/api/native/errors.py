@@ -16,4 +16,4 @@ def error_object(error: TidegateError) -> dict[str, object]:
     return body | error.details
 
 
-NATIVE = Dialect("/v2", lambda error: {"error": error_object(error)})
+NATIVE = Dialect("/v2", lambda error, request_id: {"error": error_object(error)})

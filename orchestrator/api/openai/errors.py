@@ -29,4 +29,4 @@ def error_body(error: TidegateError) -> dict[str, object]:
     }
 
 
-OPENAI = Dialect("/v1", error_body)
+OPENAI = Dialect("/v1", lambda error, request_id: error_body(error))

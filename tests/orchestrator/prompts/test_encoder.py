@@ -11,7 +11,7 @@ from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, is_short, vocabulary_of
 from orchestrator.tasks.job import Message
-from tests.support.fake_worker import make_card
+from tests.support.fake_worker import TEMPLATE, make_card
 
 
 def encoder_of(*, special_in_prompts: bool = False, **changes: object) -> PromptEncoder:
@@ -26,6 +26,30 @@ def test_text_ids_and_chat() -> None:
     assert encoder.encode((1, 2, 3)) == (1, 2, 3)
     chat = encoder.encode((Message("user", "hi"),))
     assert list(chat) == [0, 3, *(encoder.encode("hi")), 5, 4]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{{ m.content }}", "{{ m.content|trim }}", "{{ m.content }}\n"],
+)
+def test_an_open_message_is_gone_on_with(content: str) -> None:
+    """What a template has behind the last text, or takes off it, would end the turn."""
+    template = TEMPLATE.replace("{{ m.content }}", content)
+    encoder = encoder_of(chat_template=template)
+    question = Message("user", "hi")
+    opened = encoder.encode((question, Message("assistant", "Once ", is_open=True)))
+    answered = encoder.encode((question,))
+    assert list(opened) == [*answered, *encoder.encode("Once ")]
+    fenced = encoder.encode((question, Message("assistant", "a<|end|>", is_open=True)))
+    assert list(fenced) == [*answered, *encoder.encode("a<|end|>")]
+    nothing = encoder.encode((question, Message("assistant", "", is_open=True)))
+    assert list(nothing) == list(answered)
+
+
+def test_a_template_may_leave_no_room_to_go_on() -> None:
+    encoder = encoder_of(chat_template="{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest, match="leaves out the last one"):
+        encoder.encode((Message("user", "hi"), Message("assistant", "x", is_open=True)))
 
 
 def test_a_long_prompt_comes_out_whole() -> None:

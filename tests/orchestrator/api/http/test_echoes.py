@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator.api.anthropic.types import MessagesRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from tests.orchestrator.conftest import MakeService, Service
@@ -19,6 +20,10 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v2/tasks": (TaskRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
     "/v1/chat/completions": (
         ChatRequest,
+        {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    ),
+    "/v1/messages": (
+        MessagesRequest,
         {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     ),
     "/v1/completions": (CompletionRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),

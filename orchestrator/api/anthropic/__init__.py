@@ -1,0 +1,1 @@
+"""``/v1/messages``, ``/v1/messages/count_tokens``."""

@@ -1,0 +1,45 @@
+"""Errors as Anthropic spells them (https://docs.claude.com/en/api/errors)."""
+
+from orchestrator.api.http.context import Dialect
+from orchestrator.errors import RateLimited, TidegateError, Unavailable
+from worker.protocol import Code
+
+OVERLOADED = 529
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def status_of(error: TidegateError) -> int:
+    """As in every dialect, but for one status for all that another time or place would serve."""
+    if isinstance(error, Unavailable) and not isinstance(error, RateLimited):
+        return OVERLOADED
+    return error.status
+
+
+def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
+    """Beside Anthropic's fields it has our ``code``, and the figures that belong to it."""
+    status = status_of(error)
+    other = "invalid_request_error" if status < 499 else "api_error"
+    message = error.message
+    if error.code is Code.CONTEXT_OVERFLOW and error.field in ("prompt", "messages"):
+        message = f"prompt is too long: {message}"  # the words that agents shorten it for
+    return {
+        "type": "error",
+        "error": {
+            "type": _TYPES.get(status, other),
+            "message": message,
+            "code": error.code.value,
+            **error.details,
+        },
+        "request_id": request_id,
+    }
+
+
+ANTHROPIC = Dialect("/v1/messages", error_body, status_of, request_id_header="request-id")

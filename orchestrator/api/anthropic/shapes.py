@@ -1,0 +1,45 @@
+"""Anthropic's message, its usage and why it stopped."""
+
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.task import Task
+from worker.protocol import FinishReason
+
+_STOP_REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.DEADLINE: "deadline",
+}
+"""``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
+
+
+def message(task: Task, ending: Ending | None, content: list[object]) -> dict[str, object]:
+    """The whole of it; without an ``ending`` as a stream begins."""
+    return {
+        "id": f"msg_{task.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": task.model,
+        "content": content,
+        **stop(ending),
+        "usage": usage(task),
+    }
+
+
+def stop(ending: Ending | None) -> dict[str, str | None]:
+    if ending is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    if ending.stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop}
+    reason = _STOP_REASONS.get(ending.finish_reason, ending.finish_reason.value)
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def usage(task: Task) -> dict[str, int]:
+    """Tokens. The prompt's are in one of three fields each: what the prefix cache had is known at
+    the end, and nothing is ever cached at a price."""
+    return {
+        "input_tokens": task.prompt_tokens - task.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": task.cached_tokens,
+        "output_tokens": task.completion_tokens,
+    }

@@ -1,0 +1,59 @@
+"""One task and the one answer that it makes: as events, or in one piece."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from orchestrator.api.config import CONFIG
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.responses import deadline_headers
+from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.task import Listener, Task
+from orchestrator.tasks.transcript import Transcript
+
+
+async def stream_answer(
+    request: web.Request, job: Job, prompt: Prompt, listen: Callable[[EventStream], Listener]
+) -> web.StreamResponse:
+    """Submit a job; ``listen`` makes the listener that writes its answer to a stream."""
+    orchestrator = request.app[ORCHESTRATOR]
+    stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
+    listener = listen(stream)
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
+    stream.on_behind = lambda: orchestrator.mark_reading(task, not stream.is_behind)
+    try:
+        return await stream.run()
+    finally:
+        task.unlisten(listener)
+        orchestrator.disconnected(task, too_slow=stream.too_slow)
+
+
+async def whole_answer(request: web.Request, job: Job, prompt: Prompt) -> tuple[Task, Transcript]:
+    """Submit a job and wait for its end; the text's ``tail`` is the ending's.
+
+    Raises ``TidegateError`` when it did not end well.
+    """
+    orchestrator = request.app[ORCHESTRATOR]
+    answer = _Answer()
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
+    try:
+        await answer.complete.wait()
+    finally:
+        orchestrator.disconnected(task)
+    assert task.ending is not None
+    if task.ending.error is not None:
+        raise task.ending.error
+    return task, answer
+
+
+class _Answer(Transcript):
+    """A transcript that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = asyncio.Event()
+
+    def ended(self, task: object) -> None:
+        self.complete.set()

@@ -1,0 +1,306 @@
+"""``/v1/messages``: Anthropic's shapes, with the official SDK unmodified (OR-3)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Code, FinishReason
+
+HI: dict[str, Any] = {
+    "model": "fake",
+    "max_tokens": 4,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+@pytest.fixture
+async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    # It reads certificates when it is made, which would block the loop.
+    client = await asyncio.to_thread(
+        anthropic.AsyncAnthropic, base_url=service.url, api_key="x", max_retries=2
+    )
+    async with client:
+        yield client
+
+
+async def answer_of(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    async with service.http.post("/v1/messages", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
+
+
+async def error_of(
+    service: Service, body: object, path: str = "/v1/messages", **headers: str
+) -> tuple[int, dict[str, Any]]:
+    async with service.http.post(path, json=body, headers=headers) as response:
+        answer = await response.json()
+        assert answer["type"] == "error"
+        assert answer["request_id"] == response.headers["request-id"]
+        error: dict[str, Any] = answer["error"]
+        return response.status, error
+
+
+async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
+    async with service.http.post("/v1/messages", json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        events = [event async for event in read_events(response)]
+    assert all(event.json()["type"] == event.event for event in events)
+    return events
+
+
+def prompt_of(service: Service, worker: FakeWorker) -> str:
+    """What the worker was asked last, special tokens and all."""
+    encoder = service.orchestrator.model("fake")
+    return "".join(encoder.token(token_id).text for token_id in worker.submits[-1].token_ids)
+
+
+async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
+    worker.plan = lambda submit: Plan(cached=5)
+    message = await sdk.messages.create(**HI)
+    assert (message.type, message.role, message.model) == ("message", "assistant", "fake")
+    assert [(block.type, block.text) for block in message.content] == [("text", "w0 w1 w2 w3 ")]
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    usage = message.usage
+    assert (usage.input_tokens, usage.output_tokens) == (1, 4)
+    assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (5, 0)
+    assert message._request_id
+
+
+async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
+    worker.plan = lambda submit: Plan(cached=5)
+    async with sdk.messages.stream(**HI) as stream:
+        texts = [text async for text in stream.text_stream]
+        message = await stream.get_final_message()
+    assert texts == ["w0 ", "w1 ", "w2 ", "w3 "]
+    assert message.content[0].text == "w0 w1 w2 w3 "
+    assert message.stop_reason == "max_tokens"
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (1, 5, 4)
+
+
+async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(
+        per_delta=2, tail="…", text=lambda i: "" if i == 1 else f"{i}"
+    )
+    events = await events_of(service, HI)
+    assert [event.event for event in events] == [
+        "message_start",
+        "content_block_start",
+        "ping",
+        *["content_block_delta"] * 4,  # a token without text is none
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    start = events[0].json()["message"]
+    assert start["id"].startswith("msg_") and start["content"] == []
+    assert start["stop_reason"] is None
+    assert start["usage"]["input_tokens"] == 6
+    texts = [e.json()["delta"]["text"] for e in events if e.event == "content_block_delta"]
+    assert texts == ["0", "2", "3", "…"]
+    last = events[-2].json()
+    assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert last["usage"]["output_tokens"] == 4
+    assert "left=" in last["deadline_budget"]
+
+
+async def test_no_text_is_no_block(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(tokens=1, text=lambda i: "", reason=FinishReason.STOP)
+    kinds = [event.event for event in await events_of(service, HI)]
+    assert kinds == ["message_start", "message_delta", "message_stop"]
+    answer = await answer_of(service, HI)
+    assert (answer["content"], answer["stop_reason"]) == ([], "end_turn")
+
+
+async def test_a_stop_sequence_is_named(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stop="END", reason=FinishReason.STOP)
+    body = HI | {"stop_sequences": ["x", "END"]}
+    answer = await answer_of(service, body)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
+    assert worker.submits[0].sampling.stop == ("x", "END")
+    last = (await events_of(service, body))[-2].json()
+    assert last["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+
+
+async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) -> None:
+    """System text, blocks, turns that follow each other, and an assistant's last one."""
+    text = lambda *texts: [{"type": "text", "text": t} for t in texts]  # noqa: E731
+    body = HI | {
+        "system": [*text("be "), {"type": "text", "text": "brief", "cache_control": {}}],
+        "messages": [
+            {"role": "user", "content": text("a", "b")},
+            {"role": "user", "content": "c"},
+            {"role": "assistant", "content": "d"},
+            {"role": "user", "content": "e"},
+        ],
+    }
+    await answer_of(service, body)
+    said = "<|bos|><|system|>be brief<|end|><|user|>ab\n\nc<|end|><|assistant|>d<|end|><|user|>e"
+    assert prompt_of(service, worker) == f"{said}<|end|><|assistant|>"
+    body["messages"].append({"role": "assistant", "content": "Once <|end|> upon"})
+    await answer_of(service, body | {"system": ""})
+    said = said.replace("<|system|>be brief<|end|>", "")
+    assert prompt_of(service, worker) == f"{said}<|end|><|assistant|>Once <|end|> upon"
+    body["messages"][-1]["content"] = "Once "
+    status, error = await error_of(service, body)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert "whitespace" in error["message"]
+
+
+async def test_sampling_and_our_own_fields(service: Service, worker: FakeWorker) -> None:
+    ours = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "deadline_ms": 5000}
+    await answer_of(service, HI | ours | {"metadata": {"user_id": "u"}, "service_tier": "auto"})
+    sampling = worker.submits[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
+    assert (sampling.seed, sampling.max_tokens) == (3, 4)
+    assert worker.submits[0].budget_ms <= 5000
+    await answer_of(service, HI, **{"X-Timeout-Ms": "3000"})
+    assert worker.submits[1].budget_ms <= 3000
+
+
+async def test_tokens_are_counted_as_they_are_computed(
+    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+) -> None:
+    asked = {key: HI[key] for key in ("model", "messages")} | {"system": "s"}
+    counted = await sdk.messages.count_tokens(**asked)
+    message = await sdk.messages.create(**HI, system="s")
+    assert counted.input_tokens == message.usage.input_tokens == 9
+    long = {"role": "user", "content": "x" * 4000}
+    status, error = await error_of(
+        service, {"model": "fake", "messages": [long]}, "/v1/messages/count_tokens"
+    )
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith("prompt is too long: ")
+    assert len(worker.submits) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "assistant, user"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop": ["x"]}, "stop"),
+        ({"temprature": 1}, "temprature"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"metadata": {"name": "x"}}, "metadata.name"),
+        *(
+            ({"messages": [{"role": "user", "content": [{"type": kind}]}]}, kind)
+            for kind in ("image", "document", "tool_use", "tool_result")
+        ),
+    ],
+)
+async def test_bad_input_is_told_what_was_wrong(
+    service: Service, worker: FakeWorker, change: dict[str, Any], word: str
+) -> None:
+    status, error = await error_of(service, HI | change)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert word in error["message"]
+    assert not worker.submits
+
+
+async def test_what_changes_nothing_is_accepted(service: Service) -> None:
+    harmless = {
+        "tools": [],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "disabled"},
+        "cache_control": {"type": "ephemeral"},
+        "system": None,
+    }
+    await answer_of(service, HI | harmless, **{"anthropic-beta": "some-beta-2025-01-01"})
+
+
+async def test_the_version_is_read(service: Service) -> None:
+    await answer_of(service, HI, **{"anthropic-version": "2023-06-01"})
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        status, error = await error_of(service, HI, path, **{"anthropic-version": "newest"})
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert "anthropic-version" in error["message"]
+
+
+async def test_errors_are_anthropics(
+    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await sdk.messages.create(**HI | {"model": "none"})
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert missing.value.request_id
+    status, error = await error_of(service, {}, "/v1/messages/batches")
+    assert (status, error["type"]) == (404, "not_found_error")
+    worker.plan = lambda submit: Plan(fail_at=0)
+    status, error = await error_of(service, HI)
+    assert (status, error["type"], error["code"]) == (502, "api_error", "engine_error")
+    status, error = await error_of(service, HI | {"deadline_ms": 0.001})
+    assert (status, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
+    async with service.http.post("/v1/messages", data=b"{" * 2) as response:
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_overload_is_529_and_tried_again(
+    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+) -> None:
+    full = Plan(refuse=(Code.QUEUE_FULL, "full"))
+    worker.plan = lambda submit: full
+    status, error = await error_of(service, HI)
+    assert (status, error["type"]) == (529, "overloaded_error")
+
+    def refused() -> float:
+        return service.metric("tidegate_http_errors_total", status="529", code="queue_full")
+
+    assert refused() == 1
+    worker.plan = lambda submit: Plan() if refused() > 1 else full
+    assert (await sdk.messages.create(**HI)).stop_reason == "max_tokens"
+    assert refused() == 2
+
+
+async def test_keys_bodies_and_limits(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, token="right", max_body_bytes=1024, key_requests_per_min=1)
+    status, error = await error_of(service, HI)
+    assert (status, error["type"]) == (401, "authentication_error")
+    await answer_of(service, HI, **{"x-api-key": "right"})
+    status, error = await error_of(service, HI, **{"Authorization": "Bearer right"})
+    assert (status, error["type"]) == (429, "rate_limit_error")
+    status, error = await error_of(service, HI | {"system": "x" * 1024}, **{"x-api-key": "right"})
+    assert (status, error["type"]) == (413, "request_too_large")
+
+
+async def test_an_error_mid_stream_is_an_event(
+    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=2)
+    events = await events_of(service, HI | {"deadline_ms": 200})
+    assert [event.event for event in events[-3:]] == [*["content_block_delta"] * 2, "error"]
+    error = events[-1].json()["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+    assert service.outcomes() == ["missed"]
+    worker.plan = lambda submit: Plan(fail_at=2)
+    with pytest.raises(anthropic.APIStatusError, match="api_error"):
+        async with sdk.messages.stream(**HI) as stream:
+            await stream.get_final_message()
+
+
+async def test_dl6_what_there_is_at_the_deadline(service: Service, worker: FakeWorker) -> None:
+    """DL-6: as in OpenAI's dialect, a reason of our own."""
+    worker.plan = lambda submit: Plan(stall_at=2)
+    answer = await answer_of(service, HI | {"deadline_ms": 200, "on_deadline": "partial"})
+    assert (answer["stop_reason"], answer["content"][0]["text"]) == ("deadline", "w0 w1 ")
+    assert service.outcomes() == ["partial"]
+
+
+async def test_who_leaves_frees_the_slot(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    async with service.http.post("/v1/messages", json=HI | {"stream": True}) as response:
+        await response.content.readline()
+        response.close()
+    await worker.until(lambda: bool(worker.cancels) and not worker.running)
+    await service.until(lambda: service.outcomes() == ["aborted"])
