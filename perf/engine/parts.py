@@ -12,6 +12,7 @@ import torch
 from perf.engine.bandwidth import Bandwidth
 from perf.engine.baseline import Baseline
 from perf.engine.checkpoints import drop_page_cache
+from perf.engine.decode_parts import drawn, lengths
 from perf.engine.rig import Rig, run_beside
 from perf.engine.runs import EngineRun
 from perf.report.bundle import Figure
@@ -201,6 +202,8 @@ PARTS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "decode": decode,
     "prefill": prefill,
     "mixed": mixed,
+    "lengths": lengths,
+    "drawn": drawn,
     "prefix": prefix,
     "resume": resume,
     "load": load,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from perf.engine.runs import EngineRun, Prompts, Runs, greedy
+from worker.core import Job
 from worker.engine.build import LoadedEngine, build_engine
 from worker.engine.engine import Engine
 from worker.models.model import Model
@@ -54,7 +55,11 @@ class Rig:
 
     def submit(self, ids: list[int], tokens: int, session: str = "") -> EngineRun:
         """Greedy, exactly ``tokens`` tokens."""
-        return self._runs.submit(greedy(ids, tokens, session=session))
+        return self.submit_job(greedy(ids, tokens, session=session))
+
+    def submit_job(self, job: Job) -> EngineRun:
+        """Of any kind."""
+        return self._runs.submit(job)
 
     def wait(self, *runs: EngineRun, tokens: int | None = None) -> None:
         """Until each run has ended, or has ``tokens`` tokens. Raises when one ends badly."""
