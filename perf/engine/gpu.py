@@ -28,6 +28,7 @@ SECTIONS: Final = {
     "loader": 130.0,
     "engine": 200.0,
     "copies": 30.0,
+    "steps": 40.0,
     "vllm": 240.0,
 }
 """The most seconds that each may take, when all of the budget is left."""
@@ -158,6 +159,11 @@ def _run_section(options: argparse.Namespace) -> None:
             attention.ceilings(report, device, tiny=options.tiny)
         else:
             attention.attention(report, device, tiny=options.tiny)
+        return
+    if options.section == "steps":  # the only one that needs tokenizers
+        from perf.engine.gpu_steps import steps
+
+        steps(report, device, scratch, tiny=options.tiny)
         return
     from perf.engine import gpu_copies, gpu_parts, gpu_vllm
 

@@ -147,6 +147,7 @@ def _watch(watch: Stopwatch, engine: Engine, emitter: Emitter, lane: Lane) -> No
         (engine, "_end_expired", "deadlines and aborts"),
         (engine.scheduler, "schedule", "schedule"),
         (engine.executor, "run", "engine, the rest"),
+        (engine.executor, "_collect", "forward"),  # of a launched step: mostly a wait
         (engine, "_measure", "step times, statistics"),
         (engine, "_snapshot", "step times, statistics"),
         (engine, "_apply", "tokens out"),
