@@ -79,7 +79,8 @@ def test_a_made_checkpoint_loads(tmp_path: Path) -> None:
     assert shape == SHAPES["tiny"] == ModelShape.of(tmp_path)
     config = read_config(tmp_path)
     model = load_model(tmp_path, config, torch.bfloat16, torch.device("cpu"))
-    assert model.step_bytes < 2 * parameter_count(config)
+    # Norms, a hundredth of these, may be float32 beside weights of bfloat16.
+    assert 2 * 0.9 < model.step_bytes / parameter_count(config) < 2 * 1.01
     assert sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) > shape.file_bytes
 
 
