@@ -232,7 +232,11 @@ def build(
         store=store,
     )
     service = ServiceConfig(
-        DeadlineConfig(default_s=settings.default_deadline_s, max_s=settings.max_deadline_s),
+        DeadlineConfig(
+            default_s=settings.default_deadline_s,
+            max_s=settings.max_deadline_s,
+            reads_sdk_timeouts=settings.sdk_timeouts,
+        ),
         isolate_tenants=settings.isolate_tenants,
     )
     orchestrator = Orchestrator(stages, service, metrics, clock, rng)

@@ -5,7 +5,7 @@ import random
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter
@@ -56,6 +56,13 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Tenants share no cached prefixes."""
+
+
+class QueueRoom(NamedTuple):
+    """How many requests may wait, and how many more could now."""
+
+    bound: int
+    left: int
 
 
 class Orchestrator:
@@ -186,6 +193,12 @@ class Orchestrator:
         """
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
+
+    @property
+    def queue_room(self) -> QueueRoom | None:
+        """None where the queue is unbounded, or nothing may wait in it."""
+        bound = self.queue.bound
+        return QueueRoom(bound, max(0, bound - self.queue.new)) if bound > 0 else None
 
     def queue_position(self, task: Task) -> int:
         """How many tasks start before this one; 0 once it has started."""

@@ -180,6 +180,9 @@ class Settings(BaseSettings):
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)
     max_deadline_s: float = Field(default=1800.0, gt=0)
+    sdk_timeouts: bool = False
+    """The timeout that the SDKs of OpenAI and Anthropic send (``x-stainless-…``) is a deadline of
+    requests that are not streamed. Theirs is 600 s unless their user sets another."""
     admission_floor_ms: float = Field(default=10.0, ge=0)
     deadline_grace_ms: float = Field(default=20.0, ge=0)
     """A worker has this long past a deadline to report it; then the orchestrator ends the task."""

@@ -167,6 +167,14 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if context is None:  # refused before any handler, and named by whoever did
         return
     name_response(response, context)
+    orchestrator = request.app[ORCHESTRATOR]
+    if context.dialect.time_header:
+        took_ms = 1000 * (orchestrator.clock.now() - context.arrival.mono)
+        response.headers[context.dialect.time_header] = f"{took_ms:.0f}"
     if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
-        standings = request.app[ORCHESTRATOR].limits.standings(context.key.fingerprint)
-        response.headers.update(rate_limit_headers(standings))
+        response.headers.update(
+            rate_limit_headers(
+                orchestrator.limits.standings(context.key.fingerprint),
+                orchestrator.queue_room if context.dialect.tells_queue else None,
+            )
+        )

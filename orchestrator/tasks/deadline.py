@@ -25,6 +25,8 @@ class DeadlineConfig:
 
     default_s: float
     max_s: float
+    reads_sdk_timeouts: bool = False
+    """How long a client's SDK waits is a deadline, where the answer comes in one piece."""
 
 
 @dataclass(frozen=True, slots=True)

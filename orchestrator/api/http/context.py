@@ -35,6 +35,10 @@ class Dialect:
     status_of: Callable[[TidegateError], int] = _own_status
     request_id_header: str = REQUEST_ID_HEADER
     """Where its clients look for the request's name."""
+    time_header: str = ""
+    """In which clients of this API are told how long an answer took, in ms."""
+    tells_queue: bool = False
+    """Its rate limit headers tell of the queue too, which is what they run into first."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")

@@ -9,7 +9,12 @@ For the whole request; the earliest of all wins:
 ``deadline_ms``                milliseconds, in the body                    relative
 ``x-request-timeout-seconds``  seconds                                      relative
 ``x-litellm-timeout``          seconds; LiteLLM's                           relative
+``x-stainless-read-timeout``   seconds; the Python SDKs'                    relative
+``x-stainless-timeout``        whole seconds; the JavaScript SDKs'          relative
 =============================  ===========================================  ===========
+
+The last two say how long the SDK waits for an answer in one piece, or between two pieces of one:
+they count for the former only, and where an operator wants them (``sdk_timeouts``).
 
 For parts of the answer (DL-14), none negative; the smallest of all wins:
 
@@ -69,10 +74,20 @@ class StatesParts(Protocol):
 
 
 def read_deadline(
-    headers: Headers, body_ms: float | None, arrival: Instant, policy: DeadlineConfig
+    headers: Headers,
+    body_ms: float | None,
+    arrival: Instant,
+    policy: DeadlineConfig,
+    *,
+    in_one_piece: bool = False,
 ) -> Deadline:
-    """The deadline of a request. Raises ``InvalidRequest`` for one that cannot be read."""
+    """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit.
+
+    Raises ``InvalidRequest`` for one that cannot be read.
+    """
     stated = list(_budgets_s(headers, arrival))
+    if in_one_piece and policy.reads_sdk_timeouts:
+        stated += _sdk_timeouts_s(headers)
     if body_ms is not None:
         stated.append(body_ms / 1000)
     budget = max(min(stated, default=policy.default_s), _LEAST_S)
@@ -156,6 +171,15 @@ def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
             if not _NUMBER.fullmatch(value.strip()):
                 raise _unreadable(name, value, "seconds, such as 1.5")
             yield float(value)
+
+
+def _sdk_timeouts_s(headers: Headers) -> Iterator[float]:
+    """What is no number is for the SDK to know: nobody has written it by hand."""
+    for name in ("x-stainless-read-timeout", "x-stainless-timeout"):
+        for value in headers.getall(name, ()):
+            # JavaScript's cuts off the fraction: 0 is any timeout below a second.
+            if _NUMBER.fullmatch(value.strip()) and float(value) > 0:
+                yield float(value)
 
 
 def _absolute_s(value: str) -> float:

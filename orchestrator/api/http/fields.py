@@ -90,6 +90,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """How many alternatives' log-probabilities to tell per token; None: not even its own."""
         raise NotImplementedError
 
+    def wants_one_piece(self) -> bool:
+        """Whether the client waits for all of the answer at once."""
+        return False
+
     def field_names(self) -> Mapping[str, str]:
         """What the client calls fields that have another name here, for errors."""
         return {}
@@ -107,7 +111,13 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     context = request[CONTEXT]
     context.field_names = body.field_names()
     policy = request.app[ORCHESTRATOR].deadlines
-    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, policy)
+    deadline = read_deadline(
+        request.headers,
+        body.deadline_ms,
+        context.arrival,
+        policy,
+        in_one_piece=body.wants_one_piece(),
+    )
     context.deadline = deadline
     max_tokens = body.token_limit()
     return Job(

@@ -15,6 +15,7 @@ from orchestrator.errors import (
     Unauthenticated,
     Unavailable,
 )
+from orchestrator.service import QueueRoom
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.settle import budget_of
@@ -70,10 +71,18 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
         response.headers[header] = context.answer_id
 
 
-def rate_limit_headers(standings: Iterable[Standing]) -> dict[str, str]:
-    """``x-ratelimit-…`` as OpenAI spells them."""
+def rate_limit_headers(
+    standings: Iterable[Standing], queue: QueueRoom | None = None
+) -> dict[str, str]:
+    """``x-ratelimit-…`` as OpenAI spells them. Requests are limited by a ``queue`` that is bounded
+    too; whichever leaves fewer is told. When that will be empty nobody knows."""
     headers = {}
+    if queue is not None:
+        headers["x-ratelimit-limit-requests"] = str(queue.bound)
+        headers["x-ratelimit-remaining-requests"] = str(queue.left)
     for unit, per_min, remaining, reset_s in standings:
+        if unit == "requests" and queue is not None and queue.left < remaining:
+            continue
         headers[f"x-ratelimit-limit-{unit}"] = str(per_min)
         headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
         headers[f"x-ratelimit-reset-{unit}"] = spell_duration(reset_s)

@@ -29,4 +29,9 @@ def error_body(error: TidegateError) -> dict[str, object]:
     }
 
 
-OPENAI = Dialect("/v1", lambda error, request_id: error_body(error))
+OPENAI = Dialect(
+    "/v1",
+    lambda error, request_id: error_body(error),
+    time_header="openai-processing-ms",
+    tells_queue=True,
+)

@@ -74,8 +74,10 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | tuple[TextPart, ...]
+    content: str | tuple[TextPart, ...] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     tool_calls: list[None] | None = None
     function_call: None = None
@@ -120,6 +122,9 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
                 raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+
+    def wants_one_piece(self) -> bool:
+        return not self.stream
 
     def prompts(self) -> tuple[Prompt, ...]:
         """Each has choices of its own. Raises ``InvalidRequest`` for what is not served."""
@@ -192,7 +197,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     def prompt_of(self) -> Prompt:
         if not self.messages:
             raise InvalidRequest("messages is empty; it needs at least one", field="messages")
-        return tuple(_message(message) for message in self.messages)
+        return tuple(_message(message, at) for at, message in enumerate(self.messages))
 
 
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -239,9 +244,17 @@ def _short(value: msgspec.Raw) -> object:
     return msgspec.json.decode(value) if len(memoryview(value)) <= _MOST_LOOKED_AT else ...
 
 
-def _message(message: ChatMessage) -> Message:
+def _message(message: ChatMessage, at: int) -> Message:
+    """What a model was thinking is left out, as templates do with earlier turns."""
     content = message.content
-    if not isinstance(content, str):
+    if content is None:
+        if message.role != "assistant":
+            where = f"messages[{at}].content"
+            raise InvalidRequest(
+                f"{where} is required: a string, or a list of text parts", field=where
+            )
+        content = ""
+    elif not isinstance(content, str):
         content = "".join(part.text for part in content)
     return Message("system" if message.role == "developer" else message.role, content)
 

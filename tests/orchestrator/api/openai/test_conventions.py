@@ -1,0 +1,113 @@
+"""What OpenAI's clients send and read beside the body they mean (OR-3)."""
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker, Plan
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+async def test_dl1_the_sdks_own_timeout_is_a_deadline(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """DL-1: an unmodified client gets deadlines where the operator wants that."""
+    service = await make_service(worker, sdk_timeouts=True)
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", timeout=20.0
+    )
+    async with client:
+        await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+        assert 15_000 < worker.submits[-1].budget_ms <= 20_000
+        await client.chat.completions.create(  # type: ignore[call-overload]
+            **CHAT, extra_headers={"X-Timeout-Ms": "5000"}
+        )
+        assert worker.submits[-1].budget_ms <= 5000
+        stream = await client.chat.completions.create(**CHAT, stream=True)  # type: ignore[call-overload]
+        assert [chunk async for chunk in stream]
+    assert worker.submits[-1].budget_ms > 100_000  # between two pieces, it would be
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "budget_ms"),
+    [
+        ("x-stainless-timeout", "20", 20_000),
+        ("x-stainless-timeout", "0", 300_000),  # cut off from less than a second
+        ("x-stainless-read-timeout", "7.5", 7_500),
+        ("x-stainless-read-timeout", "inf", 300_000),
+    ],
+)
+async def test_sdk_timeouts(
+    make_service: MakeService, worker: FakeWorker, header: str, value: str, budget_ms: float
+) -> None:
+    for reads, expected in ((True, budget_ms), (False, 300_000)):
+        service = await make_service(worker, sdk_timeouts=reads)
+        async with service.http.post(
+            "/v1/chat/completions", json=CHAT, headers={header: value}
+        ) as response:
+            assert response.status == 200
+        assert 0.5 * expected < worker.submits[-1].budget_ms <= expected
+
+
+async def test_how_long_it_took_and_how_many_more_may_wait(
+    make_service: MakeService, make_worker: object
+) -> None:
+    worker = await make_worker(max_running=1)  # type: ignore[operator]
+    service = await make_service(worker, queue_size=3, worker_backlog=0)
+    held = Plan(stall_at=0)
+    worker.plan = lambda submit: held
+    ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
+    await worker.until(lambda: worker.running == 1)
+    ask += [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    body = CHAT | {"n": 0}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 400
+        assert response.headers["x-ratelimit-limit-requests"] == "3"
+        assert response.headers["x-ratelimit-remaining-requests"] == "2"
+        assert int(response.headers["openai-processing-ms"]) >= 0
+    async with service.http.post("/v2/tasks", json={}) as response:
+        assert not any(name.startswith("x-ratelimit") for name in response.headers)
+        assert "openai-processing-ms" not in response.headers
+    held.release.set()
+    for answer in ask:
+        async with await answer as response:
+            assert response.status == 200
+
+
+async def test_an_earlier_turn_as_clients_send_it_back(
+    service: Service, worker: FakeWorker
+) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": None, "tool_calls": None},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": None},
+        {"role": "user", "content": "c", "name": "x"},
+    ]
+    async with service.http.post("/v1/chat/completions", json=CHAT | {"messages": messages}) as r:
+        assert r.status == 200, await r.text()
+    encoder = service.orchestrator.model("fake")
+    text = "".join(encoder.token_text(i) for i in worker.submits[0].token_ids)
+    assert "b<|end|><|assistant|><|end|><|user|>c" in text and "hm" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "word"),
+    [
+        (None, "messages[0].content", "is required"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages[0].content", "image_url"),
+        ([{"type": "input_audio", "input_audio": {}}], "messages[0].content", "input_audio"),
+    ],
+)
+async def test_content_that_is_not_served(
+    service: Service, content: object, param: str, word: str
+) -> None:
+    body = CHAT | {"messages": [{"role": "user", "content": content}]}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert error["param"].startswith(param) and word in error["message"]
+    assert "text" in error["message"]
