@@ -6,6 +6,7 @@
     ├── InvalidRequest (ValueError)      400 invalid_request
     │   ├── ContextOverflow              400 context_overflow
     │   ├── UnsupportedMediaType         415 invalid_request
+    │   ├── KeyReused                    422 invalid_request
     │   ├── BodyTooLarge                 413 body_too_large
     │   └── BodyTooSlow                  408 invalid_request
     ├── Unauthenticated                  401 unauthenticated
@@ -97,6 +98,12 @@ class UnsupportedMediaType(InvalidRequest):
     """The body is not plain JSON by its own account."""
 
     status = 415
+
+
+class KeyReused(InvalidRequest):
+    """An idempotency key names another request already. Not 409, which asks for another try."""
+
+    status = 422
 
 
 class BodyTooLarge(InvalidRequest):

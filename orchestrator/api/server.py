@@ -35,6 +35,7 @@ from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, Tide
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
+from orchestrator.tasks.submissions import Submissions
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
 
@@ -87,6 +88,7 @@ def build_app(
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
+    app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     for edge in (native, openai, anthropic, instances, probes):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)

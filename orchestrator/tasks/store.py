@@ -1,6 +1,7 @@
 """Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
@@ -19,6 +20,8 @@ class TaskStore:
     def __init__(
         self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int, max_bytes: int
     ) -> None:
+        self.on_forget: list[Callable[[Task], None]] = []
+        """Called with each task that is dropped."""
         self._clock = clock
         self._max_tasks = max_tasks
         self._max_age_s = max_age_s
@@ -63,6 +66,8 @@ class TaskStore:
             del self._ended[task.id]
             self._tokens -= task.completion_tokens
             self._total_bytes -= self._bytes.pop(task.id)
+            for call in self.on_forget:
+                call(task)
 
     def _task_ended(self, task: Task) -> None:
         del self._running[task.id]

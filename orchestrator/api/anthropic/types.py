@@ -79,6 +79,9 @@ class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True
     def wanted_logprobs(self) -> int | None:
         return None
 
+    def wants_one_piece(self) -> bool:
+        return not self.stream
+
     def field_names(self) -> Mapping[str, str]:
         return {"prompt": "messages", "stop": "stop_sequences"}
 

@@ -1,5 +1,8 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
+import hashlib
+import re
+
 import msgspec
 from aiohttp import web
 
@@ -23,20 +26,38 @@ from orchestrator.api.native.events import (
     usage,
 )
 from orchestrator.api.native.types import TaskRequest
+from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.store import no_such_task
+from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Stage, Task
 
+SUBMISSIONS = web.AppKey("submissions", Submissions)
+
 _decoder = msgspec.json.Decoder(TaskRequest)
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 async def submit(request: web.Request) -> web.Response:
     """Take a task on: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
-    job, prompt = await read_body(
-        request, _decoder, lambda body: read_job(request, body, Api.NATIVE, keep=True)
+    name = _idempotency_key(request)
+    job, prompt, digest = await read_body(
+        request,
+        _decoder,
+        lambda body: (
+            *read_job(request, body, Api.NATIVE, keep=True),
+            b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest(),
+        ),
     )
-    task = await orchestrator.submit(job, prompt)
+    is_repeated = False
+    if name is None:
+        task = await orchestrator.submit(job, prompt)
+    else:
+        key = SubmissionKey(job.key, name)
+        task, is_repeated = await request.app[SUBMISSIONS].once(
+            key, digest, lambda: orchestrator.submit(job, prompt)
+        )
     answer = {
         "task_id": task.id,
         "status": _status(task),
@@ -46,6 +67,8 @@ async def submit(request: web.Request) -> web.Response:
         "correlation_id": task.correlation_id,
     }
     headers = task_headers(task, orchestrator.clock.now())
+    if is_repeated:
+        headers["Idempotent-Replayed"] = "true"
     return json_response(answer | task_fields(task), status=202, headers=headers)
 
 
@@ -123,6 +146,17 @@ def routes() -> list[web.RouteDef]:
         web.get("/v2/tasks/{task_id}/events", events, allow_head=False),
         web.post("/v2/tasks/{task_id}/cancel", cancel),
     ]
+
+
+def _idempotency_key(request: web.Request) -> str | None:
+    """The client's own name for its submission. Raises ``InvalidRequest``."""
+    name = request.headers.get("Idempotency-Key")
+    if name is not None and not _IDEMPOTENCY_KEY.fullmatch(name):
+        raise InvalidRequest(
+            "Idempotency-Key must be 1 to 255 printable ASCII characters without spaces",
+            field="Idempotency-Key",
+        )
+    return name
 
 
 def _task_of(request: web.Request) -> Task:

@@ -111,3 +111,16 @@ async def test_content_that_is_not_served(
     assert response.status == 400
     assert error["param"].startswith(param) and word in error["message"]
     assert "text" in error["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_sdk_timeouts_of_the_other_dialect(
+    make_service: MakeService, worker: FakeWorker, is_streamed: bool
+) -> None:
+    service = await make_service(worker, sdk_timeouts=True)
+    async with service.http.post(
+        "/v1/messages", json=CHAT | {"stream": is_streamed}, headers={"x-stainless-timeout": "20"}
+    ) as response:
+        assert response.status == 200
+        await response.read()
+    assert (worker.submits[-1].budget_ms <= 20_000) is not is_streamed

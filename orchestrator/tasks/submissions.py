@@ -1,0 +1,79 @@
+"""Submissions that are sent again: one task per key that a client gives (``Idempotency-Key``)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.errors import KeyReused
+from orchestrator.tasks.store import TaskStore
+from orchestrator.tasks.task import Task
+
+
+class SubmissionKey(NamedTuple):
+    """A client's own name for what it submits, which means nothing with another's token."""
+
+    token: str
+    """Fingerprint."""
+    name: str
+
+
+class Submitted(NamedTuple):
+    """``is_repeated``: it had been submitted before."""
+
+    task: Task
+    is_repeated: bool
+
+
+@dataclass(slots=True)
+class _Entry:
+    digest: bytes
+    task: Task | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Submissions:
+    """Knows a key for as long as the store keeps its task."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._entries: dict[SubmissionKey, _Entry] = {}
+        self._keys: dict[str, SubmissionKey] = {}
+        """By task id."""
+        store.on_forget.append(self._forget)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def once(
+        self, key: SubmissionKey, digest: bytes, submit: Callable[[], Awaitable[Task]]
+    ) -> Submitted:
+        """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
+
+        Who comes while another is at it waits for what comes of that. A refusal is no task: it
+        keeps no key. Raises what ``submit`` raises, and ``KeyReused``.
+        """
+        while (entry := self._entries.get(key)) is not None:
+            if entry.digest != digest:
+                raise KeyReused(
+                    "this Idempotency-Key came with another body before; "
+                    "use a new key for another task",
+                    field="Idempotency-Key",
+                )
+            if entry.task is not None:
+                return Submitted(entry.task, is_repeated=True)
+            await entry.decided.wait()
+        entry = self._entries[key] = _Entry(digest)
+        try:
+            task = await submit()
+            entry.task = task
+            self._keys[task.id] = key
+        finally:
+            if entry.task is None:
+                del self._entries[key]
+            entry.decided.set()
+        return Submitted(task, is_repeated=False)
+
+    def _forget(self, task: Task) -> None:
+        key = self._keys.pop(task.id, None)
+        if key is not None:
+            del self._entries[key]
