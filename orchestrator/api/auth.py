@@ -83,7 +83,7 @@ class Authenticator:
         raise Forbidden("no admin key is configured; set TIDEGATE_ADMIN_TOKEN")
 
 
-_OPEN_PATHS = ("/health", "/metrics")
+_OPEN_PATHS = ("/health", "/v2/health", "/metrics")
 """Probes and scrapers carry no token, and learn nothing that one would protect."""
 
 

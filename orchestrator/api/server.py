@@ -16,6 +16,7 @@ from orchestrator.api.http.browsers import Browsers
 from orchestrator.api.http.context import (
     CONTEXT,
     DIALECTS,
+    HEALTH,
     HTTP_ERRORS,
     ORCHESTRATOR,
     Context,
@@ -26,6 +27,9 @@ from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
+from orchestrator.api.kserve import metadata
+from orchestrator.api.kserve import routes as kserve
+from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import routes as openai
@@ -77,10 +81,10 @@ def build_app(
     """The application over an orchestrator, which whoever calls this starts and ends."""
     app = web.Application(middlewares=[_edge], client_max_size=config.bodies.max_bytes)
     app[CONFIG] = config
-    app[probes.HEALTH] = health
+    app[HEALTH] = health
     app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
-    app[DIALECTS] = (ANTHROPIC, OPENAI, NATIVE)
+    app[DIALECTS] = (ANTHROPIC, OPENAI, *KSERVE, NATIVE)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )
@@ -89,7 +93,7 @@ def build_app(
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
-    for edge in (native, openai, anthropic, instances, probes):
+    for edge in (native, openai, anthropic, kserve, metadata, instances, probes):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)

@@ -16,6 +16,7 @@ class Api(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
+    KSERVE = "kserve"
 
 
 class OnDisconnect(StrEnum):

@@ -89,6 +89,38 @@ async def test_tritons_own_http_endpoints(demo: Stack) -> None:
     assert "Once upon a time" + "".join(pieces) == whole
 
 
+async def test_the_orchestrator_speaks_the_plain_contract_too(demo: Stack) -> None:
+    """The same requests to both ports: Triton's own, and the one with admission and placement."""
+    sampling = json.dumps({"temperature": 0, "max_tokens": 12, "logprobs": 2})
+    flags = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+    asked = {"text_input": "Once upon a time", "sampling_parameters": sampling}
+    asked |= dict.fromkeys((*flags, "return_logprobs"), True)
+    answers = []
+    for url in (demo.triton.http, demo.url):
+        async with aiohttp.ClientSession(url) as http:
+            async with http.post("/v2/models/llm/generate", json=asked) as response:
+                assert response.status == 200, await response.text()
+                whole = await response.json()
+            streamed = asked | {"stream": True}
+            async with http.post("/v2/models/llm/generate_stream", json=streamed) as response:
+                lines = [line async for line in response.content if line.startswith(b"data: ")]
+        pieces = [json.loads(line[6:]) for line in lines]
+        text = "".join(piece["text_output"] for piece in pieces)
+        counted = sum(piece["num_output_tokens"] for piece in pieces)
+        described = [
+            [(one["rank"], one["decoded_token"]) for one in token.values()]
+            for token in json.loads(whole.pop("logprobs"))
+        ]
+        for own in ("model_name", "model_version"):
+            whole.pop(own)
+        answers.append((whole, text, counted, pieces[-1]["finish_reason"], described))
+    assert answers[0] == answers[1]
+    async with aiohttp.ClientSession(demo.url) as http:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/llm/ready"):
+            async with http.get(path) as response:
+                assert response.status == 200
+
+
 async def test_bad_parameters_are_an_error_in_band(demo: Stack) -> None:
     for sampling in ('{"max_tokens": 0}', "nonsense"):
         with pytest.raises(InferenceServerException, match="invalid_request"):

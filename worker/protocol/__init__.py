@@ -3,6 +3,7 @@
 - ``names``     tensor and request-parameter names of the Triton model
 - ``outcomes``  how a job can end, and the codes that say why
 - ``sampling``  what a client may ask of the engine, with its limits checked
+- ``plain``     what the plain contract's parameters may say
 - ``card``      what a worker tells about its model when a lane opens
 - ``messages``  what travels on a lane, both ways
 - ``blocks``    the chained hashes of KV blocks

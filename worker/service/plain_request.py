@@ -28,26 +28,8 @@ from worker.protocol import (
     unstated_of,
 )
 from worker.protocol import tensors as names
+from worker.protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 from worker.service.call import Call
-
-DEFAULT_MAX_TOKENS = 16
-"""vLLM's own default."""
-
-
-NEUTRAL: Mapping[str, object] = {
-    "n": 1,
-    "best_of": 1,
-    "length_penalty": 1,
-    "use_beam_search": False,
-    "early_stopping": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "include_stop_str_in_output": False,
-    "detokenize": True,
-    "stop_token_ids": [],
-    "bad_words": [],
-}
-"""vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
 
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,
@@ -56,9 +38,6 @@ _DEADLINES = (
     names.PARAM_TOKEN_GAP_MS,
 )
 """Properties of the request: they count wherever they stand, and the earliest wins (DL-1)."""
-
-TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
-"""Request parameters for Triton itself, or checked before; they mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +187,10 @@ def _read_stated(call: Call) -> _Stated:
 
 def _convert(source: Mapping[str, Any]) -> _Stated:
     """Parameters as typed fields, without those that change nothing."""
-    stated: dict[str, Any] = {}
-    for name, value in source.items():
-        if name in NEUTRAL:
-            if value is not None and str(value).lower() not in _spellings(NEUTRAL[name]):
-                raise InvalidCall(
-                    f"{name}={excerpt(repr(value))} is not supported; "
-                    f"leave it out or at {NEUTRAL[name]!r}"
-                )
-        elif value is not None and name not in TRITONS_OWN and not name.startswith("triton_"):
-            stated[name] = value
+    try:
+        stated = stated_parameters(source)
+    except UnsupportedParameter as error:
+        raise InvalidCall(str(error)) from None
     try:
         json.dumps(stated, ensure_ascii=False).encode()
         return msgspec.convert(stated, _Stated, strict=False)
@@ -240,13 +213,6 @@ def _positive(name: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise InvalidCall(f"{name} must be milliseconds above 0, got {value:g}")
     return value
-
-
-def _spellings(neutral: object) -> set[str]:
-    spelled = {str(neutral).lower()}
-    if not isinstance(neutral, bool) and isinstance(neutral, int):
-        spelled.add(str(float(neutral)))
-    return spelled
 
 
 def _budget_ms(stated: _Stated, default_ms: float, unix_ms: float) -> float:

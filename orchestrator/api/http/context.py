@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from orchestrator.api.auth import ANYBODY, Key
 from orchestrator.clock import Clock, Instant, instant
 from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.health import HealthBoard
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Task
@@ -45,6 +46,7 @@ class Dialect:
 
 
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
+HEALTH = web.AppKey("health", HealthBoard)
 HTTP_ERRORS = web.AppKey("http_errors", Counter)
 """Error responses, by ``status`` and ``code``."""
 DIALECTS = web.AppKey("dialects", Sequence[Dialect])

@@ -3,10 +3,8 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.health import HealthBoard, PreparedResponse
-
-HEALTH = web.AppKey("health", HealthBoard)
+from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
+from orchestrator.health import PreparedResponse
 
 
 def _answer(probe: PreparedResponse) -> web.Response:

@@ -1,0 +1,116 @@
+"""What there is: the server, its models, and whether they are ready (KServe v2)."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from aiohttp import web
+
+from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
+from orchestrator.api.http.responses import json_response
+from orchestrator.errors import NotFound
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.service import Orchestrator
+from worker.protocol import tensors as names
+
+MODEL_VERSION = "1"
+
+INPUTS = {
+    names.TEXT_INPUT: "BYTES",
+    names.STREAM: "BOOL",
+    names.SAMPLING_PARAMETERS: "BYTES",
+    names.EXCLUDE_INPUT_IN_OUTPUT: "BOOL",
+    names.RETURN_FINISH_REASON: "BOOL",
+    names.RETURN_CUMULATIVE_LOGPROB: "BOOL",
+    names.RETURN_LOGPROBS: "BOOL",
+    names.RETURN_NUM_INPUT_TOKENS: "BOOL",
+    names.RETURN_NUM_OUTPUT_TOKENS: "BOOL",
+}
+OUTPUTS = {
+    names.TEXT_OUTPUT: "BYTES",
+    names.FINISH_REASON: "BYTES",
+    names.CUMULATIVE_LOGPROB: "FP32",
+    names.LOGPROBS: "BYTES",
+    names.NUM_INPUT_TOKENS: "UINT32",
+    names.NUM_OUTPUT_TOKENS: "UINT32",
+}
+"""Tensors and their types, as ``model_repository/llm/config.pbtxt`` has them."""
+
+
+def model_of(orchestrator: Orchestrator, match: web.UrlMappingMatchInfo) -> PromptEncoder:
+    """The model that a path names; Triton's own name for it means the only one there is.
+
+    Raises ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that there is not.
+    """
+    if match.get("version", MODEL_VERSION) != MODEL_VERSION:
+        raise NotFound(f"a model has one version, {MODEL_VERSION}")
+    name = match["model"]
+    is_alias = name == names.MODEL_NAME and name not in orchestrator.models.by_name()
+    return orchestrator.model("" if is_alias else name)
+
+
+async def server(request: web.Request) -> web.Response:
+    """This server's name and version."""
+    return json_response({"name": "tidegate", "version": _VERSION, "extensions": ["generate"]})
+
+
+async def live(request: web.Request) -> web.Response:
+    """The process answers."""
+    return web.Response(status=request.app[HEALTH].live.status)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """503 while work should go elsewhere."""
+    return web.Response(status=request.app[HEALTH].ready.status)
+
+
+async def model(request: web.Request) -> web.Response:
+    """A model's tensors."""
+    encoder = model_of(request.app[ORCHESTRATOR], request.match_info)
+    return json_response(
+        {
+            "name": encoder.card.model,
+            "versions": [MODEL_VERSION],
+            "platform": "python",
+            "inputs": _described(INPUTS),
+            "outputs": _described(OUTPUTS),
+        }
+    )
+
+
+async def model_ready(request: web.Request) -> web.Response:
+    """503 while no instance of it takes work."""
+    orchestrator = request.app[ORCHESTRATOR]
+    card = model_of(orchestrator, request.match_info).card
+    is_ready = any(
+        instance.ready and instance.card is not None and instance.card.model == card.model
+        for instance in orchestrator.registry
+    )
+    return web.Response(status=200 if is_ready else 503)
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v2", server),
+        web.get("/v2/health/live", live),
+        web.get("/v2/health/ready", ready),
+        *(web.get(path, model) for path in paths()),
+        *(web.get(path, model_ready) for path in paths("/ready")),
+    ]
+
+
+def paths(end: str = "") -> tuple[str, str]:
+    """Of a model, without and with its version."""
+    return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
+
+
+def _own_version() -> str:
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:  # run from a folder that nobody installed
+        return ""
+
+
+_VERSION = _own_version()
+
+
+def _described(tensors: dict[str, str]) -> list[dict[str, object]]:
+    return [{"name": n, "datatype": kind, "shape": [1]} for n, kind in tensors.items()]

@@ -1,0 +1,78 @@
+"""An answer as the plain contract's outputs, by name: of a whole text, or of a piece of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.api.kserve.metadata import MODEL_VERSION, OUTPUTS
+from orchestrator.api.kserve.types import GenerateRequest
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.task import Task
+from worker.protocol import TokenLogprob
+from worker.protocol import tensors as names
+
+NOT_FINISHED = "None"
+"""``finish_reason`` of a piece that is not the last, as vLLM's backend has it."""
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Says of each piece what its request asked for."""
+
+    request: GenerateRequest
+    encoder: PromptEncoder
+    states_logprobs: bool
+    _cumulative: float = field(default=0.0, init=False)
+
+    def piece(
+        self,
+        task: Task,
+        text: str,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        finish_reason: str = NOT_FINISHED,
+    ) -> dict[str, object]:
+        """Outputs by name."""
+        asked = self.request
+        self._cumulative += sum(entry.logprob for entry in logprobs)
+        outputs: dict[str, object] = {names.TEXT_OUTPUT: text}
+        if asked.return_finish_reason:
+            outputs[names.FINISH_REASON] = finish_reason
+        if asked.return_cumulative_logprob:
+            outputs[names.CUMULATIVE_LOGPROB] = self._cumulative
+        if asked.return_logprobs:
+            described = [self._described(*pair) for pair in zip(ids, logprobs, strict=False)]
+            outputs[names.LOGPROBS] = json.dumps(described if self.states_logprobs else None)
+        if asked.return_num_input_tokens:
+            outputs[names.NUM_INPUT_TOKENS] = task.prompt_tokens
+        if asked.return_num_output_tokens:
+            outputs[names.NUM_OUTPUT_TOKENS] = len(ids)
+        return outputs
+
+    def head(self, task: Task) -> dict[str, object]:
+        """What stands before the outputs."""
+        head: dict[str, object] = {"model_name": task.model, "model_version": MODEL_VERSION}
+        return head | {"id": self.request.id} if self.request.id else head
+
+    def _described(self, token_id: int, entry: TokenLogprob) -> dict[str, dict[str, object]]:
+        """As vLLM has it: the chosen token first; the others' rank is their place in the list."""
+        ranked = {token_id: (entry.logprob, entry.rank)}
+        for rank, (top_id, logprob) in enumerate(entry.top, start=1):
+            ranked[top_id] = logprob, rank
+        return {
+            str(one): {
+                "logprob": logprob,
+                "rank": rank,
+                "decoded_token": self.encoder.token_text(one),
+            }
+            for one, (logprob, rank) in ranked.items()
+        }
+
+
+def as_tensors(outputs: dict[str, object], wanted: Sequence[str]) -> list[dict[str, object]]:
+    """As ``infer`` has them: those ``wanted``, or all."""
+    return [
+        {"name": name, "datatype": OUTPUTS[name], "shape": [1], "data": [value]}
+        for name, value in outputs.items()
+        if not wanted or name in wanted
+    ]

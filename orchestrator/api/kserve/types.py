@@ -1,0 +1,172 @@
+"""Bodies of the plain contract: by field (``generate``) or by tensor (``infer``).
+
+Sampling is stated in ``sampling_parameters``, a JSON object in a string, or, without it, in
+``parameters``; numbers may be strings there. Deadlines count wherever they stand, and the earliest
+wins (DL-1). Beside vLLM's parameters there are those of every dialect (``GenerationRequest``).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from orchestrator.api.http.fields import NULL, GenerationRequest
+from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.job import Prompt
+from worker.protocol import excerpt
+from worker.protocol import tensors as names
+from worker.protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
+
+_DEADLINES = (
+    names.PARAM_DEADLINE_MS,
+    names.PARAM_DEADLINE_UNIX_MS,
+    names.PARAM_FIRST_TOKEN_MS,
+    names.PARAM_TOKEN_GAP_MS,
+)
+_BESIDE = (*_DEADLINES, "on_deadline", "tenant", "session_id", "placement")
+"""What a request's parameters say also where the sampling stands elsewhere."""
+
+
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]
+"""Comes back with the answer."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v2/models/{model}/generate`` and ``generate_stream``."""
+
+    text_input: str
+    stream: bool = False
+    sampling_parameters: str = ""
+    exclude_input_in_output: bool | None = None
+    return_finish_reason: bool = False
+    return_cumulative_logprob: bool = False
+    return_logprobs: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    id: RequestId = ""
+    parameters: msgspec.Raw = NULL
+
+
+class InputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of ``infer``'s, in JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[str | bool]
+    parameters: msgspec.Raw = NULL
+
+
+class OutputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that is asked for; answers are always JSON."""
+
+    name: str
+    parameters: msgspec.Raw = NULL
+
+
+class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v2/models/{model}/infer``."""
+
+    inputs: list[InputTensor]
+    outputs: list[OutputTensor] | None = None
+    id: RequestId = ""
+    parameters: msgspec.Raw = NULL
+
+    def fields(self) -> GenerateRequest:
+        """The same by field. Raises ``InvalidRequest`` for tensors that there are not."""
+        values: dict[str, Any] = {}
+        for at, tensor in enumerate(self.inputs):
+            field, expected = f"inputs[{at}]", INPUTS.get(tensor.name)
+            if expected is None:
+                raise InvalidRequest(
+                    f"{field}.name: there is no input {excerpt(tensor.name)}; expected one of: "
+                    + ", ".join(INPUTS),
+                    field=f"{field}.name",
+                )
+            kind = bool if expected == "BOOL" else str
+            is_one = tensor.shape == [1] and len(tensor.data) == 1
+            if tensor.datatype != expected or not is_one or not isinstance(tensor.data[0], kind):
+                raise InvalidRequest(
+                    f"{field}: {tensor.name} must be one element of {expected}, shape [1]",
+                    field=field,
+                )
+            values[tensor.name] = tensor.data[0]
+        for at, output in enumerate(self.outputs or ()):
+            if output.name not in OUTPUTS:
+                raise InvalidRequest(
+                    f"outputs[{at}].name: there is no output {excerpt(output.name)}; expected one "
+                    "of: " + ", ".join(OUTPUTS),
+                    field=f"outputs[{at}].name",
+                )
+        if names.TEXT_INPUT not in values:
+            raise InvalidRequest(f"inputs: {names.TEXT_INPUT} is missing", field="inputs")
+        return GenerateRequest(**values, id=self.id, parameters=self.parameters)
+
+
+class StatedRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What parameters may say, with the prompt: what a job is made of."""
+
+    default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
+
+    text_input: str
+    logprobs: int | None = None
+    deadline_unix_ms: float | None = None
+
+    def prompt_of(self) -> Prompt:
+        return self.text_input
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def field_names(self) -> Mapping[str, str]:
+        return {"prompt": names.TEXT_INPUT}
+
+
+_decoder = msgspec.json.Decoder(StatedRequest, strict=False)
+_object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
+
+
+def read_stated(body: GenerateRequest, model: str, unix_ms: float) -> StatedRequest:
+    """All that a request asks of a generation; ``unix_ms`` is when it came.
+
+    Raises ``InvalidRequest``.
+    """
+    beside = _object(body.parameters, "parameters")
+    sampling = beside
+    if body.sampling_parameters:
+        sampling = _object(body.sampling_parameters.encode(), names.SAMPLING_PARAMETERS)
+        beside = {name: value for name, value in beside.items() if name in _BESIDE}
+        sampling = {**beside, **sampling}
+    own = {"model": model, names.TEXT_INPUT: body.text_input}
+    one = _convert(sampling | own)
+    other = _convert(beside | own) if body.sampling_parameters else one
+    changes = {name: _earliest(getattr(one, name), getattr(other, name)) for name in _DEADLINES}
+    until = changes.pop(names.PARAM_DEADLINE_UNIX_MS)
+    if until is not None:
+        changes["deadline_ms"] = _earliest(changes["deadline_ms"], until - unix_ms)
+    return msgspec.structs.replace(one, **changes)
+
+
+def _object(text: msgspec.Raw | bytes, field: str) -> dict[str, Any]:
+    try:
+        return _object_decoder.decode(text) or {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest(f"{field} must be a JSON object", field=field) from None
+
+
+def _convert(source: Mapping[str, Any]) -> StatedRequest:
+    try:
+        return _decoder.decode(msgspec.json.encode(stated_parameters(source)))
+    except UnsupportedParameter as error:
+        raise InvalidRequest(str(error), field="parameters") from None
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"parameters: {excerpt(error, 200)}", field="parameters") from None
+
+
+def _earliest(one: float | None, other: float | None) -> float | None:
+    stated = [value for value in (one, other) if value is not None]
+    if any(math.isnan(value) for value in stated):
+        raise InvalidRequest("a deadline must be a number of milliseconds", field="deadline_ms")
+    return min(stated, default=None)

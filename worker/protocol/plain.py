@@ -1,0 +1,54 @@
+"""What the plain contract's parameters may say: that of Triton's vLLM backend, name for name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.protocol import tensors as names
+from worker.protocol.excerpt import excerpt
+
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's own default."""
+
+NEUTRAL: Mapping[str, object] = {
+    "n": 1,
+    "best_of": 1,
+    "length_penalty": 1,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "detokenize": True,
+    "stop_token_ids": [],
+    "bad_words": [],
+}
+"""vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
+
+TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
+"""Request parameters for Triton itself, or checked before; they mean nothing here."""
+
+
+class UnsupportedParameter(ValueError):
+    """A vLLM parameter at a value that is not served; the message says which is."""
+
+
+def stated_parameters(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that ask for something. Raises ``UnsupportedParameter``."""
+    stated: dict[str, Any] = {}
+    for name, value in source.items():
+        if name in NEUTRAL:
+            if value is not None and str(value).lower() not in _spellings(NEUTRAL[name]):
+                raise UnsupportedParameter(
+                    f"{name}={excerpt(repr(value))} is not supported; "
+                    f"leave it out or at {NEUTRAL[name]!r}"
+                )
+        elif value is not None and name not in TRITONS_OWN and not name.startswith("triton_"):
+            stated[name] = value
+    return stated
+
+
+def _spellings(neutral: object) -> set[str]:
+    spelled = {str(neutral).lower()}
+    if not isinstance(neutral, bool) and isinstance(neutral, int):
+        spelled.add(str(float(neutral)))
+    return spelled
