@@ -172,6 +172,11 @@ class Orchestrator:
         steps, size = encoder.steps(prompt), bytes_of(prompt)
         return await self.stages.encoding.run(steps, size, deadline.at, "")
 
+    async def detokenize(self, model: str, ids: Sequence[int], deadline: Deadline) -> str:
+        """The text that ids stand for. Raises ``TidegateError``."""
+        steps = self.models.resolve(model).decode_in_steps(ids)
+        return await self.stages.encoding.run(steps, 8 * len(ids), deadline.at, "")
+
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""
         self._end(task, aborted(AbortCause.CANCEL))

@@ -92,9 +92,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         add_generation_prompt: bool = True,
+        arguments: Mapping[str, object] | None = None,
     ) -> str:
         """``messages`` have a role and a content; the model's turn is next, unless without
-        ``add_generation_prompt``. Raises ``Refused``."""
+        ``add_generation_prompt``. Templates may look at ``arguments`` of their own, which replace
+        nothing. Raises ``Refused``."""
         chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)
         room = MAX_GROWTH * (_OWN_CHARS + chars)
         parts = []
@@ -102,6 +104,7 @@ class ChatTemplate:
         try:
             for part in self._template.generate(
                 **{
+                    **(arguments or {}),
                     **special_tokens,
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
 from orchestrator.prompts.chat_template import BadTemplate, ChatTemplate, Refused
-from orchestrator.tasks.job import Message, Prompt
+from orchestrator.tasks.job import Chat, Message, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
 from worker.protocol.token_bytes import TokenBytes, TokenPieces, token_bytes_of
 
@@ -140,7 +141,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             text, around = prompt, self._around
         else:
-            text, around = self._render(_with_roles_checked(prompt)), _NOTHING
+            text, around = self._render(_with_roles_checked(_chat_of(prompt))), _NOTHING
         if len(text) > INLINE_CHARS:
             self._require_room(self._bound.least_tokens(text))
         if around is None:
@@ -186,6 +187,41 @@ class PromptEncoder:
         except UnicodeDecodeError:
             return None
 
+    def without_added(self, ids: Sequence[int]) -> Sequence[int]:
+        """A plain prompt's ids without those that every plain prompt gets. Raises
+        ``InvalidRequest`` where they cannot be told apart."""
+        if self._around is None:
+            raise InvalidRequest(
+                "add_special_tokens: this model's tokenizer has its special tokens anywhere",
+                field="add_special_tokens",
+            )
+        before, behind = self._around
+        return ids[len(before) : len(ids) - len(behind)]
+
+    def spellings_of(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary has them, which need not be text."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
+        """The text of ids, special tokens as they are written, as work for a thread.
+
+        Raises ``InvalidRequest`` for ids that are none of this model's.
+        """
+        yield False
+        if len(ids) > self.card.context_tokens:
+            raise ContextOverflow(
+                f"{len(ids)} tokens are more than the model's maximum context length, which is "
+                f"{self.card.context_tokens} tokens",
+                field="tokens",
+            )
+        if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
+            raise InvalidRequest(
+                f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
+                field="tokens",
+            )
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def _ids_of(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         if len(text) <= INLINE_CHARS:
             ids: Sequence[int] = self._tokenizer.encode(
@@ -218,7 +254,8 @@ class PromptEncoder:
                 return [text]
             text = self._normalized(text)
             return _split(text, (yield from _starts(self._special, text)))
-        messages: Sequence[Message] = prompt  # type: ignore[assignment]  # no ids
+        chat = _chat_of(prompt)
+        messages: Sequence[Message] = chat.messages
         if self._normalize is not None:
             messages = [_with_content(m, self._normalized(m.content)) for m in messages]
         broken = []
@@ -233,23 +270,26 @@ class PromptEncoder:
         mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
         if mark is None:
             raise InvalidRequest("messages hold every noncharacter there is", field="messages")
-        marked = [_with_content(m, mark.join(p)) for m, p in zip(messages, broken, strict=True)]
-        return self._render(marked).split(mark)
+        marked = (_with_content(m, mark.join(p)) for m, p in zip(messages, broken, strict=True))
+        return self._render(replace(chat, messages=tuple(marked))).split(mark)
 
     def _normalized(self, text: str) -> str:
         return text if self._normalize is None else self._normalize(text)
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, chat: Chat) -> str:
         if self._template is None:
             why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        is_open = messages[-1].is_open
+        turns = [{"role": m.role, "content": m.content} for m in chat.messages]
+        is_open = chat.messages[-1].is_open
         if is_open:
             turns[-1]["content"] += _OPEN_END
         try:
             text = self._template.render(
-                turns, self.card.special_tokens, add_generation_prompt=not is_open
+                turns,
+                self.card.special_tokens,
+                add_generation_prompt=chat.add_generation_prompt and not is_open,
+                arguments=chat.template_arguments,
             )
             if not is_open:
                 return text
@@ -306,7 +346,7 @@ def is_short(prompt: Prompt) -> bool:
         return len(prompt) <= INLINE_CHARS
     if _is_ids(prompt):
         return True
-    messages = (part for part in prompt if isinstance(part, Message))
+    messages = _chat_of(prompt).messages
     chars = sum(len(m.role) + len(m.content) + _MESSAGE_CHARS for m in messages)
     return chars <= INLINE_CHARS
 
@@ -315,22 +355,30 @@ def bytes_of(prompt: Prompt) -> int:
     """The memory that a prompt's text takes."""
     if isinstance(prompt, str):
         return sys.getsizeof(prompt)
-    return sum(sys.getsizeof(part.content) for part in prompt if isinstance(part, Message))
+    if _is_ids(prompt):
+        return 0
+    return sum(sys.getsizeof(message.content) for message in _chat_of(prompt).messages)
 
 
 def _is_ids(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int))
+    return isinstance(prompt, tuple) and (not prompt or isinstance(prompt[0], int))
 
 
-def _with_roles_checked(prompt: Prompt) -> Sequence[Message]:
-    messages: Sequence[Message] = prompt  # type: ignore[assignment]  # the others were told apart
-    for at, message in enumerate(messages):
+def _chat_of(prompt: Prompt) -> Chat:
+    """A prompt that is known to be one."""
+    if isinstance(prompt, Chat):
+        return prompt
+    return Chat(prompt)  # type: ignore[arg-type]  # the others were told apart
+
+
+def _with_roles_checked(chat: Chat) -> Chat:
+    for at, message in enumerate(chat.messages):
         if not _ROLE.fullmatch(message.role):
             raise InvalidRequest(
                 "a role must be 1 to 64 letters, digits, _ or -, for instance user",
                 field=f"messages[{at}].role",
             )
-    return messages
+    return chat
 
 
 def _with_content(message: Message, content: str) -> Message:

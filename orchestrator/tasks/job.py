@@ -1,6 +1,7 @@
 """What a client asks for, the same from every dialect."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -69,7 +70,20 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """The last one may be: the model goes on with it, rather than answer it."""
 
 
-Prompt = str | tuple[int, ...] | tuple[Message, ...]
+TemplateArgument = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat with what its template is told beside the messages."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    """The model's turn is next. An open last message needs no such thing."""
+    template_arguments: Mapping[str, TemplateArgument] = field(default_factory=dict)
+
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
 """Text, token ids, or a chat."""
 
 

@@ -40,9 +40,11 @@ class Dialect:
     """In which clients of this API are told how long an answer took, in ms."""
     tells_queue: bool = False
     """Its rate limit headers tell of the queue too, which is what they run into first."""
+    aliases: frozenset[str] = frozenset()
+    """Paths of its own elsewhere."""
 
     def serves(self, path: str) -> bool:
-        return path == self.path or path.startswith(f"{self.path}/")
+        return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases
 
 
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)

@@ -34,4 +34,5 @@ OPENAI = Dialect(
     lambda error, request_id: error_body(error),
     time_header="openai-processing-ms",
     tells_queue=True,
+    aliases=frozenset({"/tokenize", "/detokenize"}),
 )

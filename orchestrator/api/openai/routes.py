@@ -18,6 +18,7 @@ from orchestrator.api.http.responses import (
     task_fields,
     task_headers,
 )
+from orchestrator.api.openai import tokens
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
@@ -73,6 +74,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/completions", completion),
         web.get("/v1/models", models),
         web.get("/v1/models/{model:.+}", model),
+        *tokens.routes(),
     ]
 
 

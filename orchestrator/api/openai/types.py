@@ -7,13 +7,14 @@ sends them with ``extra_body``.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from orchestrator.api.http.fields import NULL, GenerationRequest
+from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Job, Message, Prompt
+from orchestrator.tasks.job import Job, Prompt
 
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""
@@ -62,27 +63,6 @@ class ParsedRequest(NamedTuple):
     """Choices per prompt."""
     is_streamed: bool
     options: AnswerOptions
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """The only kind of content part that is served."""
-
-    text: str
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | tuple[TextPart, ...] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: None = None
-    tool_calls: list[None] | None = None
-    function_call: None = None
-    audio: None = None
-    annotations: list[None] | None = None
 
 
 class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -158,6 +138,11 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Unused = NULL
+
     tools: Unused = NULL
     tool_choice: Unused = NULL
     parallel_tool_calls: Unused = NULL
@@ -195,9 +180,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
         return None
 
     def prompt_of(self) -> Prompt:
-        if not self.messages:
-            raise InvalidRequest("messages is empty; it needs at least one", field="messages")
-        return tuple(_message(message, at) for at, message in enumerate(self.messages))
+        return chat_of(self)
 
 
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -242,21 +225,6 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
 def _short(value: msgspec.Raw) -> object:
     """What JSON stands for; just something, where it is long."""
     return msgspec.json.decode(value) if len(memoryview(value)) <= _MOST_LOOKED_AT else ...
-
-
-def _message(message: ChatMessage, at: int) -> Message:
-    """What a model was thinking is left out, as templates do with earlier turns."""
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            where = f"messages[{at}].content"
-            raise InvalidRequest(
-                f"{where} is required: a string, or a list of text parts", field=where
-            )
-        content = ""
-    elif not isinstance(content, str):
-        content = "".join(part.text for part in content)
-    return Message("system" if message.role == "developer" else message.role, content)
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:

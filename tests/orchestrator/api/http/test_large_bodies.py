@@ -12,13 +12,8 @@ import pytest
 from orchestrator.api.http import body as bodies
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.native.types import TaskMessage, TaskRequest
-from orchestrator.api.openai.types import (
-    _ONLY,
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    TextPart,
-)
+from orchestrator.api.openai.chats import ChatMessage, TextPart
+from orchestrator.api.openai.types import _ONLY, ChatRequest, CompletionRequest
 from orchestrator.errors import InvalidRequest
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker

@@ -1,0 +1,120 @@
+"""``/v1/tokenize`` and ``/v1/detokenize``, as vLLM's server has them."""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.deadlines import read_deadline
+from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.openai.chats import ChatMessage, chat_of
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Prompt
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Exactly one of ``prompt`` and ``messages``."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Those of every plain prompt; a chat has its template's own."""
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: msgspec.Raw = NULL
+
+    def prompt_of(self) -> Prompt:
+        """Raises ``InvalidRequest``."""
+        if (self.prompt is None) is (self.messages is None):
+            raise InvalidRequest("expected exactly one of prompt and messages", field="prompt")
+        if self.prompt is not None:
+            return self.prompt
+        if self.add_special_tokens:
+            raise InvalidRequest(
+                "add_special_tokens is not supported here with messages: the chat template has "
+                "its own",
+                field="add_special_tokens",
+            )
+        return chat_of(self)  # type: ignore[arg-type]  # its messages are no None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Token ids to be text again."""
+
+    model: str = ""
+    tokens: list[int]
+
+
+class _Asked(NamedTuple):
+    model: str
+    prompt: Prompt
+    is_bare: bool
+    """Without the special tokens of every plain prompt."""
+    with_spelling: bool
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The token ids of a prompt, just as a request would have them."""
+    orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    asked = await read_body(request, _tokenize_decoder, lambda body: _asked(request, body))
+    ids = await orchestrator.tokenize(asked.model, asked.prompt, deadline)
+    encoder = orchestrator.model(asked.model)
+    if asked.is_bare:
+        ids = encoder.without_added(ids)
+    spellings = None
+    if asked.with_spelling:  # as many as the context holds, half a microsecond each
+        spellings = await asyncio.to_thread(encoder.spellings_of, ids)
+    return json_response(
+        {
+            "count": len(ids),
+            "max_model_len": encoder.card.context_tokens,
+            "tokens": ids,
+            "token_strs": spellings,
+        }
+    )
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text that token ids stand for."""
+    orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    body = await read_body(request, _detokenize_decoder, lambda body: body)
+    text = await orchestrator.detokenize(body.model, body.tokens, deadline)
+    return json_response({"prompt": text})
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post(prefix + path, handler)
+        for path, handler in (("/tokenize", tokenize), ("/detokenize", detokenize))
+        for prefix in ("/v1", "")
+    ]
+
+
+def _asked(request: web.Request, body: TokenizeRequest) -> _Asked:
+    if body.messages is not None:
+        request[CONTEXT].field_names = {"prompt": "messages"}
+    return _Asked(
+        body.model,
+        body.prompt_of(),
+        is_bare=body.prompt is not None and body.add_special_tokens is False,
+        with_spelling=bool(body.return_token_strs),
+    )
+
+
+def _deadline(request: web.Request) -> Deadline:
+    context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
+    context.deadline = read_deadline(
+        request.headers, None, context.arrival, policy, in_one_piece=True
+    )
+    return context.deadline
