@@ -43,6 +43,8 @@ _EXPOSED = ", ".join(
         "Retry-After",
         "retry-after-ms",
         "x-should-retry",
+        "openai-processing-ms",
+        "Idempotent-Replayed",
         *(
             f"x-ratelimit-{what}-{of}"
             for what in ("limit", "remaining", "reset")
