@@ -30,7 +30,8 @@ class Settler:
             return False
         now = self._clock.now()
         if end is not None:
-            task.cached_tokens = end.cached_tokens
+            # What went on elsewhere had what it had generated in its prompt there.
+            task.cached_tokens = min(end.cached_tokens, task.prompt_tokens)
         outcome, missed_part = _with_parts(task, ending, now)
         ending = replace(
             ending,

@@ -25,7 +25,7 @@ _DEADLINES = (
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
 )
-_BESIDE = (*_DEADLINES, "on_deadline", "tenant", "session_id", "placement")
+_BESIDE = (*_DEADLINES, "on_deadline", "priority", "tenant", "session_id", "placement")
 """What a request's parameters say also where the sampling stands elsewhere."""
 
 
@@ -158,7 +158,11 @@ def _object(text: msgspec.Raw | bytes, field: str) -> dict[str, Any]:
 
 def _convert(source: Mapping[str, Any]) -> StatedRequest:
     try:
-        return _decoder.decode(msgspec.json.encode(stated_parameters(source)))
+        stated = stated_parameters(source)
+        priority = source.get("priority")
+        if isinstance(priority, str) and not priority.isdigit():  # a number is Triton's own
+            stated["priority"] = priority
+        return _decoder.decode(msgspec.json.encode(stated))
     except UnsupportedParameter as error:
         raise InvalidRequest(str(error), field="parameters") from None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:

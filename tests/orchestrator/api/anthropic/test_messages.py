@@ -84,6 +84,13 @@ async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnt
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (1, 5, 4)
 
 
+async def test_no_more_is_cached_than_the_prompt_has(service: Service, worker: FakeWorker) -> None:
+    """What goes on elsewhere has its own text in its prompt there, which may be cached too."""
+    worker.plan = lambda submit: Plan(cached=9)
+    usage = (await answer_of(service, HI))["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (0, 6)
+
+
 async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(
         per_delta=2, tail="…", text=lambda i: "" if i == 1 else f"{i}"

@@ -140,6 +140,7 @@ async def test_infer(service: Service) -> None:
         ({"text_input": "x", "parameters": {"n": 2}}, "n=2"),
         ({"text_input": "x", "parameters": {"max_tokens": "many"}}, "max_tokens"),
         ({"text_input": "x", "parameters": []}, "parameters"),
+        ({"text_input": "x", "parameters": {"priority": "urgent"}}, "priority"),
         ({"text_input": "x", "sampling_parameters": "nonsense"}, "sampling_parameters"),
         ({"text_input": "x", "stream": True}, "generate_stream"),
         ({"text_input": "x" * 600}, "context"),
