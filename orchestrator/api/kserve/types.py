@@ -152,8 +152,9 @@ def read_stated(body: GenerateRequest, model: str, unix_ms: float) -> StatedRequ
 def _object(text: msgspec.Raw | bytes, field: str) -> dict[str, Any]:
     try:
         return _object_decoder.decode(text) or {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest(f"{field} must be a JSON object", field=field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = excerpt(error, 200)
+        raise InvalidRequest(f"{field} must be a JSON object: {why}", field=field) from None
 
 
 def _convert(source: Mapping[str, Any]) -> StatedRequest:
@@ -165,7 +166,7 @@ def _convert(source: Mapping[str, Any]) -> StatedRequest:
         return _decoder.decode(msgspec.json.encode(stated))
     except UnsupportedParameter as error:
         raise InvalidRequest(str(error), field="parameters") from None
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidRequest(f"parameters: {excerpt(error, 200)}", field="parameters") from None
 
 
