@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -64,6 +65,69 @@ async def test_the_same_text_on_every_api(demo: Stack, http: aiohttp.ClientSessi
     events = await events_of(http, task["events_url"])
     native = "".join(event.data["text"] for event in events if event.kind == "token")
     assert native == whole.choices[0].text
+
+
+async def test_several_choices_with_the_openai_sdk(demo: Stack) -> None:
+    """OR-3: each is what a request of its own would have got."""
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        prompts = [str(STORY["prompt"]), "The fox was"]
+        alone = [await client.completions.create(**STORY | {"prompt": p}) for p in prompts]
+        both = await client.completions.create(**STORY | {"prompt": prompts})
+        assert [c.text for c in both.choices] == [a.choices[0].text for a in alone]
+        assert both.usage is not None
+        assert both.usage.total_tokens == sum(a.usage.total_tokens for a in alone if a.usage)
+
+        drawn = STORY | {"temperature": 1.0, "seed": 7}
+        single = [await client.completions.create(**drawn | {"seed": seed}) for seed in (7, 8, 9)]
+        texts = ["", "", ""]
+        usage = None
+        stream = await client.completions.create(
+            **drawn,
+            n=3,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+            usage = chunk.usage or usage
+        assert texts == [answer.choices[0].text for answer in single]
+        assert usage is not None
+        made = sum(answer.usage.completion_tokens for answer in single if answer.usage)
+        assert usage.completion_tokens == made
+
+
+async def test_what_vllms_clients_read(demo: Stack, http: aiohttp.ClientSession) -> None:
+    """A stop string, token ids and cached tokens, as the real engine tells them."""
+    whole = await _answer(http, "/v1/completions", STORY | {"return_token_ids": True})
+    (choice,) = whole["choices"]
+    assert choice["stop_reason"] is None and len(choice["token_ids"]) == 24
+    prompt = await _answer(http, "/tokenize", {"prompt": STORY["prompt"]})
+    assert choice["prompt_token_ids"] == prompt["tokens"]
+    text = await _answer(http, "/detokenize", {"tokens": choice["token_ids"]})
+    assert text["prompt"] == choice["text"]
+
+    stop = choice["text"][10:14]
+    stopped = (await _answer(http, "/v1/completions", STORY | {"stop": [stop]}))["choices"][0]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+    kept = STORY | {"stop": [stop], "include_stop_str_in_output": True}
+    assert (await _answer(http, "/v1/completions", kept))["choices"][0]["text"] == (
+        stopped["text"] + stop
+    )
+
+    long = {"model": "demo", "prompt": "A fox ran. " * 20, "max_tokens": 1, "temperature": 0}
+    await _answer(http, "/v1/completions", long)
+    usage = (await _answer(http, "/v1/completions", long))["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+
+
+async def _answer(
+    http: aiohttp.ClientSession, path: str, body: dict[str, object]
+) -> dict[str, Any]:
+    async with http.post(path, json=body) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
 
 
 async def test_the_openai_sdk_chats(demo: Stack) -> None:
