@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from perf.engine.parts import Bench
 
 _PROMPT_TOKENS: Final = 32
+_STEPS: Final = 16
+"""Of each measurement, whose median counts: the prompts before them take longer."""
 _LONG_TOKENS: Final = 3_900
 _DRAWN: Final = {"flat": 1.0, "peaked": 0.1}
 """Temperatures: random weights give flat logits."""
@@ -21,7 +23,7 @@ _TOP_P: Final = 0.95
 
 def lengths(bench: "Bench") -> list[Figure]:
     """Steps of short contexts, and of the same ones with a long one among them, in turns."""
-    rig, new = bench.rig, bench.load.new_tokens
+    rig, new = bench.rig, min(_STEPS, bench.load.new_tokens)
     batch = bench.load.batches[-1]
     room = rig.engine.scheduler.config.context_tokens - 2 * new
     ids = rig.prompts.draw(min(_LONG_TOKENS, room))
@@ -78,7 +80,7 @@ def drawn(bench: "Bench") -> list[Figure]:
 def _step_ms(bench: "Bench", batch: int, heat: float) -> float:
     rig = bench.rig
     sampling = Sampling(
-        max_tokens=bench.load.new_tokens,
+        max_tokens=min(_STEPS, bench.load.new_tokens),
         temperature=heat,
         top_p=_TOP_P if heat else 1.0,
         seed=SEED,
