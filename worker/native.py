@@ -15,7 +15,7 @@ import numba.extending
 from llvmlite import ir
 
 LANES = 16
-SOURCE = Path(__file__).read_text()
+SOURCE = Path(__file__).read_bytes()
 """Compiled into all that uses it, and so a constant of that (``compiled``)."""
 
 # What numba says of its types is for plain Python, which none of these is called from.

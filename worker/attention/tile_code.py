@@ -26,7 +26,7 @@ _LINE_BYTES = 64
 _TILE_BYTES = LANES * _FLOAT_BYTES
 
 _address = types.int64
-SOURCES = Path(__file__).read_text(), native.SOURCE
+SOURCES = Path(__file__).read_bytes(), native.SOURCE
 """What is compiled into all that calls these, and decides its key in numba's cache."""
 _float = ir.FloatType()
 _floats = ir.VectorType(_float, LANES)

@@ -18,7 +18,7 @@ BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
 """Weights that one turn of the loop takes: 4 bytes of each output."""
 
-SOURCES = tuple(Path(file).read_text() for file in (__file__, native.__file__))
+SOURCES = tuple(Path(file).read_bytes() for file in (__file__, native.__file__))
 """What is compiled into all that calls these, and decides its key in numba's cache."""
 _VECTOR_BYTES = 64
 _LINE_BYTES = 64

@@ -104,7 +104,7 @@ def draw() -> Task:
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))
 
     @compiled_task(
-        block, buckets, _BUCKET_BITS, _FINE_BITS, native.SOURCE, Path(__file__).read_text()
+        block, buckets, _BUCKET_BITS, _FINE_BITS, native.SOURCE, Path(__file__).read_bytes()
     )
     def draw(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
