@@ -261,6 +261,13 @@ class QueueFull(Unavailable):
     status = 429
     code = Code.QUEUE_FULL
 
+    @classmethod
+    def for_ever(cls, message: str, *, field: str) -> Self:
+        """What would not fit into an empty one either."""
+        error = cls(message, retryable=False)
+        error.field = field
+        return error
+
 
 class NoCapacity(Unavailable):
     """The instances that could serve this have no room left."""

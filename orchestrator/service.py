@@ -11,7 +11,7 @@ from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.errors import Draining, TidegateError
+from orchestrator.errors import Draining, QueueFull, TidegateError
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
@@ -128,6 +128,19 @@ class Orchestrator:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
         return task
+
+    def require_room_for(self, job: Job, count: int, field: str) -> None:
+        """Whether ``count`` tasks, which stand and fall together, may be offered; ``field`` is
+        where they were asked for. Takes nothing. Raises ``RateLimited`` or ``QueueFull``.
+        """
+        self.limits.require(job.key, count, job.max_tokens or 0, field)
+        bound, places = self.queue.bound, self.registry.most_places(job.model)
+        if bound >= 0 and places and count > bound + places:
+            raise QueueFull.for_ever(
+                f"{count} choices are more than can wait and run at once, {bound} and {places}: "
+                "ask for fewer",
+                field=field,
+            )
 
     async def _admit(self, task: Task, prompt: Prompt) -> None:
         """The checks, in the order of what they cost; raises what refuses the task."""

@@ -115,6 +115,43 @@ class Limiter:
         self._default = config.default
         self._clock = clock
 
+    def require(self, key: str, count: int, max_tokens: int, field: str) -> None:
+        """Whether ``count`` requests of ``max_tokens`` each, of which none is of use without the
+        others, can begin now. Raises ``RateLimited``, not retryable where they never can.
+
+        Takes nothing: who took some of them at each try would never get all.
+        """
+        accounts, now = self._accounts_of(key), self._clock.now()
+        for account, whose in accounts:
+            never = ""
+            if account.concurrent and count > account.concurrent:
+                never = f"{account.concurrent} requests in progress for {whose}"
+            elif account.requests is not None and count > account.requests.per_min:
+                never = f"{account.requests.per_min} requests a minute for {whose}"
+            # A prompt has at least one token.
+            elif account.tokens is not None and count * (max_tokens + 1) > account.tokens.per_min:
+                never = f"{account.tokens.per_min} tokens a minute for {whose}"
+            if never:
+                raise RateLimited(
+                    f"{count} choices are above the limit of {never}: ask for fewer",
+                    retryable=False,
+                    field=field,
+                )
+        for account, whose in accounts:
+            if account.concurrent and account.running + count > account.concurrent:
+                raise RateLimited(
+                    f"{account.running} requests of {whose} are in progress, and {count} more are "
+                    f"above the limit of {account.concurrent}",
+                    retry_after_ms=_BUSY_RETRY_MS,
+                )
+            rate = account.requests
+            if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:
+                raise RateLimited(
+                    f"{count} choices are more than the limit of {rate.per_min} requests a minute "
+                    f"for {whose} leaves now",
+                    retry_after_ms=1000 * wait_s,
+                )
+
     def begin(self, task: Task) -> None:
         """Count a request in, until its end. Raises ``RateLimited``."""
         accounts, now = self._accounts_of(task.job.key), self._clock.now()

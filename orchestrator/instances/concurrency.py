@@ -70,6 +70,12 @@ class ConcurrencyLimit:
         """Jobs to have in flight at most."""
         return self.slots + min(math.floor(self.backlog), self.slots // ROWS_PER_BACKLOG)
 
+    @property
+    def most(self) -> int:
+        """What ``limit`` can be at most, on an idle worker that is used to long queues."""
+        most_backlog = min(self._max_backlog, self._max_running // ROWS_PER_BACKLOG)
+        return self._max_running + most_backlog
+
     def set_max_running(self, max_running: int) -> None:
         """The worker runs at most so many."""
         if max_running != self._max_running:

@@ -203,6 +203,14 @@ class Registry:
             places=sum(i.concurrency.limit - i.load for i, *_ in serving),
         )
 
+    def most_places(self, model: str) -> int:
+        """Jobs for ``model``, or for any (``""``), that the instances known by now take if idle."""
+        return sum(
+            i.concurrency.most
+            for i in self
+            if i.card is not None and (not model or i.card.model == model)
+        )
+
     def any_ready(self, model: str) -> bool:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)

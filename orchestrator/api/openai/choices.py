@@ -40,6 +40,9 @@ class Choices:
         Stops early once one of them has failed. However it ends, ``leave`` is to follow.
         """
         n = self.request.n
+        if self.count > 1:
+            field = "n" if n > 1 else "prompt"
+            self._orchestrator.require_room_for(self.request.job, self.count, field)
         for prompt in self.request.prompts:
             for draw in range(n):
                 listener = listener_of(len(self.tasks))

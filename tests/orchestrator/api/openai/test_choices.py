@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, Submit
 
@@ -116,14 +116,59 @@ async def test_choices_end_at_their_own_time(service: Service, worker: FakeWorke
 async def test_one_that_is_refused_takes_the_others_with_it(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker, key_concurrent=2)
+    service = await make_service(worker, key_tokens_per_min=20)
     worker.plan = lambda submit: Plan(stall_at=0)
     for stream in (False, True):
-        body = TEXT | {"n": 3, "stream": stream}
+        # Their prompts, which are known by then only, are what is too much.
+        body = TEXT | {"n": 3, "stream": stream, "prompt": [7, 7, 7]}
         error = await answer_of(service, "/v1/completions", body, status=429)
         assert error["error"]["code"] == "rate_limited"
         await worker.until(lambda: not worker.running)
-    assert sorted(service.outcomes()) == ["aborted"] * 4 + ["refused"] * 2
+        await service.until(lambda: service.orchestrator.live_tasks == 0)
+    outcomes = service.outcomes()
+    assert outcomes.count("refused") == 2 and "aborted" in outcomes
+
+
+@pytest.mark.parametrize("body", [{"n": 5}, {"prompt": ["a"] * 5}, {"n": 5, "stream": True}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"key_requests_per_min": 4},
+        {"all_requests_per_min": 4},
+        {"key_concurrent": 4},
+        {"key_tokens_per_min": 24},
+        {"queue_size": 0},
+    ],
+)
+async def test_what_never_fits_is_refused_whole(
+    make_service: MakeService,
+    make_worker: MakeWorker,
+    body: dict[str, object],
+    limits: dict[str, int],
+) -> None:
+    """OR-12, OR-4: who sends it again is told the same, so nobody is told to; it costs nothing."""
+    worker = await make_worker(max_running=4)
+    service = await make_service(worker, **limits)
+    path = "/v1/completions"
+    async with service.http.post(path, json=TEXT | body) as response:
+        assert response.status == 429
+        assert response.headers["x-should-retry"] == "false"
+        assert "Retry-After" not in response.headers
+        param = (await response.json())["error"]["param"]
+    assert param == ("n" if "n" in body else "prompt")
+    assert worker.submits == [] and service.outcomes() == []
+    await answer_of(service, path, TEXT | {"n": 4})  # all of the limit is there
+
+
+async def test_what_does_not_fit_now_takes_nothing(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """OR-12: else each try would take what the next one waits for."""
+    service = await make_service(worker, key_requests_per_min=4)
+    await answer_of(service, "/v1/completions", TEXT)
+    async with service.http.post("/v1/completions", json=TEXT | {"n": 4}) as response:
+        assert (response.status, response.headers["x-should-retry"]) == (429, "true")
+    await answer_of(service, "/v1/completions", TEXT | {"n": 3})
 
 
 async def test_one_that_fails_ends_the_request(service: Service, worker: FakeWorker) -> None:
