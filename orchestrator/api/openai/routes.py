@@ -28,7 +28,7 @@ from orchestrator.api.openai.types import (
     OpenAiRequest,
     ParsedRequest,
 )
-from orchestrator.errors import TidegateError
+from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, OnDisconnect
@@ -83,10 +83,17 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, api, keep=keep)
     prompts = body.prompts()
+    n = body.choices_per_prompt(len(prompts))
+    if keep and n * len(prompts) > 1:
+        raise InvalidRequest(
+            "on_disconnect: continue is for one choice of one prompt: an answer names the first "
+            "task only, so the others' texts could never be fetched",
+            field="on_disconnect",
+        )
     return ParsedRequest(
         job=job,
         prompts=prompts,
-        n=body.choices_per_prompt(len(prompts)),
+        n=n,
         is_streamed=bool(body.stream),
         options=body.answer_options(),
     )

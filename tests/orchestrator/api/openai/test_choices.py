@@ -245,6 +245,8 @@ async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None
         ({"prompt": ["a", None]}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": []}, "prompt"),
+        ({"n": 2, "on_disconnect": "continue"}, "on_disconnect"),
+        ({"prompt": ["a", "b"], "on_disconnect": "continue"}, "on_disconnect"),
         ({"best_of": 2}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
     ],
