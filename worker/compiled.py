@@ -49,9 +49,10 @@ def toolchain() -> str:
     import numba
     from llvmlite import binding
 
-    return (
-        f"numba {numba.__version__}, llvmlite {llvmlite.__version__}, {binding.get_host_cpu_name()}"
-    )
+    # Machines of one name may show other features: virtual ones above all.
+    features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
+    versions = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
+    return f"{versions}, {binding.get_host_cpu_name()} {features}"
 
 
 def compiled(signature: str, *constants: object) -> Callable[[Function], Function]:

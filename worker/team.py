@@ -5,9 +5,9 @@ spin for some time and wait for the next one. So a task that is compiled at hand
 loops do, by ``GOMP_parallel`` of the OpenMP that torch is linked with. Where there is none, tasks
 run on the calling thread.
 
-A *job* is an array of int64: how many of its parts are taken, how many there are, then what the
-task needs, addresses above all. Every thread takes parts until none is left, so that a long one
-does not keep the others waiting.
+A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
+done, then what the task needs, addresses above all. Every thread takes parts until none is left, so
+that a long one does not keep the others waiting.
 """
 
 import ctypes
@@ -27,9 +27,13 @@ from worker.log import model_log
 
 TAKEN: Final = 0
 PARTS: Final = 1
-FIRST_ARGUMENT: Final = 2
+DONE: Final = 2
+FIRST_ARGUMENT: Final = 3
 
 Job = NDArray[np.int64]
+
+
+_Counts = ctypes.c_int64 * FIRST_ARGUMENT
 
 
 class Task:
@@ -42,8 +46,11 @@ class Task:
         self._address = ctypes.c_void_p(made.address)
 
     def run(self, job: Job, threads: int) -> None:
-        """All parts of ``job``, on at most so many threads, this one among them."""
-        job[TAKEN] = 0
+        """All parts of ``job``, on at most so many threads, this one among them.
+
+        Raises ``MemoryError`` when one could not be done.
+        """
+        job[TAKEN] = job[DONE] = 0
         self.run_at(job.ctypes.data, threads)
 
     def run_at(self, job_address: int, threads: int) -> None:
@@ -53,18 +60,24 @@ class Task:
             self._call(job_address)
         else:
             parallel(self._address, job_address, threads, 0)
+        counts = _Counts.from_address(job_address)
+        # All that such code can fail for: numba prints the error, and the call returns.
+        if counts[DONE] != counts[PARTS]:
+            raise MemoryError(f"{self.function.__name__}: no memory for a compiled loop")
 
 
 def compiled_task(*constants: object) -> Callable[[Function], Task]:
     """Make a ``Task`` of a function of one pointer to int64, which is the job.
 
-    As ``worker.compiled.compiled`` otherwise.
+    As ``worker.compiled.compiled`` otherwise: ``constants`` are all that it is made of and does not
+    say itself, the layout of its arguments among them.
     """
 
     def compile_it(function: Function) -> Task:
         from worker.native import cfunc, types
 
-        parts = inspect.getsource(function), FASTMATH, constants, toolchain()
+        layout = TAKEN, PARTS, DONE, FIRST_ARGUMENT
+        parts = inspect.getsource(function), FASTMATH, constants, layout, toolchain()
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         function.__qualname__ = f"{function.__name__}_{key}"
         signature = types.void(types.CPointer(types.int64))

@@ -106,8 +106,8 @@ class StepLearner:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
             return
-        is_past = last is None
-        if last is None or now.steps < last.steps:  # the first word, or of another process
+        is_past = last is None or now.steps < last.steps  # the first word of a process
+        if last is None or is_past:
             last = _Totals(0, 0.0, 0, 0)
         steps = now.steps - last.steps
         busy_ms = now.busy_ms - last.busy_ms
@@ -121,6 +121,8 @@ class StepLearner:
         self._last_running = stats.running
         self._fastest_ms = min(self._fastest_ms, busy_ms / steps / per_row)
         if is_past:
+            if self._fitted:  # by what was seen of the process before
+                return
             self._guess_from([1.0, rows, prompts], busy_ms / steps)
             return
         self._steps_seen += steps

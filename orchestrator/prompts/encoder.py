@@ -219,7 +219,8 @@ class PromptEncoder:
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
                 field="tokens",
             )
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        # Only batches let go of the interpreter's lock.
+        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
 
     def _ids_of(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:

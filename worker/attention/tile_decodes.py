@@ -93,6 +93,8 @@ class TileStep:
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """Store the decodes' ``keys_values``; results [decodes, heads, head_dim]."""
         backend = self._backend
+        if not queries.dtype == keys_values.dtype == backend.pool.data.dtype:
+            raise ValueError(f"expected {backend.pool.data.dtype} as in the pool: {queries.dtype}")
         queries, keys_values = _heads_together(queries), _heads_together(keys_values)
         out = torch.empty((self._rows, *queries.shape[1:]), dtype=queries.dtype)
         job, is_cut, threads = self._jobs[backend.windows[layer]]

@@ -20,7 +20,7 @@ from worker.attention.tile_code import (
 )
 from worker.attention.tiles import AT, SPAN_TOKENS
 from worker.native import LANES, as_pointer, carray, float32, int64, largest, take, uint16
-from worker.team import FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _AHEAD: Final = 2
 """Tiles that are fetched before they are needed; measured per tile in µs, not in the caches: none
@@ -40,7 +40,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
     stored = uint16 if is_bfloat16 else float32
     size = FIRST_ARGUMENT + len(AT)
 
-    @compiled_task(heads, kv_heads, dim, block_tokens, is_bfloat16, _AHEAD, *tile_code.SOURCES)
+    @compiled_task(heads, kv_heads, dim, block_tokens, is_bfloat16, _AHEAD, AT, *tile_code.SOURCES)
     def attend(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         query_stride, new_stride, table_stride = (
@@ -181,6 +181,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                     told = carray(as_pointer(here, float32), (dim,), float32)
                     for d in range(dim):
                         told[d] = totals[head * dim + d]
+            take(job[AT.job] + 8 * DONE)
 
     return attend
 
@@ -192,7 +193,7 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> Task:
     item = 2 if is_bfloat16 else 4
     size, width = FIRST_ARGUMENT + len(AT), dim + 2
 
-    @compiled_task(heads, dim, is_bfloat16, *tile_code.SOURCES)
+    @compiled_task(heads, dim, is_bfloat16, AT, *tile_code.SOURCES)
     def merge(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         rows = carray(as_pointer(job[AT.merged], int64), (job[AT.merged_rows], 3), int64)
@@ -223,5 +224,6 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> Task:
                         out[head, d] = (bits[d] + half) >> np.uint32(16)
                     else:
                         out[head, d] = total[d]
+        job[DONE] = job[PARTS]
 
     return merge

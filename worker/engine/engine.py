@@ -301,6 +301,7 @@ class Engine:
         while self._inbox:
             request = self._inbox.popleft()
             self._totals.jobs += 1
+            self._stats_due = True
             if (cause := request.job.abort) is not None:
                 events.append(self._record(request, ABORTED[cause]))
             elif (refusal := self.scheduler.enqueue(request, now)) is not None:

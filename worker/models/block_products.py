@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from worker.compiled import compiler_problem
-from worker.team import FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task, has_team
+from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task, has_team
 
 _PARTS_PER_THREAD: Final = 8
 """Who is held up by another process does fewer."""
@@ -85,7 +85,7 @@ class Product:
         share = max(1, blocks // (threads * _PARTS_PER_THREAD))
         turns = -(-inputs // self._inputs_per_turn)
         job = _Job(
-            *(0, -(-blocks // share)),
+            *(0, -(-blocks // share), 0),
             *Arguments(0, weights, rows, bias, results, count, inputs, outputs, turns, share),
         )
         job[_AT.job] = address = ctypes.addressof(job)
@@ -108,7 +108,7 @@ def _work(is_bfloat16: bool, is_gated: bool) -> Task:
     width = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
     log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
-    @compiled_task(is_bfloat16, is_gated, _AHEAD_BYTES, *block_code.SOURCES)
+    @compiled_task(is_bfloat16, is_gated, _AHEAD_BYTES, _AT, *block_code.SOURCES)
     def multiply(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         count, inputs, outputs = job[_AT.row_count], job[_AT.inputs], job[_AT.outputs]
@@ -177,5 +177,6 @@ def _work(is_bfloat16: bool, is_gated: bool) -> Task:
                                 total[i] += bias[begin + i]
                         for i in range(some):
                             results[row, begin + i] = total[i]
+            take(job[_AT.job] + 8 * DONE)
 
     return multiply

@@ -7,7 +7,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from worker.compiled import give_up
 from worker.log import model_log
 from worker.models.block_products import product, products_problem
 from worker.models.linear import Linear, stacked
@@ -32,7 +31,6 @@ def blocks_fit(dtype: torch.dtype) -> bool:
             product(dtype, is_gated=True)
         except Exception as error:  # whatever a compiler raises
             problem = f"{type(error).__name__}: {error}"
-            give_up(problem)
     if problem is not None:
         model_log.info("matrix products are left to oneDNN: %s", problem)
     return problem is None
@@ -75,6 +73,8 @@ class BlockedLinear:
     is_gated: bool
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 or x.shape[1] != self.inputs:
+            raise ValueError(f"expected rows of {self.inputs} float32, not {x.shape[1]} {x.dtype}")
         x = x.contiguous()
         out = torch.empty((len(x), self.outputs), dtype=torch.float32)
         product(self.dtype, is_gated=self.is_gated)(

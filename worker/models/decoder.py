@@ -40,6 +40,7 @@ class Decoder:
         self._rotation = Rotation(config, self._embedding.device, self._dtype)
         self._least_rows = weights.least_rows
         self.step_bytes = weights.step_bytes
+        self.products = type(self._head).__name__
 
     @property
     def dtype(self) -> torch.dtype:

@@ -34,6 +34,10 @@ class Model(Protocol):
     def step_bytes(self) -> int:
         """What a step reads of the weights, at least."""
 
+    @property
+    def products(self) -> str:
+        """What multiplies: each kind rounds in its own way."""
+
 
 def load_model(
     path: Path,

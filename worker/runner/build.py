@@ -125,7 +125,7 @@ def build_torch_runner(
     arithmetic = ""
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-        arithmetic += f", {toolchain()}"
+        arithmetic += f", {model.products}, {toolchain()}"
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
     return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)

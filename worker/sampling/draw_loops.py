@@ -14,7 +14,7 @@ from worker import native
 from worker.compiled import compiled
 from worker.native import LANES, as_pointer, carray, float32, int64, largest, take
 from worker.sampling.loops import AT
-from worker.team import FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
@@ -75,7 +75,7 @@ def edge(
                 sums[bucket] += value[0]
                 counts[bucket] += 1
         lowest = 0
-        while counts[lowest] == 0:
+        while lowest < _MASK and counts[lowest] == 0:
             lowest += 1
         at = _MASK
         while at > lowest:
@@ -104,7 +104,7 @@ def draw() -> Task:
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))
 
     @compiled_task(
-        block, buckets, _BUCKET_BITS, _FINE_BITS, native.SOURCE, Path(__file__).read_bytes()
+        block, buckets, _BUCKET_BITS, _FINE_BITS, AT, native.SOURCE, Path(__file__).read_bytes()
     )
     def draw(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
@@ -202,5 +202,6 @@ def draw() -> Task:
                     if reached > target:
                         break
             out[row] = picked if picked >= 0 else vocabulary - 1
+            take(job[AT.job] + 8 * DONE)
 
     return draw

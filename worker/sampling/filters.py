@@ -92,7 +92,7 @@ def _kept(
         total = torch.where(limits > width, logits.logsumexp(dim=-1, keepdim=True), total)
     probabilities = (likeliest - total).exp_()
     # A token stays while what came before it is less than the share; the first always stays.
-    kept = within & (probabilities.cumsum(dim=-1) - probabilities < shares)
+    kept = within & (probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities < shares)
     kept[:, 0] = True
     if width == logits.shape[-1] or device.type != "cpu":
         return kept, None

@@ -140,7 +140,7 @@ class Sampler:
         is_drawn = needs == DRAWS
         is_filtered = ((top_k > 0) & (top_k < vocabulary)) | (table.top_p[slots] < 1)
         if (
-            (needs & ~DRAWS).any()
+            (needs > DRAWS).any()
             or (is_drawn & is_filtered).any()
             or (positions < table.first_free_position[slots]).any()
         ):
@@ -258,14 +258,16 @@ def draw_whole(logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
     temperatures, least, draws = chances
     draws_at_all = temperatures > 0
     scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
+    # In place: what a recording allocates stays allocated.
+    weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
     weights = weights.masked_fill_(weights < least[:, None], 0.0)
     return torch.where(draws_at_all, _pick_at(weights, draws), likeliest)
 
 
 def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
     """Where the shares of the ``weights`` [rows, tokens] reach beyond the ``draws`` [rows]."""
-    cumulative = weights.cumsum(dim=-1)
+    # In float64: how a sum is cut depends on the number of rows, and must not decide a token.
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Strictly less than the total, whatever rounding does: the first sum beyond the target then
     # belongs to a token of positive weight.

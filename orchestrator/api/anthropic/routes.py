@@ -59,7 +59,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     """How many tokens a conversation has as a prompt."""
     check_version(request.headers)
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
-    deadline = read_deadline(request.headers, None, context.arrival, orchestrator.deadlines)
+    deadline = read_deadline(
+        request.headers, None, context.arrival, orchestrator.deadlines, in_one_piece=True
+    )
     context.deadline = deadline
 
     def parse(body: CountTokensRequest) -> tuple[str, Prompt]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -79,6 +80,8 @@ class HealthPort:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=(fd,),
+            # It needs none of our secrets.
+            env={k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")},
         )
         assert process.stdin is not None
         self.pid = process.pid

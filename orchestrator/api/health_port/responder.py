@@ -77,13 +77,14 @@ class Exchange:
         """Nothing more is read: the connection ends when all is sent."""
 
     def receive(self, data: bytes) -> None:
-        self._unread += data
+        # Empty lines before a request are no part of it (RFC 9112, 2.2), nor of what may pile up.
+        self._unread = (self._unread + data).lstrip(b"\r\n")
 
     def proceed(self, now: float) -> None:
         """Answer the next request, if it is whole; to be called while nothing is unsent."""
         if self.is_last:
             return
-        head, end, rest = self._unread.lstrip(b"\r\n").partition(b"\r\n\r\n")
+        head, end, rest = self._unread.partition(b"\r\n\r\n")
         if len(head) > HEAD_BYTES:
             refusal = _error("invalid_request", f"a head may have {HEAD_BYTES} bytes")
             self._respond(431, refusal, is_last=True)

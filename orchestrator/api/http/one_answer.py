@@ -41,6 +41,7 @@ async def whole_answer(request: web.Request, job: Job, prompt: Prompt) -> tuple[
     try:
         await answer.complete.wait()
     finally:
+        task.unlisten(answer)
         orchestrator.disconnected(task)
     assert task.ending is not None
     if task.ending.error is not None:
