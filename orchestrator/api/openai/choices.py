@@ -16,6 +16,9 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Listener, Task
 
+AT_ONCE = 8
+"""Tasks begun or ended per pass of the event loop, so that nobody else waits for all of them."""
+
 
 class Choices:
     """One request's tasks: ``n`` for each prompt, in that order."""
@@ -45,13 +48,15 @@ class Choices:
             self._orchestrator.require_room_for(self.request.job, self.count, field)
         for prompt in self.request.prompts:
             for draw in range(n):
+                if self.tasks and len(self.tasks) % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    if self._stopped():
+                        return
                 listener = listener_of(len(self.tasks))
                 self._listeners.append(listener)
                 job = _job_of(self.request.job, draw)
                 self.tasks.append(await self._orchestrator.submit(job, prompt, [listener]))
-                if self.failed is not None:
-                    self._unlisten()
-                    self.cancel()
+                if self._stopped():
                     return
                 if draw == 0 and n > 1:  # encoded once
                     prompt = tuple(self.tasks[-1].token_ids) or prompt
@@ -72,14 +77,12 @@ class Choices:
 
     def cancel(self) -> None:
         """End those that have not: they are of no use any more."""
-        for task in self.tasks:
-            self._orchestrator.cancel(task)
+        self._end(self._orchestrator.cancel)
 
     def leave(self, *, too_slow: bool = False) -> None:
         """Nobody follows them any more; what becomes of those that run, their job says."""
         self._unlisten()
-        for task in self.tasks:
-            self._orchestrator.disconnected(task, too_slow=too_slow)
+        self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
     def reads(self, keeps_up: bool) -> None:
         """Whether the client keeps up with what is sent."""
@@ -90,10 +93,29 @@ class Choices:
         """Of all, once they have ended."""
         return usage(self.tasks, self.request.n)
 
+    def _stopped(self) -> bool:
+        """Whether one of them has failed, so that no more are to be offered."""
+        if self.failed is None:
+            return False
+        self._unlisten()
+        self.cancel()
+        return True
+
+    def _end(self, end: Callable[[Task], None]) -> None:
+        """The last first: those that still wait are not to start in place of the others."""
+        _end_some(end, [task for task in self.tasks if task.ending is None])
+
     def _unlisten(self) -> None:
         # The one that is being submitted has a listener, but is not among the tasks yet.
         for task, listener in zip(self.tasks, self._listeners, strict=False):
             task.unlisten(listener)
+
+
+def _end_some(end: Callable[[Task], None], tasks: list[Task]) -> None:
+    for _ in range(min(AT_ONCE, len(tasks))):
+        end(tasks.pop())
+    if tasks:
+        asyncio.get_running_loop().call_soon(_end_some, end, tasks)
 
 
 def _job_of(job: Job, draw: int) -> Job:

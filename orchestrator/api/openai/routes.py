@@ -127,7 +127,11 @@ async def _stream(
 
     async with _submitted(request, choices, listener_of, stream):
         stream.on_behind = lambda: choices.reads(not stream.is_behind)
-        return await stream.run()
+        try:
+            return await stream.run()
+        except TidegateError:
+            request[CONTEXT].task = choices.failed or choices.first
+            raise
 
 
 async def _answer(

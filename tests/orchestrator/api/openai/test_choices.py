@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -193,6 +194,66 @@ async def test_nothing_follows_an_error_in_a_stream(service: Service, worker: Fa
     assert events[-1]["error"]["code"] == "engine_error"
     await worker.until(lambda: not worker.running)
     assert sorted(service.outcomes()) == ["aborted", "failed"]
+
+
+async def test_many_choices_leave_the_event_loop_to_others(
+    service: Service, worker: FakeWorker
+) -> None:
+    """Neither their admission nor their end is one long step."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    live = [0]
+
+    async def watch() -> None:
+        while True:
+            live.append(service.orchestrator.live_tasks)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    asking = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | {"n": 40}))
+    await service.until(lambda: service.orchestrator.live_tasks == 40)
+    asking.cancel()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    watching.cancel()
+    assert max(abs(after - before) for before, after in pairwise(live)) <= 8
+    assert service.outcomes() == ["aborted"] * 40
+
+
+async def test_a_disconnect_while_choices_are_admitted(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WP-1: no more are offered then."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    submit, asking = service.orchestrator.submit, asyncio.Event()
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        if service.orchestrator.live_tasks == 10:
+            asking.set()
+            await asyncio.Event().wait()
+        return await submit(*args, **kwargs)
+
+    monkeypatch.setattr(service.orchestrator, "submit", slowly)
+    client = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | {"n": 40}))
+    await asking.wait()
+    client.cancel()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert service.outcomes() == ["aborted"] * 10
+
+
+async def test_dl9_an_error_has_the_budget_of_the_choice_that_it_is_about(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """DL-9: the second waits behind the first all the time, and is what the error is about."""
+    worker = await make_worker(max_running=1)
+    service = await make_service(worker)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    for stream in (False, True):
+        body = TEXT | {"n": 2, "stream": stream, "deadline_ms": 300}
+        async with service.http.post("/v1/completions", json=body) as response:
+            assert response.status == 504
+            budget = response.headers["X-Deadline-Budget"]
+        parts = dict(part.split("=") for part in budget.split(";"))
+        assert float(parts["queue"]) > 150, budget
+        await worker.until(lambda: not worker.running)
 
 
 @pytest.mark.parametrize("stream", [False, True])
