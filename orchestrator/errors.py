@@ -20,6 +20,7 @@
     │   ├── Cancelled                        cancelled
     │   └── ClientDisconnected               client_disconnected
     ├── Unavailable                      503, retryable, with Retry-After
+    │   ├── KeyInUse                     409 not_ready
     │   ├── RateLimited                  429 rate_limited
     │   ├── QueueFull                    429 queue_full
     │   ├── NoCapacity                   503 no_capacity
@@ -267,6 +268,13 @@ class QueueFull(Unavailable):
         error = cls(message, retryable=False)
         error.field = field
         return error
+
+
+class KeyInUse(Unavailable):
+    """The first submission with an idempotency key is not decided yet."""
+
+    status = 409
+    code = Code.NOT_READY
 
 
 class NoCapacity(Unavailable):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.errors import KeyReused
+from orchestrator.errors import KeyInUse, KeyReused
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 
@@ -36,6 +36,7 @@ class Submissions:
     """Knows a key for as long as the store keeps its task."""
 
     def __init__(self, store: TaskStore) -> None:
+        self._store = store
         self._entries: dict[SubmissionKey, _Entry] = {}
         self._keys: dict[str, SubmissionKey] = {}
         """By task id."""
@@ -45,23 +46,30 @@ class Submissions:
         return len(self._entries)
 
     async def once(
-        self, key: SubmissionKey, digest: bytes, submit: Callable[[], Awaitable[Task]]
+        self,
+        key: SubmissionKey,
+        digest: bytes,
+        submit: Callable[[], Awaitable[Task]],
+        *,
+        wait_s: float,
     ) -> Submitted:
         """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
 
-        Who comes while another is at it waits for what comes of that. A refusal is no task: it
-        keeps no key. Raises what ``submit`` raises, and ``KeyReused``.
+        Who comes while another is at it waits for what comes of that, ``wait_s`` at most. A
+        refusal is no task: it keeps no key. Raises what ``submit`` raises, ``KeyReused`` and
+        ``KeyInUse``.
         """
-        while (entry := self._entries.get(key)) is not None:
-            if entry.digest != digest:
-                raise KeyReused(
-                    "this Idempotency-Key came with another body before; "
-                    "use a new key for another task",
-                    field="Idempotency-Key",
-                )
-            if entry.task is not None:
-                return Submitted(entry.task, is_repeated=True)
-            await entry.decided.wait()
+        self._store.prune()  # a task that is over its age is gone for whoever asks for it
+        try:
+            async with asyncio.timeout(wait_s):
+                known = await self._known(key, digest)
+        except TimeoutError:
+            raise KeyInUse(
+                "the first submission with this Idempotency-Key is still being looked at; "
+                "send it again, with a later deadline"
+            ) from None
+        if known is not None:
+            return Submitted(known, is_repeated=True)
         entry = self._entries[key] = _Entry(digest)
         try:
             task = await submit()
@@ -72,6 +80,20 @@ class Submissions:
                 del self._entries[key]
             entry.decided.set()
         return Submitted(task, is_repeated=False)
+
+    async def _known(self, key: SubmissionKey, digest: bytes) -> Task | None:
+        """The key's task, once it is decided; None where it has none."""
+        while (entry := self._entries.get(key)) is not None:
+            if entry.digest != digest:
+                raise KeyReused(
+                    "this Idempotency-Key came with another body before; "
+                    "use a new key for another task",
+                    field="Idempotency-Key",
+                )
+            if entry.task is not None:
+                return entry.task
+            await entry.decided.wait()
+        return None
 
     def _forget(self, task: Task) -> None:
         key = self._keys.pop(task.id, None)

@@ -56,7 +56,10 @@ async def submit(request: web.Request) -> web.Response:
     else:
         key = SubmissionKey(job.key, name)
         task, is_repeated = await request.app[SUBMISSIONS].once(
-            key, digest, lambda: orchestrator.submit(job, prompt)
+            key,
+            digest,
+            lambda: orchestrator.submit(job, prompt),
+            wait_s=min(job.deadline.at, job.parts.cut_at) - orchestrator.clock.now(),
         )
     answer = {
         "task_id": task.id,

@@ -86,6 +86,42 @@ async def test_a_key_is_known_for_as_long_as_its_task(
     held.release.set()
 
 
+async def test_a_task_that_is_forgotten_by_its_age_is_not_named_again(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker, keep_tasks_s=0.05)
+    first, _ = await submit(service, "a")
+    await service.until(lambda: service.outcomes() == ["met"])
+    await asyncio.sleep(0.1)  # nobody asks for any task meanwhile
+    again, replayed = await submit(service, "a")
+    assert again != first and replayed is None
+
+
+async def test_who_waits_for_another_submission_keeps_a_deadline_of_its_own(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DL-5: the first may have half an hour; and whether it is taken is not known yet."""
+    offer, decide, begun = service.orchestrator.submit, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        await decide.wait()
+        return await offer(*args, **kwargs)
+
+    monkeypatch.setattr(service.orchestrator, "submit", slowly)
+    first = asyncio.create_task(submit(service, "a"))
+    await begun.wait()
+    headers = {"Idempotency-Key": "a", "X-Timeout-Ms": "50"}
+    async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["retryable"]) == (409, "not_ready", True)
+        assert response.headers["x-should-retry"] == "true"
+        assert "Retry-After" in response.headers
+    decide.set()
+    task_id, _ = await first
+    assert await submit(service, "a") == (task_id, "true")
+
+
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256])
 async def test_keys_that_cannot_be(service: Service, worker: FakeWorker, key: str) -> None:
     error = await submit(service, key, status=400)
