@@ -177,18 +177,22 @@ class Orchestrator:
         part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
         return await self.stages.encoding.run(steps, size, due_at, part)
 
-    async def tokenize(self, model: str, prompt: Prompt, deadline: Deadline) -> Sequence[int]:
+    async def tokenize(
+        self, model: str, prompt: Prompt, deadline: Deadline, key: str
+    ) -> Sequence[int]:
         """A prompt's token ids, just as a request would have them. Raises ``TidegateError``."""
-        encoder = self.models.resolve(model)
-        if is_short(prompt):
-            return encoder.encode(prompt)
-        steps, size = encoder.steps(prompt), bytes_of(prompt)
-        return await self.stages.encoding.run(steps, size, deadline.at, "")
+        with self.limits.counted(key):
+            encoder = self.models.resolve(model)
+            if is_short(prompt):
+                return encoder.encode(prompt)
+            steps, size = encoder.steps(prompt), bytes_of(prompt)
+            return await self.stages.encoding.run(steps, size, deadline.at, "")
 
-    async def detokenize(self, model: str, ids: Sequence[int], deadline: Deadline) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], deadline: Deadline, key: str) -> str:
         """The text that ids stand for. Raises ``TidegateError``."""
-        steps = self.models.resolve(model).decode_in_steps(ids)
-        return await self.stages.encoding.run(steps, 8 * len(ids), deadline.at, "")
+        with self.limits.counted(key):
+            steps = self.models.resolve(model).decode_in_steps(ids)
+            return await self.stages.encoding.run(steps, 8 * len(ids), deadline.at, "")
 
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""

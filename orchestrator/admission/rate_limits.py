@@ -9,7 +9,8 @@ may generate once these are known; what it did not use is given back when it end
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -154,7 +155,20 @@ class Limiter:
 
     def begin(self, task: Task) -> None:
         """Count a request in, until its end. Raises ``RateLimited``."""
-        accounts, now = self._accounts_of(task.job.key), self._clock.now()
+        self._enter(task.job.key)
+        task.on_end.append(lambda ended: self._leave(ended.job.key))
+
+    @contextmanager
+    def counted(self, key: str) -> Iterator[None]:
+        """Count in what is no task, for as long as it takes. Raises ``RateLimited``."""
+        self._enter(key)
+        try:
+            yield
+        finally:
+            self._leave(key)
+
+    def _enter(self, key: str) -> None:
+        accounts, now = self._accounts_of(key), self._clock.now()
         for account, whose in accounts:
             if account.concurrent and account.running >= account.concurrent:
                 raise RateLimited(
@@ -171,7 +185,10 @@ class Limiter:
             account.running += 1
             if account.requests is not None:
                 account.requests.take(1, now)
-        task.on_end.append(self._ended)
+
+    def _leave(self, key: str) -> None:
+        for account, _ in self._accounts_of(key):
+            account.running -= 1
 
     def charge(self, task: Task) -> None:
         """Take a task's tokens, the most that it can come to. Raises ``RateLimited``."""
@@ -214,10 +231,6 @@ class Limiter:
         if account is None:  # keys were checked before they came here, so they are few
             account = self._accounts[key] = Account.of(self._default)
         return (account, "this key"), (self._everyone, "the whole service")
-
-    def _ended(self, task: Task) -> None:
-        for account, _ in self._accounts_of(task.job.key):
-            account.running -= 1
 
     def _settle_tokens(self, task: Task, taken: int) -> None:
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0

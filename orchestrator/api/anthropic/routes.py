@@ -70,7 +70,7 @@ async def count_tokens(request: web.Request) -> web.Response:
         return body.model, chat_of(body.system, body.messages)
 
     model, prompt = await read_body(request, _count_decoder, parse)
-    ids = await orchestrator.tokenize(model, prompt, deadline)
+    ids = await orchestrator.tokenize(model, prompt, deadline, context.key.fingerprint)
     return json_response({"input_tokens": len(ids)})
 
 

@@ -67,8 +67,9 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.Response:
     """The token ids of a prompt, just as a request would have them."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    key = request[CONTEXT].key.fingerprint
     asked = await read_body(request, _tokenize_decoder, lambda body: _asked(request, body))
-    ids = await orchestrator.tokenize(asked.model, asked.prompt, deadline)
+    ids = await orchestrator.tokenize(asked.model, asked.prompt, deadline, key)
     encoder = orchestrator.model(asked.model)
     if asked.is_bare:
         ids = encoder.without_added(ids)
@@ -88,8 +89,9 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     """The text that token ids stand for."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    key = request[CONTEXT].key.fingerprint
     body = await read_body(request, _detokenize_decoder, lambda body: body)
-    text = await orchestrator.detokenize(body.model, body.tokens, deadline)
+    text = await orchestrator.detokenize(body.model, body.tokens, deadline, key)
     return json_response({"prompt": text})
 
 

@@ -232,3 +232,46 @@ def test_or12_a_key_alone_opens_the_door_off_loopback() -> None:
     """OR-12: a token given as its digest never stands in a file."""
     keys = {"a": {"token_sha256": "0" * 64}}
     assert load_settings(host="0.0.0.0", keys=keys).keys["a"].digest_hex == "0" * 64
+
+
+COUNTING: list[tuple[str, dict[str, object]]] = [
+    ("/v1/tokenize", {"prompt": "hello"}),
+    ("/detokenize", {"tokens": [7]}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hello"}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), COUNTING)
+async def test_or12_what_only_counts_tokens_counts_as_a_request(
+    worker: FakeWorker, make_service: MakeService, path: str, body: dict[str, object]
+) -> None:
+    """OR-12: it takes the tokenizer's threads as a prompt does."""
+    service = await make_service(worker, keys=KEYS)
+    body, headers = {"model": "fake"} | body, bearer("alice-token")
+    statuses = []
+    for _ in range(3):
+        async with service.http.post(path, json=body, headers=headers) as response:
+            statuses.append(response.status)
+    assert statuses == [200, 200, 429]
+    async with service.http.post("/v1/completions", json=ASK, headers=headers) as response:
+        assert response.status == 429
+
+
+@pytest.mark.parametrize(("path", "body"), COUNTING)
+async def test_or12_what_only_counts_tokens_is_in_progress_meanwhile(
+    worker: FakeWorker, make_service: MakeService, path: str, body: dict[str, object]
+) -> None:
+    """OR-12: and no longer, however it ends."""
+    service = await make_service(worker, key_concurrent=1)
+    held = Plan(stall_at=0)
+    worker.plan = lambda submit: held
+    running = asyncio.create_task(service.http.post("/v1/completions", json=ASK))
+    await worker.until(lambda: worker.running == 1)
+    async with service.http.post(path, json={"model": "fake"} | body) as response:
+        assert response.status == 429
+    held.release.set()
+    async with await running as response:
+        await response.read()
+    for model, status in (("other", 404), ("fake", 200), ("fake", 200)):
+        async with service.http.post(path, json={"model": model} | body) as response:
+            assert response.status == status
