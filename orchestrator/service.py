@@ -3,7 +3,8 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -99,35 +100,36 @@ class Orchestrator:
         Whatever happens, the request is counted as offered and ends in exactly one outcome.
         ``listeners`` hear all of it but a refusal, which is raised.
         """
+        task = await self.prepare(job, prompt)
+        self.offer(task, listeners)
+        return task
+
+    async def prepare(self, job: Job, prompt: Prompt) -> Task:
+        """The first half of ``submit``: all that needs the prompt. ``offer`` or ``cancel`` is to
+        follow.
+        """
         task = Task(self._new_id(), job)
         task.cache_salt = job.tenant if self._isolate_tenants else ""
         self.stages.settler.metrics.offered.labels(job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)
-        try:
-            await self._admit(task, prompt)
-        except TidegateError as error:
-            self.stages.settler.settle(task, refused(error))
-            raise
-        except asyncio.CancelledError:
-            self.stages.settler.settle(task, aborted(AbortCause.DISCONNECT))
-            raise
-        except Exception:
-            service_log.exception(
-                "admission failed", extra=fields(correlation_id=task.correlation_id)
-            )
-            internal = TidegateError("an internal error occurred")
-            self.stages.settler.settle(task, failed(internal))
-            raise internal from None
+        with self._admitting(task):
+            await self._read(task, prompt)
+        return task
+
+    def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
+        """The second half: it is queued or on its way then. Raises why it was refused."""
         if task.ending is not None:  # the service began to go down while the prompt was encoded
             assert task.ending.error is not None
             raise task.ending.error
-        if job.keep:
+        with self._admitting(task):
+            self.stages.admission.finish(task)
+            self.stages.dispatcher.require_room(task)
+        if task.job.keep:
             self.store.add(task)
         for listener in listeners:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
-        return task
 
     def require_room_for(self, job: Job, count: int, field: str) -> None:
         """Whether ``count`` tasks, which stand and fall together, may be offered; ``field`` is
@@ -142,8 +144,27 @@ class Orchestrator:
                 field=field,
             )
 
-    async def _admit(self, task: Task, prompt: Prompt) -> None:
-        """The checks, in the order of what they cost; raises what refuses the task."""
+    @contextmanager
+    def _admitting(self, task: Task) -> Iterator[None]:
+        """Whatever is raised ends the task."""
+        try:
+            yield
+        except TidegateError as error:
+            self.stages.settler.settle(task, refused(error))
+            raise
+        except asyncio.CancelledError:
+            self.stages.settler.settle(task, aborted(AbortCause.DISCONNECT))
+            raise
+        except Exception:
+            service_log.exception(
+                "admission failed", extra=fields(correlation_id=task.correlation_id)
+            )
+            internal = TidegateError("an internal error occurred")
+            self.stages.settler.settle(task, failed(internal))
+            raise internal from None
+
+    async def _read(self, task: Task, prompt: Prompt) -> None:
+        """What needs the prompt, in the order of what it costs; raises what refuses the task."""
         stages = self.stages
         stages.admission.begin(task)
         stages.limits.begin(task)
@@ -157,8 +178,6 @@ class Orchestrator:
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
         stages.limits.charge(task)
-        stages.admission.finish(task)
-        stages.dispatcher.require_room(task)
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
         if is_short(prompt):

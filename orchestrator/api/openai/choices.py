@@ -5,6 +5,7 @@ the request: nobody could use the others' texts without it.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ class Choices:
         self.failed: Task | None = None
         """The first that ended in an error; the others are cancelled then."""
         self._orchestrator = orchestrator
+        self._read_ahead: deque[Task] = deque()
+        """The first of each prompt whose choices have not begun."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
@@ -46,20 +49,26 @@ class Choices:
         if self.count > 1:
             field = "n" if n > 1 else "prompt"
             self._orchestrator.require_room_for(self.request.job, self.count, field)
+        await self._read()
         for prompt in self.request.prompts:
             for draw in range(n):
                 if self.tasks and len(self.tasks) % AT_ONCE == 0:
                     await asyncio.sleep(0)
                     if self._stopped():
                         return
+                if draw == 0:
+                    task = self._read_ahead.popleft()
+                    if n > 1:  # encoded once
+                        prompt = tuple(task.token_ids) or prompt
+                else:
+                    job = _job_of(self.request.job, draw)
+                    task = await self._orchestrator.prepare(job, prompt)
                 listener = listener_of(len(self.tasks))
                 self._listeners.append(listener)
-                job = _job_of(self.request.job, draw)
-                self.tasks.append(await self._orchestrator.submit(job, prompt, [listener]))
+                self.tasks.append(task)
+                self._orchestrator.offer(task, [listener])
                 if self._stopped():
                     return
-                if draw == 0 and n > 1:  # encoded once
-                    prompt = tuple(self.tasks[-1].token_ids) or prompt
 
     def ended(self, task: Task) -> bool:
         """One has ended. Whether the request is over, by the last of them or by an error.
@@ -93,6 +102,15 @@ class Choices:
         """Of all, once they have ended."""
         return usage(self.tasks, self.request.n)
 
+    async def _read(self) -> None:
+        """Encode all prompts before the first begins: what it says could not be sent before the
+        last is known to be one that can be served.
+        """
+        for prompt in self.request.prompts:
+            if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self._read_ahead.append(await self._orchestrator.prepare(self.request.job, prompt))
+
     def _stopped(self) -> bool:
         """Whether one of them has failed, so that no more are to be offered."""
         if self.failed is None:
@@ -103,11 +121,11 @@ class Choices:
 
     def _end(self, end: Callable[[Task], None]) -> None:
         """The last first: those that still wait are not to start in place of the others."""
-        _end_some(end, [task for task in self.tasks if task.ending is None])
+        tasks = [*self.tasks, *self._read_ahead]
+        _end_some(end, [task for task in tasks if task.ending is None])
 
     def _unlisten(self) -> None:
-        # The one that is being submitted has a listener, but is not among the tasks yet.
-        for task, listener in zip(self.tasks, self._listeners, strict=False):
+        for task, listener in zip(self.tasks, self._listeners, strict=True):
             task.unlisten(listener)
 
 

@@ -196,6 +196,41 @@ async def test_nothing_follows_an_error_in_a_stream(service: Service, worker: Fa
     assert sorted(service.outcomes()) == ["aborted", "failed"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_nothing_begins_before_all_prompts_are_read(
+    service: Service, worker: FakeWorker, n: int
+) -> None:
+    """Its text could not be sent yet, and the last prompt may be one to be refused."""
+    for stream in (False, True):
+        body = TEXT | {"prompt": [[7], [8], [9] * 100_000], "n": n, "stream": stream}
+        error = await answer_of(service, "/v1/completions", body, status=400)
+        assert error["error"]["code"] == "context_length_exceeded"
+        await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert worker.submits == []
+    assert sorted(service.outcomes()) == ["aborted"] * 4 + ["refused"] * 2
+
+
+async def test_a_disconnect_while_prompts_are_read(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WP-1: those that were read end too."""
+    prepare, reading = service.orchestrator.prepare, asyncio.Event()
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        if service.orchestrator.live_tasks == 2:
+            reading.set()
+            await asyncio.Event().wait()
+        return await prepare(*args, **kwargs)
+
+    monkeypatch.setattr(service.orchestrator, "prepare", slowly)
+    body = TEXT | {"prompt": ["a", "b", "c"]}
+    client = asyncio.create_task(service.http.post("/v1/completions", json=body))
+    await reading.wait()
+    client.cancel()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert service.outcomes() == ["aborted"] * 2 and worker.submits == []
+
+
 async def test_many_choices_leave_the_event_loop_to_others(
     service: Service, worker: FakeWorker
 ) -> None:
@@ -223,15 +258,15 @@ async def test_a_disconnect_while_choices_are_admitted(
 ) -> None:
     """WP-1: no more are offered then."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    submit, asking = service.orchestrator.submit, asyncio.Event()
+    prepare, asking = service.orchestrator.prepare, asyncio.Event()
 
     async def slowly(*args: Any, **kwargs: Any) -> Any:
         if service.orchestrator.live_tasks == 10:
             asking.set()
             await asyncio.Event().wait()
-        return await submit(*args, **kwargs)
+        return await prepare(*args, **kwargs)
 
-    monkeypatch.setattr(service.orchestrator, "submit", slowly)
+    monkeypatch.setattr(service.orchestrator, "prepare", slowly)
     client = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | {"n": 40}))
     await asking.wait()
     client.cancel()
