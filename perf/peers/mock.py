@@ -127,6 +127,8 @@ class _Connection(asyncio.Protocol):
             self._engine.add(self)
         else:
             self._answer()
+            if b"connection: close" in head.lower():
+                self._transport.close()
 
     def step(self) -> bool:
         """Send a token; whether that was the last."""

@@ -173,6 +173,11 @@ async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
         port = server.sockets[0].getsockname()[1]
         for _ in range(2):
             assert await overhead_events(port, completion("demo", 7)) == 3
+        # As whoever starts it asks: with the end of the connection as that of the body.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 def test_pins_name_every_package_and_no_index() -> None:
