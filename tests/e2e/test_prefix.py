@@ -1,6 +1,7 @@
 """The prefix cache of a real Triton, seen from a lane."""
 
 import asyncio
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -119,6 +120,9 @@ async def test_wk5_a_second_identical_prompt_is_found_and_reported(demo: Stack) 
 
 async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: Path) -> None:
     """WK-6, WK-5: SIGTERM saves what is left to save; the next worker finds it."""
+    disk = shutil.disk_usage(tmp_path)
+    if disk.free < 0.21 * disk.total:
+        pytest.skip("a fifth of this disk must stay free, so nothing is saved on it")
     ids = [7 + i % 90 for i in range(100)]
     triton = Triton(kv_disk_path=tmp_path, attention="reference")
     try:

@@ -68,6 +68,7 @@ class BlockStore:
         self.failures_total = 0
         self._says_failures = True
         """False from a write that failed to one that does not: a bad disk is logged once."""
+        self._says_full = True
         self._hashes = self._scan()
         self._sessions = self._scan_sessions()
 
@@ -97,6 +98,13 @@ class BlockStore:
         """Put a block on disk, if there is room or can be made. Never raises."""
         self._restore_directories()
         if not self._make_room():
+            if self._says_full:
+                self._says_full = False
+                engine_log.warning(
+                    "KV is not saved: no room for a block in %s. A fifth of its disk stays free for"
+                    " others, and TIDEGATE_WORKER_KV_DISK_BYTES bounds the rest",
+                    self._root,
+                )
             return False
         path = self._path(block_hash)
         try:
@@ -105,7 +113,7 @@ class BlockStore:
         except OSError as error:
             self._failed("written", error)
             return False
-        self._says_failures = True
+        self._says_failures = self._says_full = True
         with self._lock:
             self._hashes[block_hash] = None
             self._hashes.move_to_end(block_hash)

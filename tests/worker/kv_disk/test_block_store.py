@@ -58,7 +58,7 @@ def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
     assert held(again) == {0, 2, 9}
 
 
-def test_a_fifth_of_the_disk_stays_free(tmp_path: Path) -> None:
+def test_a_fifth_of_the_disk_stays_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """WK-5: what others need is made room for, but nothing is thrown away in vain."""
     size = SMALL.file_bytes
     total = 100 * size
@@ -69,9 +69,12 @@ def test_a_fifth_of_the_disk_stays_free(tmp_path: Path) -> None:
     for i in range(8):
         assert store.write(name(i), content(i))
     assert held(store) == {3, 4, 5, 6, 7}
+    assert "KV is not saved" not in caplog.text
     usage[0] = 10 * size
-    assert not store.write(name(9), content(9))
+    for i in (9, 10):
+        assert not store.write(name(i), content(i))
     assert held(store) == {3, 4, 5, 6, 7}
+    assert caplog.text.count("KV is not saved: no room for a block in") == 1
 
 
 def test_a_bad_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

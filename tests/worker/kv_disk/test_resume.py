@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,13 @@ from worker.settings import WorkerSettings
 
 PATIENCE_S = 60.0
 LONG = np.random.default_rng(3).integers(10, 2000, 300).tolist()
+
+
+@pytest.fixture(autouse=True)
+def disk_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is on this machine's: a fifth of a disk stays free."""
+    roomy = SimpleNamespace(free=2**40, total=2**40)
+    monkeypatch.setattr("worker.kv_disk.block_store.shutil.disk_usage", lambda path: roomy)
 
 
 class Server:
