@@ -65,24 +65,30 @@ def compiled(signature: str, *constants: object) -> Callable[[Function], Functio
     def compile_it(function: Function) -> Function:
         from numba import njit
 
-        # numba keeps all versions of a name under one index that it writes without a lock: two
-        # processes with different constants would swap theirs. So each gets a name of its own.
-        parts = inspect.getsource(function), signature, FASTMATH, constants, toolchain()
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-        function.__qualname__ = f"{function.__name__}_{key}"
-        options: dict[str, Any] = {
-            "nogil": True,
-            "error_model": "numpy",
-            "fastmath": set(FASTMATH),
-        }
-        try:
-            kept: Function = njit(signature, cache=True, **options)(function)
-            return kept
-        except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
-            model_log.warning(
-                "compiled loops cannot be cached (%s): each start compiles them", error
-            )
-            made: Function = njit(signature, **options)(function)
-            return made
+        made: Function = compiled_once(njit, signature, function, constants, nogil=True)
+        return made
 
     return compile_it
+
+
+def compiled_once(
+    compiler: Callable[..., Any],
+    signature: object,
+    function: Function,
+    constants: tuple[object, ...],
+    **options: object,
+) -> Any:
+    """What ``compiler`` (numba's ``njit`` or ``cfunc``) makes of ``function``, kept on disk where
+    there is room. ``constants`` as of ``compiled``.
+    """
+    # numba keeps all versions of a name under one index that it writes without a lock: two
+    # processes with different constants would swap theirs. So each gets a name of its own.
+    parts = inspect.getsource(function), repr(signature), FASTMATH, constants, toolchain()
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    function.__qualname__ = f"{function.__name__}_{key}"
+    options |= {"error_model": "numpy", "fastmath": set(FASTMATH)}
+    try:
+        return compiler(signature, cache=True, **options)(function)
+    except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
+        model_log.warning("compiled loops cannot be cached (%s): each start compiles them", error)
+        return compiler(signature, **options)(function)

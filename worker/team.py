@@ -11,8 +11,6 @@ that a long one does not keep the others waiting.
 """
 
 import ctypes
-import hashlib
-import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.compiled import FASTMATH, Function, toolchain
+from worker.compiled import Function, compiled_once
 from worker.log import model_log
 
 TAKEN: Final = 0
@@ -77,18 +75,8 @@ def compiled_task(*constants: object) -> Callable[[Function], Task]:
         from worker.native import cfunc, types
 
         layout = TAKEN, PARTS, DONE, FIRST_ARGUMENT
-        parts = inspect.getsource(function), FASTMATH, constants, layout, toolchain()
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-        function.__qualname__ = f"{function.__name__}_{key}"
         signature = types.void(types.CPointer(types.int64))
-        options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FASTMATH)}
-        try:
-            return Task(function, cfunc(signature, cache=True, **options)(function))
-        except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
-            model_log.warning(
-                "compiled loops cannot be cached (%s): each start compiles them", error
-            )
-            return Task(function, cfunc(signature, **options)(function))
+        return Task(function, compiled_once(cfunc, signature, function, (*constants, layout)))
 
     return compile_it
 

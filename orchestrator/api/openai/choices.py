@@ -93,7 +93,7 @@ class Choices:
         self._unlisten()
         self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
-    def reads(self, keeps_up: bool) -> None:
+    def mark_reading(self, keeps_up: bool) -> None:
         """Whether the client keeps up with what is sent."""
         for task in self.tasks:
             self._orchestrator.mark_reading(task, keeps_up)

@@ -126,7 +126,7 @@ async def _stream(
         )
 
     async with _submitted(request, choices, listener_of, stream):
-        stream.on_behind = lambda: choices.reads(not stream.is_behind)
+        stream.on_behind = lambda: choices.mark_reading(not stream.is_behind)
         try:
             return await stream.run()
         except TidegateError:

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, Submit
-
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
-
-
-async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    async with service.http.post(path, json=body) as response:
-        assert response.status == status, await response.text()
-        return await response.json()
 
 
 async def events_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.orchestrator.api.openai.asking import CHAT, answer_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import TEMPLATE, FakeWorker, tokenizer_json
 
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 THINKING = TEMPLATE + "{% if enable_thinking %}think {{ effort }}{% endif %}"
 PATHS = pytest.mark.parametrize("prefix", ["/v1", ""])
-
-
-async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    async with service.http.post(path, json=body) as response:
-        assert response.status == status, await response.text()
-        return await response.json()
 
 
 async def prompt_for(service: Service, worker: FakeWorker, **changes: object) -> str:
