@@ -38,7 +38,10 @@ class Row:
     outcomes: dict[str, int]
     faults: list[str]
     health_p99_ms: float
+    """Of the port that is attacked; what is judged is ``health_port_p99_ms``."""
     health_worst_ms: float
+    health_port_p99_ms: float
+    health_port_worst_ms: float
     peak_mib: float
     """Of the orchestrator."""
     rss_mib: dict[str, tuple[float, float]]
@@ -56,6 +59,7 @@ def target_of(stack: Stack) -> Target:
         "demo",
         stack.pids(),
         (logs / "orchestrator.log", logs / "triton-0.log"),
+        stack.health_port,
     )
 
 
@@ -69,9 +73,9 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
     async with probe:
         await one(target, random.Random(seed), tally, Budget(1e9, seconds))
     after = await books.close(tally)
-    p99_ms = percentile(probe.latencies_ms, 99)
+    p99_ms = percentile(probe.port_latencies_ms, 99)
     if p99_ms > HEALTH_P99_MS:
-        tally.fault(f"health checks took {p99_ms:.0f} ms at the 99th percentile")
+        tally.fault(f"the health port took {p99_ms:.0f} ms at the 99th percentile")
     growth_mib = probe.peak_mib - books.before.rss_mib["orchestrator"]
     if growth_mib > PEAK_GROWTH_MIB:
         tally.fault(f"the orchestrator grew by {growth_mib:.0f} MiB")
@@ -82,8 +86,10 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
         tries=tally.tries,
         outcomes=dict(tally.outcomes.most_common()),
         faults=tally.faults,
-        health_p99_ms=p99_ms,
+        health_p99_ms=percentile(probe.latencies_ms, 99),
         health_worst_ms=max(probe.latencies_ms),
+        health_port_p99_ms=p99_ms,
+        health_port_worst_ms=max(probe.port_latencies_ms),
         peak_mib=probe.peak_mib,
         rss_mib={p: (books.before.rss_mib[p], after.rss_mib[p]) for p in target.pids},
         fds={p: (books.before.fds[p], after.fds[p]) for p in target.pids},
@@ -91,21 +97,23 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    """Tries and outcomes as a table, faults below it."""
-    columns = ("attack", "tries", "outcomes", "health p99", "orchestrator MiB", "faults")
-    table = new_table(*columns, texts=3)
+    """Tries and health checks as a table, outcomes and faults below it."""
+    columns = ("tries", "health port p99", "main port p99", "orchestrator MiB", "faults")
+    table = new_table("attack", *columns)
     for row in rows:
-        outcomes = ", ".join(f"{what} {count}" for what, count in list(row.outcomes.items())[:8])
         before, after = row.rss_mib["orchestrator"]
         table.add_row(
             row.attack,
             str(row.tries),
-            outcomes,
+            f"{row.health_port_p99_ms:.0f} ms",
             f"{row.health_p99_ms:.0f} ms",
             f"{before:.0f} → {row.peak_mib:.0f} → {after:.0f}",
             str(len(row.faults)),
         )
     console.print(table)
+    for row in rows:
+        outcomes = ", ".join(f"{what} {count}" for what, count in list(row.outcomes.items())[:8])
+        console.print(f"{row.attack}: {outcomes}", markup=False)
     for row in rows:
         for fault in row.faults:
             console.print(f"{row.attack}: {fault}", markup=False, style="red")
@@ -119,7 +127,8 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.attack", *sys.argv[1:])
     console, rows = new_console(140), []
-    async with running(StackSpec(lane_token=secrets.token_hex(16))) as stack:
+    spec = StackSpec(lane_token=secrets.token_hex(16), with_health_port=True)
+    async with running(spec) as stack:
         target = target_of(stack)
         for name in args.only or ATTACKS:
             console.print(f"{name} …", style="dim")

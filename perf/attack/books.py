@@ -86,18 +86,22 @@ class Books:
 
 
 class HealthProbe:
-    """Asks for ``/health/live`` fifty times a second, from a process of its own, and looks how
-    large the orchestrator gets."""
+    """Asks each port for ``/health/live`` fifty times a second, from a process of its own, and
+    looks how large the orchestrator gets."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._ports = [port for port in (target.port, target.health_port) if port]
         self.latencies_ms: list[float] = []
+        """Of the main port."""
+        self.port_latencies_ms: list[float] = []
+        """Of the health port; empty where there is none."""
         self.peak_mib = 0.0
 
     async def __aenter__(self) -> "HealthProbe":
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "perf.attack.health"),
-            *(self._target.host, str(self._target.port)),
+            *(self._target.host, *(str(port) for port in self._ports)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -112,7 +116,8 @@ class HealthProbe:
     async def __aexit__(self, *_: object) -> None:
         self._looking.cancel()
         output = (await self._process.communicate(b""))[0]  # closes its stdin
-        self.latencies_ms = json.loads(output)
+        self.latencies_ms, *more = json.loads(output)
+        self.port_latencies_ms = more[0] if more else []
 
 
 def _compare(tally: Tally, what: str, before: float, after: float, few: float) -> None:

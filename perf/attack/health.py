@@ -1,6 +1,6 @@
-"""``python -m perf.attack.health HOST PORT``: how long health checks take, until stdin ends.
+"""``python -m perf.attack.health HOST PORT …``: how long health checks take, until stdin ends.
 
-Prints a JSON list of milliseconds; one that fails counts as a whole second.
+Prints a JSON list of milliseconds for each port; one that fails counts as a whole second.
 """
 
 import asyncio
@@ -14,9 +14,12 @@ _EVERY_S = 0.02
 _FAILED_MS = 1000.0
 
 
-async def _probe(host: str, port: int) -> list[float]:
-    loop = asyncio.get_running_loop()
-    over = loop.run_in_executor(None, sys.stdin.read)
+async def _main(host: str, *ports: int) -> list[list[float]]:
+    over = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    return await asyncio.gather(*(_probe(host, port, over) for port in ports))
+
+
+async def _probe(host: str, port: int, over: asyncio.Future[str]) -> list[float]:
     latencies = []
     while not over.done():
         began = time.perf_counter()
@@ -32,4 +35,4 @@ async def _probe(host: str, port: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_probe(sys.argv[1], int(sys.argv[2])))))
+    print(json.dumps(asyncio.run(_main(sys.argv[1], *map(int, sys.argv[2:])))))

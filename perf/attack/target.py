@@ -22,7 +22,10 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running stack. ``pids`` are by part; ``logs`` are searched after each attack."""
+    """A running stack. ``pids`` are by part; ``logs`` are searched after each attack.
+
+    ``health_port`` is 0 where health checks have no port of their own.
+    """
 
     host: str
     port: int
@@ -31,6 +34,7 @@ class Target:
     model: str
     pids: dict[str, int]
     logs: tuple[Path, ...]
+    health_port: int = 0
 
 
 @dataclass(slots=True)

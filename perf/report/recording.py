@@ -88,7 +88,7 @@ class Recording:
         checkout = Checkout.of()
         if path is not None:
             checkout.check(path, allow_dirty=allow_dirty)
-        line = shlex.join(["python", "-m", *command])
+        line = shlex.join(["python", "-m", *(_without_folders(each) for each in command)])
         return cls(line, describe_machine(), checkout, path, allow_dirty)
 
     def facts(self) -> dict[str, object]:
@@ -134,6 +134,17 @@ class Recording:
         moved = () if now.commit == self.checkout.commit else (f"HEAD, now {now.commit[:12]}",)
         changed = dict.fromkeys((*self.checkout.changed, *now.changed, *moved))
         return replace(self.checkout, changed=tuple(changed))
+
+
+def _without_folders(argument: str) -> str:
+    """Of a path of this machine only what another has too: where it is in the checkout, or its
+    name. ``--option=PATH`` counts as a path as well."""
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(ROOT)
+    return option + equals + (path.relative_to(ROOT).as_posix() if inside else path.name)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -123,8 +123,7 @@ def main() -> int:
             parser.error(f"there is no policy {name!r} here; there is: {', '.join(known)}")
     console = new_console(130)
     if args.trace:
-        given = (Path(each).name if "/" in each else each for each in sys.argv[1:])
-        return on_traces(args, begin(parser, args, "perf.sim", *given), console)
+        return on_traces(args, begin(parser, args, "perf.sim", *sys.argv[1:]), console)
     scenario = Scenario(SPEED, open_share=args.open, burst=args.burst)
     capacity = capacity_per_s(scenario, FLEET, args.seed)
     title = f"{args.minutes:g} min a row, capacity {capacity:.1f}/s, seed {args.seed}"

@@ -7,7 +7,7 @@ import pytest
 
 from perf.report.bundle import read
 from perf.report.command import begin, new_parser
-from perf.report.recording import Checkout, DirtyTree, Recording
+from perf.report.recording import ROOT, Checkout, DirtyTree, Recording
 
 RESULTS = Path("perf") / "results"
 
@@ -44,6 +44,14 @@ def test_a_clean_checkout_is_recorded_by_its_commit(root: Path) -> None:
     assert bundle.command == "python -m perf.service --only 'a b'"
     # What was just recorded is no reason against the next one.
     assert Recording.begin(["perf.service"], path).checkout.changed == ()
+
+
+def test_a_recorded_command_names_no_folder_of_this_machine(root: Path) -> None:
+    log, inside = "/srv/scratch/full.log", ROOT / "build" / "out.json"
+    command = ["perf.peers", "--log", log, f"--log={log}", "--json", str(inside), "../a/b.csv"]
+    assert Recording.begin(command).command == (
+        "python -m perf.peers --log full.log --log=full.log --json build/out.json ../a/b.csv"
+    )
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py"])
