@@ -16,6 +16,7 @@ from worker.protocol import (
     AbortCause,
     Code,
     FinishReason,
+    Grammar,
     KvReport,
     OnDeadline,
     Sampling,
@@ -34,8 +35,8 @@ class Job:
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``. ``first_token_by`` (on the same clock) and ``token_gap_s``
     order and size the work; no job ends for them. A job that ``keeps_on`` is not ended before its
-    deadline. ``abort`` is a flag that the engine checks in every step (DL-4); ``Engine.cancel``
-    sets it.
+    deadline. ``grammar`` and ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the
+    engine checks in every step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -48,6 +49,8 @@ class Job:
     first_token_by: float = math.inf
     token_gap_s: float = math.inf
     keeps_on: bool = False
+    grammar: Grammar | None = None
+    begun_tokens: int = 0
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

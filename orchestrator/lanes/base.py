@@ -11,7 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
-from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
+from worker.protocol import AbortCause, Delta, End, Frame, Grammar, OnDeadline, Sampling
 
 
 class JobSink(Protocol):
@@ -78,6 +78,8 @@ class JobFields(TypedDict):
     first_token_budget_ms: NotRequired[float | None]
     token_gap_ms: NotRequired[float | None]
     keeps_on: NotRequired[bool]
+    grammar: NotRequired[Grammar | None]
+    begun_tokens: NotRequired[int]
 
 
 class Lane(ABC):

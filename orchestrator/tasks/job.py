@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
-from worker.protocol import OnDeadline, Sampling
+from worker.protocol import Grammar, OnDeadline, Sampling
 
 
 class Api(StrEnum):
@@ -121,3 +121,5 @@ class Job:
     session_id: str = ""
     """The conversation that this belongs to, empty for none."""
     placement: PlacementConstraint = PlacementConstraint()
+    grammar: Grammar | None = None
+    """What the whole text of the answer must match, from its first token on."""

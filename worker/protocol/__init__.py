@@ -5,6 +5,7 @@
 - ``sampling``  what a client may ask of the engine, with its limits checked
 - ``plain``     what the plain contract's parameters may say
 - ``card``      what a worker tells about its model when a lane opens
+- ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
@@ -13,6 +14,7 @@
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
 from worker.protocol.card import ModelCard, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
+from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -47,6 +49,7 @@ from worker.protocol.sampling import (
 )
 
 __all__ = [
+    "MAX_GRAMMAR_BYTES",
     "MAX_LOGIT_BIASES",
     "MOST_MESSAGE_CHARS",
     "PROTOCOL_VERSION",
@@ -59,6 +62,9 @@ __all__ = [
     "End",
     "FinishReason",
     "Frame",
+    "Grammar",
+    "GrammarKind",
+    "InvalidGrammar",
     "InvalidSampling",
     "KvReport",
     "LaneError",

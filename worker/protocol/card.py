@@ -43,6 +43,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     """For requests that do not say; the worker has them from ``generation_config.json``."""
+    grammars: str = ""
+    """What enforces grammars there, name and version; empty where a ``Submit`` must have none."""
 
     @property
     def context_note(self) -> str:

@@ -30,6 +30,7 @@ appended, with a default.
 import msgspec
 
 from worker.protocol.card import ModelCard
+from worker.protocol.grammar import Grammar
 from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from worker.protocol.sampling import Sampling
 
@@ -57,6 +58,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
     may lie between two; both order and size the work and end nothing (DL-14). One that
     ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
+    ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
+    another one would pass over it. The last ``begun_tokens`` of ``token_ids`` were generated under
+    it already, by the worker that had the job before.
     """
 
     lane: str
@@ -72,6 +76,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     first_token_budget_ms: float | None = None
     token_gap_ms: float | None = None
     keeps_on: bool = False
+    grammar: Grammar | None = None
+    begun_tokens: int = 0
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):

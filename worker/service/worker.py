@@ -215,6 +215,8 @@ class Worker:
             first_token_by=now + seconds(message.first_token_budget_ms),
             token_gap_s=seconds(message.token_gap_ms),
             keeps_on=message.keeps_on,
+            grammar=message.grammar,
+            begun_tokens=message.begun_tokens,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         lane_job = LaneJob(lane, message.handle, job, text, responder)
