@@ -1,0 +1,74 @@
+"""Which formats a model speaks: told from its chat template, unless the operator says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from orchestrator.parsing.calls import CallReader, HermesReader, Llama3Reader, MistralReader
+from orchestrator.parsing.reasoning import Tags
+
+
+class CallFormat(StrEnum):
+    """How a model writes tool calls."""
+
+    HERMES = "hermes"
+    LLAMA3 = "llama3"
+    MISTRAL = "mistral"
+
+
+READERS: Mapping[CallFormat, type[CallReader]] = {
+    CallFormat.HERMES: HermesReader,
+    CallFormat.LLAMA3: Llama3Reader,
+    CallFormat.MISTRAL: MistralReader,
+}
+_CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
+    CallFormat.HERMES: (HermesReader.OPEN, HermesReader.CLOSE),
+    CallFormat.LLAMA3: (Llama3Reader.TAG,),
+    CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", "[ARGS]"),
+}
+_THINK = Tags("<think>", "</think>")
+_THINK_IN_BRACKETS = Tags("[THINK]", "[/THINK]")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """One model's."""
+
+    calls: CallFormat | None = None
+    """None: none that is known here."""
+    reasoning: Tags | None = None
+    """None: it does not think in tags."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What its output is told apart by. Some models have special tokens for them, which no text
+        shows."""
+        calls = () if self.calls is None else _CALL_MARKERS[self.calls]
+        return (*calls, *(self.reasoning or ()))
+
+
+@lru_cache(maxsize=64)
+def format_of(chat_template: str) -> OutputFormat:
+    """The format that a template writes earlier turns in, and asks for."""
+    return OutputFormat(_calls_in(chat_template), _tags_in(chat_template))
+
+
+def _calls_in(template: str) -> CallFormat | None:
+    if MistralReader.MARK in template:
+        return CallFormat.MISTRAL
+    if HermesReader.OPEN in template:
+        # The same tags with XML between them are another format.
+        return None if "<function=" in template or "<arg_key>" in template else CallFormat.HERMES
+    if Llama3Reader.TAG in template:
+        return CallFormat.LLAMA3
+    if "<|start_header_id|>" in template and '"parameters"' in template:
+        return CallFormat.LLAMA3
+    return None
+
+
+def _tags_in(template: str) -> Tags | None:
+    for tags in (_THINK, _THINK_IN_BRACKETS):
+        if tags.close in template:
+            return tags
+    return None

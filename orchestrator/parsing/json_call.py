@@ -1,0 +1,286 @@
+"""A call as models write it, read as it grows: ``{"name": …, "arguments": {…}}``, or a name and
+then its arguments.
+
+Only what is needed to tell where things end is looked at on the way; whether the arguments are JSON
+is known at their end.
+"""
+
+import re
+from collections.abc import Container
+from enum import Enum, auto
+
+import msgspec
+
+WHITESPACE = " \t\r\n"
+_NAME_KEYS = ("name",)
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type")
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_SCALAR_END = re.compile(r"[,}\s]")
+_HEAD = re.compile(r"\s*([A-Za-z0-9_.:-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*", re.ASCII)
+_MOST_SHORT = 256
+"""Characters of a key, a name or another short value; more is no call."""
+_decode = msgspec.json.Decoder().decode
+
+
+class Value:
+    """One JSON value that begins with a bracket or a quote: where does it end?"""
+
+    __slots__ = ("_depth", "_escaped", "_in_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def end_in(self, text: str, at: int = 0) -> int:
+        """Behind its last character in ``text``, which goes on with it at ``at``; -1: not yet."""
+        if self._escaped and at < len(text):
+            self._escaped = False
+            at += 1
+        while True:
+            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if match is None:
+                return -1
+            at = match.end()
+            mark = match.group()
+            if mark == "\\":
+                if at == len(text):
+                    self._escaped = True
+                    return -1
+                at += 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif mark in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+            if self._depth <= 0 and not self._in_string:
+                return at
+
+
+class Wrong(ValueError):
+    """It is no call. ``at`` is behind the first character that shows it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+
+class Arguments:
+    """A call's arguments: a JSON object, or such an object in a JSON string."""
+
+    __slots__ = ("_held", "_is_string", "_parts", "_value", "is_over")
+
+    def __init__(self) -> None:
+        self._value = Value()
+        self._parts: list[str] = []
+        self._is_string: bool | None = None
+        self._held: list[str] = []
+        self.is_over = False
+
+    def feed(self, text: str, at: int) -> tuple[str, int]:
+        """What may be told of them, and where ``text`` goes on. Raises ``Wrong``."""
+        if self._is_string is None:
+            self._is_string = text[at] == '"'
+        end = self._value.end_in(text, at)
+        self.is_over = end >= 0
+        end = end if self.is_over else len(text)
+        self._parts.append(text[at:end])
+        if not self.is_over:
+            return ("" if self._is_string else text[at:end]), end
+        whole = "".join(self._parts)
+        try:
+            value = _decode(whole)
+            if self._is_string:
+                whole, value = value, _decode(value)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            raise Wrong(end) from None
+        if not isinstance(value, dict):
+            raise Wrong(end)
+        return (whole if self._is_string else text[at:end]), end
+
+
+class _At(Enum):
+    START = auto()
+    KEY = auto()
+    IN_KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    IN_NAME = auto()
+    IN_ARGUMENTS = auto()
+    IN_OTHER = auto()
+    IN_SCALAR = auto()
+    BEHIND_VALUE = auto()
+    OVER = auto()
+
+
+class JsonCall:
+    """Reads one. ``name`` is empty until it is known."""
+
+    __slots__ = ("_arguments", "_at", "_key", "_names", "_short", "_untold", "_value", "name")
+
+    def __init__(self, names: Container[str] | None = None) -> None:
+        """What calls none of ``names`` is no call; None: whatever the name."""
+        self.name = ""
+        self._names = names
+        self._at = _At.START
+        self._key = ""
+        self._short = ""
+        self._value = Value()
+        self._arguments: Arguments | None = None
+        self._untold = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self._at is _At.OVER
+
+    def feed(self, text: str) -> int:
+        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        at = 0
+        while at < len(text) and self._at is not _At.OVER:
+            at = self._step(text, at)
+        return at
+
+    def take(self) -> str:
+        """What is new of the arguments; ``{}`` at the end of a call without any."""
+        untold, self._untold = self._untold, ""
+        if self.is_over and self._arguments is None:
+            return "{}"
+        return untold
+
+    def _step(self, text: str, at: int) -> int:
+        match self._at:
+            case _At.IN_ARGUMENTS:
+                assert self._arguments is not None
+                new, at = self._arguments.feed(text, at)
+                self._untold += new
+                if self._arguments.is_over:
+                    self._at = _At.BEHIND_VALUE
+                return at
+            case _At.IN_KEY | _At.IN_NAME | _At.IN_OTHER:
+                return self._in_short(text, at)
+            case _At.IN_SCALAR:
+                end = _SCALAR_END.search(text, at)
+                stop = len(text) if end is None else end.start()
+                self._short += text[at:stop]
+                self._bound_short(stop)
+                if end is not None:
+                    if self._key in _ARGUMENT_KEYS and self._short != "null":
+                        raise Wrong(stop)
+                    self._at = _At.BEHIND_VALUE
+                return stop
+        mark = text[at]
+        if mark in WHITESPACE:
+            return at + 1
+        match self._at:
+            case _At.START if mark == "{":
+                self._at = _At.KEY
+            case _At.KEY if mark == '"':
+                self._begin_short(_At.IN_KEY)
+                return at
+            case _At.KEY | _At.BEHIND_VALUE if mark == "}" and self.name:
+                self._at = _At.OVER
+            case _At.BEHIND_VALUE if mark == ",":
+                self._at = _At.KEY
+            case _At.COLON if mark == ":":
+                self._at = _At.VALUE
+            case _At.VALUE:
+                self._begin_value(mark, at)
+                return at
+            case _:
+                raise Wrong(at + 1)
+        return at + 1
+
+    def _begin_value(self, mark: str, at: int) -> None:
+        if self._key in _NAME_KEYS:
+            if mark != '"' or self.name:
+                raise Wrong(at + 1)
+            self._begin_short(_At.IN_NAME)
+        elif self._key in _ARGUMENT_KEYS and mark in '{"':
+            if self._arguments is not None:
+                raise Wrong(at + 1)
+            self._arguments = Arguments()
+            self._at = _At.IN_ARGUMENTS
+        elif mark == '"' and self._key in _OTHER_KEYS:
+            self._begin_short(_At.IN_OTHER)
+        elif mark in '{["' or self._key not in (*_ARGUMENT_KEYS, *_OTHER_KEYS):
+            raise Wrong(at + 1)
+        else:
+            self._short = ""
+            self._at = _At.IN_SCALAR
+
+    def _begin_short(self, at: _At) -> None:
+        self._short = ""
+        self._value = Value()
+        self._at = at
+
+    def _in_short(self, text: str, at: int) -> int:
+        end = self._value.end_in(text, at)
+        stop = end if end >= 0 else len(text)
+        self._short += text[at:stop]
+        self._bound_short(stop)
+        if end < 0:
+            return stop
+        try:
+            short = _decode(self._short)
+        except (msgspec.DecodeError, UnicodeError):
+            raise Wrong(stop) from None
+        if self._at is _At.IN_KEY:
+            self._key = short
+            self._at = _At.COLON
+        else:
+            if self._at is _At.IN_NAME:
+                if not short or (self._names is not None and short not in self._names):
+                    raise Wrong(stop)
+                self.name = short
+            self._at = _At.BEHIND_VALUE
+        return stop
+
+    def _bound_short(self, stop: int) -> None:
+        """The same limit however the text was cut."""
+        over = len(self._short) - _MOST_SHORT
+        if over > 0:
+            raise Wrong(stop - over + 1)
+
+
+class NamedCall:
+    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between where a model has them."""
+
+    __slots__ = ("_arguments", "_head", "_untold", "name")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._head = ""
+        self._arguments: Arguments | None = None
+        self._untold = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self._arguments is not None and self._arguments.is_over
+
+    def feed(self, text: str) -> int:
+        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        at = 0
+        if self._arguments is None:
+            brace = text.find("{")
+            at = len(text) if brace < 0 else brace
+            self._head += text[:at]
+            over = len(self._head) - _MOST_SHORT
+            if over > 0:
+                raise Wrong(at - over + 1)
+            if brace < 0:
+                return at
+            head = _HEAD.fullmatch(self._head)
+            if head is None:
+                raise Wrong(brace + 1)
+            self.name = head[1]
+            self._arguments = Arguments()
+        self._untold, at = self._arguments.feed(text, at)
+        return at
+
+    def take(self) -> str:
+        """What is new of the arguments."""
+        untold, self._untold = self._untold, ""
+        return untold

@@ -1,0 +1,110 @@
+"""A model's output as it grows: reasoning, content, tool calls."""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.parsing.formats import READERS, OutputFormat
+from orchestrator.parsing.json_call import WHITESPACE
+from orchestrator.parsing.pieces import (
+    CallArguments,
+    CallBegins,
+    CallFails,
+    Content,
+    Piece,
+    Reasoning,
+)
+from orchestrator.parsing.reasoning import ReasoningReader
+
+
+class OutputParser:
+    """Reads one output. However it is cut into pieces of text, it comes to the same."""
+
+    __slots__ = ("_calls", "_reasoning")
+
+    def __init__(
+        self,
+        format: OutputFormat,
+        *,
+        tools: Container[str] | None = None,
+        only_one_call: bool = False,
+        prompt_end: str = "",
+    ) -> None:
+        """``tools`` are the names of those that may be called; None: there are no calls.
+
+        ``prompt_end`` is the last text of the prompt, which tells whether the template has begun
+        the reasoning.
+        """
+        self._reasoning = None
+        if format.reasoning is not None:
+            is_open = prompt_end.rstrip(WHITESPACE).endswith(format.reasoning.open)
+            self._reasoning = ReasoningReader(format.reasoning, is_open=is_open)
+        self._calls = None
+        if tools is not None and format.calls is not None:
+            self._calls = READERS[format.calls](tools, only_one=only_one_call)
+
+    @property
+    def calls_made(self) -> int:
+        """Complete tool calls so far."""
+        return 0 if self._calls is None else self._calls.made
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """What more text comes to; some may be held back."""
+        if not text:
+            return ()
+        if self._reasoning is not None:
+            out: list[Piece] = []
+            rest = self._reasoning.feed(text, out)
+            if self._reasoning.is_over:
+                self._reasoning = None
+                out += self.feed(rest)
+            return out
+        return (Content(text),) if self._calls is None else self._calls.feed(text)
+
+    def finish(self, tail: str = "") -> Sequence[Piece]:
+        """The output has ended, with ``tail``."""
+        out = list(self.feed(tail))
+        if self._reasoning is not None:
+            reasoning, self._reasoning = self._reasoning, None
+            out += self.feed(reasoning.finish(out))
+        if self._calls is not None:
+            out += self._calls.finish()
+        return out
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call."""
+
+    name: str
+    arguments: str = ""
+    """A JSON object, as the model wrote it."""
+
+
+@dataclass(slots=True)
+class Output:
+    """All of it, in one piece."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+def collect(pieces: Iterable[Piece]) -> Output:
+    """The whole of what ``feed`` and ``finish`` gave. A call that failed is content."""
+    output = Output()
+    calls: dict[int, Call] = {}
+    for piece in pieces:
+        match piece:
+            case Content(text):
+                output.content += text
+            case Reasoning(text):
+                output.reasoning += text
+            case CallBegins(index, name):
+                calls[index] = Call(name)
+            case CallArguments(index, json):
+                calls[index].arguments += json
+            case CallFails(index, text):
+                del calls[index]
+                output.content += text
+    output.calls = list(calls.values())
+    return output

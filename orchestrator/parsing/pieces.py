@@ -1,0 +1,49 @@
+"""What a model's output is made of, in the order in which it says it."""
+
+import msgspec
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    """Text that the model thinks in, without the tags around it."""
+
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    """Text of the answer."""
+
+    text: str
+
+
+class CallBegins(msgspec.Struct, frozen=True, gc=False):
+    """A tool is called. ``index`` counts the calls of an answer, from 0."""
+
+    index: int
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True, gc=False):
+    """More of that call's arguments: joined they are a JSON object, as the model wrote it."""
+
+    index: int
+    json: str
+
+
+class CallEnds(msgspec.Struct, frozen=True, gc=False):
+    """That call is complete, its arguments a JSON object."""
+
+    index: int
+
+
+class CallFails(msgspec.Struct, frozen=True, gc=False):
+    """A call that has begun is none after all: ``text`` is all that the model wrote of it.
+
+    ``is_cut`` where the output ended in the middle of it.
+    """
+
+    index: int
+    text: str
+    is_cut: bool = False
+
+
+Piece = Reasoning | Content | CallBegins | CallArguments | CallEnds | CallFails

@@ -1,0 +1,85 @@
+"""What a model thinks before it answers, in tags."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from orchestrator.parsing.json_call import WHITESPACE
+from orchestrator.parsing.markers import certain
+from orchestrator.parsing.pieces import Piece, Reasoning
+
+
+class Tags(NamedTuple):
+    """What stands around it."""
+
+    open: str
+    close: str
+
+
+class ReasoningReader:
+    """Splits it off the beginning of an output. White space around the tags is no part of it."""
+
+    __slots__ = ("_held", "_inside", "_read", "_tags", "is_over")
+
+    def __init__(self, tags: Tags, *, is_open: bool) -> None:
+        """``is_open``: the prompt ends within it."""
+        self._tags = tags
+        self._held = ""
+        self._inside = False
+        self._read: Callable[[str, list[Piece]], str] = self._begin
+        self.is_over = False
+        """All that follows is the answer."""
+        if is_open:
+            self._read = self._think
+
+    def feed(self, text: str, out: list[Piece]) -> str:
+        """Adds to ``out``; returns what follows once it ``is_over``."""
+        while text and not self.is_over:
+            text = self._read(text, out)
+        return text
+
+    def finish(self, out: list[Piece]) -> str:
+        """The output has ended: the same for what was held back."""
+        held, self._held = self._held, ""
+        if self._read == self._think:
+            self._tell(held.rstrip(WHITESPACE), out)
+            return ""
+        return held
+
+    def _begin(self, text: str, out: list[Piece]) -> str:
+        text = self._held + text
+        start = text.lstrip(WHITESPACE)
+        self._held = ""
+        if start.startswith(self._tags.open):
+            self._read = self._think
+            return start[len(self._tags.open) :]
+        if self._tags.open.startswith(start):
+            self._held = text
+            return ""
+        self.is_over = True
+        return text
+
+    def _think(self, text: str, out: list[Piece]) -> str:
+        text = self._held + text
+        close = text.find(self._tags.close)
+        if close < 0:
+            end = certain(text, self._tags.close)
+            self._held = text[end:]
+            self._tell(text[:end], out)
+            return ""
+        self._held = ""
+        self._tell(text[:close].rstrip(WHITESPACE), out)
+        self._read = self._answer
+        return text[close + len(self._tags.close) :]
+
+    def _tell(self, text: str, out: list[Piece]) -> None:
+        if not self._inside:
+            text = text.lstrip(WHITESPACE)
+        if text:
+            self._inside = True
+            out.append(Reasoning(text))
+
+    def _answer(self, text: str, out: list[Piece]) -> str:
+        """The space before it is left out."""
+        text = text.lstrip(WHITESPACE)
+        self.is_over = bool(text)
+        return text
