@@ -49,6 +49,7 @@ from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
+from orchestrator.sessions.config import SessionConfig
 from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.journal.memory import Journal
@@ -238,6 +239,14 @@ def build(
             reads_sdk_timeouts=settings.sdk_timeouts,
         ),
         isolate_tenants=settings.isolate_tenants,
+        sessions=SessionConfig(
+            idle_keep_s=settings.session_keep_s,
+            max_idle_keep_s=settings.max_session_keep_s,
+            ttl_s=settings.session_ttl_s,
+            per_key=settings.sessions_per_key,
+            session_bytes=settings.session_bytes,
+            all_bytes=settings.all_sessions_bytes,
+        ),
     )
     orchestrator = Orchestrator(stages, service, metrics, clock, rng)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)

@@ -5,7 +5,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from orchestrator.admission.admission import Admission
@@ -20,6 +20,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.sessions.config import SessionConfig
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
@@ -57,6 +58,7 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Tenants share no cached prefixes."""
+    sessions: SessionConfig = field(default_factory=SessionConfig)
 
 
 class QueueRoom(NamedTuple):
@@ -88,6 +90,7 @@ class Orchestrator:
         self.store = stages.store
         self.started_unix = int(clock.unix())
         self.deadlines = config.deadlines
+        self.session_config = config.sessions
         self.task_over = asyncio.Event()
         """Set whenever a task has ended; whoever waits clears it."""
         self._isolate_tenants = config.isolate_tenants

@@ -219,6 +219,21 @@ class Settings(BaseSettings):
     deadline_scope: Literal["request", "queue"] = "request"
     """``queue`` leaves work alone once it has started, to compare with: a queue timeout."""
 
+    # sessions (WK-9)
+    session_keep_s: float = Field(default=30.0, ge=0)
+    """How long a conversation's KV is kept for its next turn where a request with a ``session_id``
+    does not say (``idle_keep_s``). How much of it at most, ``TIDEGATE_WORKER_SESSION_KV_SHARE``
+    says; whoever runs gets the blocks when no others are left."""
+    max_session_keep_s: float = Field(default=600.0, ge=0)
+    """The most that a client may ask for."""
+    session_ttl_s: float = Field(default=3600.0, gt=0)
+    """A session (``/v2/sessions``) without a turn for so long is forgotten."""
+    sessions_per_key: int = Field(default=1000, ge=0)
+    session_bytes: int = Field(default=2**20, ge=1024)
+    """What the text of one session may take."""
+    all_sessions_bytes: int = Field(default=256 * 2**20, ge=1024)
+    """And that of all."""
+
     # limits (OR-12); 0 is none, per-minute rates allow one minute's worth at once
     key_requests_per_min: int = Field(default=0, ge=0)
     key_tokens_per_min: int = Field(default=0, ge=0)

@@ -33,10 +33,11 @@ class Job:
     """One generation asked of the engine.
 
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
-    ``session`` are those of ``Submit``. ``first_token_by`` (on the same clock) and ``token_gap_s``
-    order and size the work; no job ends for them. A job that ``keeps_on`` is not ended before its
-    deadline. ``grammar`` and ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the
-    engine checks in every step (DL-4); ``Engine.cancel`` sets it.
+    ``session`` are those of ``Submit``; the session's KV is kept for ``session_keep_s`` after the
+    job. ``first_token_by`` (on the engine's clock) and ``token_gap_s`` order and size the work; no
+    job ends for them. A job that ``keeps_on`` is not ended before its deadline. ``grammar`` and
+    ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the engine checks in every
+    step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -46,6 +47,7 @@ class Job:
     correlation_id: str = ""
     cache_salt: str = ""
     session: str = ""
+    session_keep_s: float = 0.0
     first_token_by: float = math.inf
     token_gap_s: float = math.inf
     keeps_on: bool = False

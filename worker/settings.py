@@ -86,6 +86,9 @@ class WorkerSettings(BaseSettings):
     take longer than this anyway, they may double one."""
     prefix_cache: bool = True
     """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    session_kv_share: float = Field(default=0.5, ge=0, le=1)
+    """So much of the pool at most is kept for conversations between two turns; 0: nothing. Running
+    work gets the blocks all the same, when no others are left."""
     kv_disk_path: Path | None = None
     """Directory in which the KV of conversations outlives memory and restarts; None for none."""
     kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)

@@ -97,6 +97,7 @@ class Launcher:
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
             session=_session(task.job),
+            session_keep_ms=1000 * task.job.idle_keep_s,
             # What is late already is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,

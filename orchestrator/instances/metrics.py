@@ -153,12 +153,13 @@ REPORTED: tuple[Row[Registry], ...] = (
         "gauge",
         "kv_blocks",
         "blocks",
-        "KV blocks; used + free = total, and cached ones are free",
+        "KV blocks; used + free = total, cached ones are free, and those kept for sessions cached",
         _kinds(
             used=lambda stats: stats.kv_blocks_used,
             free=lambda stats: stats.kv_blocks_free,
             total=lambda stats: stats.kv_blocks_total,
             cached=lambda stats: stats.kv_blocks_cached,
+            session=lambda stats: stats.session_blocks,
         ),
         ("instance", "kind"),
     ),
@@ -174,6 +175,12 @@ REPORTED: tuple[Row[Registry], ...] = (
         Row("gauge", name, unit, text, _reported(read), ("instance",))
         for name, unit, text, read in (
             ("step_ms", "ms", "Moving average of a decoding step", lambda of: of.step_ms),
+            (
+                "sessions_kept",
+                "sessions",
+                "Conversations whose KV is kept for their next turn (WK-9)",
+                lambda of: of.sessions,
+            ),
             (
                 "deadline_check_duration_us",
                 "µs",
@@ -224,6 +231,24 @@ _TOTALS: tuple[_Total, ...] = (
         "blocks",
         "Cached blocks given up for others",
         lambda of: of.evicted_blocks_total,
+    ),
+    (
+        "session_blocks_evicted",
+        "blocks",
+        "Blocks kept for sessions that running work needed",
+        lambda of: of.session_evicted_blocks_total,
+    ),
+    (
+        "sessions_expired",
+        "sessions",
+        "Sessions that were kept for their time without a next turn",
+        lambda of: of.sessions_expired_total,
+    ),
+    (
+        "sessions_displaced",
+        "sessions",
+        "Sessions given up for others within the share, before their time",
+        lambda of: of.sessions_displaced_total,
     ),
     (
         "kv_disk_blocks_saved",

@@ -80,6 +80,7 @@ class JobFields(TypedDict):
     keeps_on: NotRequired[bool]
     grammar: NotRequired[Grammar | None]
     begun_tokens: NotRequired[int]
+    session_keep_ms: NotRequired[float]
 
 
 class Lane(ABC):

@@ -120,6 +120,8 @@ class Job:
     """Whose share of the service this uses; the name of the key where the client states none."""
     session_id: str = ""
     """The conversation that this belongs to, empty for none."""
+    idle_keep_s: float = 0.0
+    """How long its KV is kept for the next turn, once this one is over."""
     placement: PlacementConstraint = PlacementConstraint()
     grammar: Grammar | None = None
     """What the whole text of the answer must match, from its first token on."""

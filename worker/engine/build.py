@@ -98,6 +98,7 @@ def _build(
         max_stall_s=settings.max_stall_ms / 1e3,
         prefix_cache=settings.prefix_cache,
         max_pauses=MAX_PAUSES if settings.pause else 0,
+        session_share=settings.session_kv_share,
     )
     path = settings.model_path
     with timing.timed("tokenizer"):

@@ -218,7 +218,10 @@ class Engine:
             if idle_s == math.inf:
                 if not self._wake.wait_for(self._has_news, IDLE_CHECK_S):
                     self.scheduler.check_integrity()
-                    self._wake.wait_for(self._has_news)
+                    expiry_s = self.scheduler.sessions.next_expiry - self._clock()
+                    self._wake.wait_for(
+                        self._has_news, max(0.0, min(expiry_s, threading.TIMEOUT_MAX))
+                    )
             elif idle_s:
                 self._wake.wait_for(self._has_news, idle_s)
             return not self._stopping
@@ -258,6 +261,7 @@ class Engine:
         self._aborted = False
         self._tier.collect(now)
         self._end_expired(now, events)
+        self.scheduler.sessions.expire(now)
         self._take_commands(now, events)
         events += self._pauses.settle(self.executor.in_flight)
         self._publish_early(events)
@@ -411,6 +415,7 @@ class Engine:
             return
         if request.blocks:
             self._tier.keep(request)
+        self.scheduler.sessions.end(request, self._clock())
         self.scheduler.release(request)
         events.append(self._record(request, end_reason))
 

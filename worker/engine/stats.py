@@ -58,4 +58,9 @@ def snapshot(
         disk_skipped_blocks_total=disk.skipped_blocks,
         stream_utilization=stream_utilization,
         paused=len(scheduler.paused),
+        sessions=len(scheduler.sessions),
+        session_blocks=pool.kept_count,
+        session_evicted_blocks_total=pool.kept_evictions_total,
+        sessions_expired_total=scheduler.sessions.expired_total,
+        sessions_displaced_total=scheduler.sessions.displaced_total,
     )

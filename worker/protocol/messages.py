@@ -54,7 +54,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     ``budget_ms`` is what remains of the deadline when the message leaves; ``deadline_unix_ms``
     is the original absolute one and serves logs only. Jobs share cached prefixes only with jobs
     of the same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the
-    conversation whose KV is kept on disk, empty for none.
+    conversation whose KV is kept on disk, empty for none, and for ``session_keep_ms`` after the end
+    in memory too, as far as nobody needs it.
     ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
     may lie between two; both order and size the work and end nothing (DL-14). One that
     ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
@@ -78,6 +79,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     keeps_on: bool = False
     grammar: Grammar | None = None
     begun_tokens: int = 0
+    session_keep_ms: float = 0.0
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
@@ -213,6 +215,10 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     before the disk had taken those before them. ``stream_utilization`` is the share of the time in
     which the GPU was at a step, sampled; 0 where there is none. ``paused`` jobs were started, hold
     their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load (LB-6).
+    ``sessions`` are the conversations whose KV is kept between two turns, ``session_blocks`` the
+    blocks of theirs that nobody uses meanwhile; they are free. Of conversations' keep, ``expired``
+    was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
+    given up for running work.
     """
 
     kv_blocks_total: int
@@ -244,6 +250,11 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     stream_utilization: float = 0.0
     paused: int = 0
     load_ms: float = 0.0
+    sessions: int = 0
+    session_blocks: int = 0
+    session_evicted_blocks_total: int = 0
+    sessions_expired_total: int = 0
+    sessions_displaced_total: int = 0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -3,7 +3,8 @@
 ::
 
     used     referenced by one request or by several that share a prefix
-    cached   holds a prefix with a hash, referenced by nobody: evicted on demand, oldest first
+    cached   holds a prefix with a hash, referenced by nobody: evicted on demand, oldest first;
+             what is *kept* for somebody goes after all the others
     empty    holds nothing that anybody could ask for
 
     free = empty + cached,  used + free = total, always (WK-4)
@@ -14,7 +15,7 @@ block with a hash is never written again: only full blocks have one.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from worker.protocol import KvReport
 
@@ -27,6 +28,8 @@ class BlockPool:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
         self.evictions_total = 0
+        self.kept_evictions_total = 0
+        """Of these, blocks that were kept for somebody: nothing else was left."""
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._references = [0] * total
@@ -34,6 +37,10 @@ class BlockPool:
         self._blocks: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Oldest first."""
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Cached too, and evicted after all of those."""
+        self._keeps: dict[bytes, int] = {}
+        """For how many a hash is to be kept, whether or not a block has it now."""
         # As dicts, since they keep their order and forget a hash in O(1).
         self._added: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
@@ -41,7 +48,7 @@ class BlockPool:
     @property
     def free_count(self) -> int:
         """Blocks that ``allocate`` can give: empty ones, and cached ones by eviction."""
-        return len(self._empty) + len(self._cached)
+        return len(self._empty) + len(self._cached) + len(self._kept)
 
     @property
     def used_count(self) -> int:
@@ -50,7 +57,17 @@ class BlockPool:
     @property
     def cached_count(self) -> int:
         """Of the free blocks, those with content that may be asked for again."""
-        return len(self._cached)
+        return len(self._cached) + len(self._kept)
+
+    @property
+    def kept_hashes(self) -> int:
+        """How many hashes ``keep`` is to hold on to; their blocks may be used, cached or gone."""
+        return len(self._keeps)
+
+    @property
+    def kept_count(self) -> int:
+        """Of the cached blocks, those that are evicted last."""
+        return len(self._kept)
 
     @property
     def empty_count(self) -> int:
@@ -81,7 +98,10 @@ class BlockPool:
         for block in blocks:
             assert self._hashes[block] is not None, f"block {block} has no hash to share it by"
             if not self._references[block]:
-                del self._cached[block]
+                if block in self._cached:
+                    del self._cached[block]
+                else:
+                    del self._kept[block]
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
@@ -95,8 +115,11 @@ class BlockPool:
             assert references, f"block {block} was freed twice"
             self._references[block] = references - 1
             if references == 1:
-                if self._hashes[block] is None:
+                block_hash = self._hashes[block]
+                if block_hash is None:
                     self._empty.append(block)
+                elif block_hash in self._keeps:
+                    self._kept[block] = None
                 else:
                     self._cached[block] = None
                     if as_oldest:
@@ -107,6 +130,32 @@ class BlockPool:
         references = self._references
         evictable = sum(1 for block in shared if not references[block])
         return count + evictable <= self.free_count
+
+    # ── kept for somebody ────────────────────────────────────────────────────────────────────
+
+    def keep(self, hashes: Sequence[bytes]) -> None:
+        """Evict blocks with these hashes after all others, from now on; ``unkeep`` ends that.
+
+        They count as free all the same: whoever needs a block gets it.
+        """
+        for block_hash in reversed(hashes):
+            keeps = self._keeps.get(block_hash, 0)
+            self._keeps[block_hash] = keeps + 1
+            if not keeps and (block := self._blocks.get(block_hash)) in self._cached:
+                assert block is not None
+                del self._cached[block]
+                self._kept[block] = None
+
+    def unkeep(self, hashes: Sequence[bytes]) -> None:
+        """One ``keep`` of them is over; who has none left is like any other that was just used."""
+        for block_hash in reversed(hashes):
+            keeps = self._keeps.pop(block_hash)
+            if keeps > 1:
+                self._keeps[block_hash] = keeps - 1
+            elif (block := self._blocks.get(block_hash)) in self._kept:
+                assert block is not None
+                del self._kept[block]
+                self._cached[block] = None
 
     # ── hashes ───────────────────────────────────────────────────────────────────────────────
 
@@ -143,12 +192,13 @@ class BlockPool:
 
     def oldest_cached(self, count: int) -> list[tuple[int, bytes]]:
         """Up to ``count`` blocks that are to be evicted next, with their hashes."""
-        cached = ((block, self._hashes[block]) for block in islice(self._cached, count))
+        all_cached = chain(self._cached, self._kept)
+        cached = ((block, self._hashes[block]) for block in islice(all_cached, count))
         return [(block, block_hash) for block, block_hash in cached if block_hash is not None]
 
     def forget(self) -> None:
         """Evict everything that is cached: when its content can no longer be trusted."""
-        while self._cached:
+        while self._cached or self._kept:
             self._evict_oldest()
 
     def take_changes(self) -> KvReport | None:
@@ -160,7 +210,11 @@ class BlockPool:
         return report
 
     def _evict_oldest(self) -> None:
-        block, _ = self._cached.popitem(last=False)
+        if self._cached:
+            block, _ = self._cached.popitem(last=False)
+        else:
+            block, _ = self._kept.popitem(last=False)
+            self.kept_evictions_total += 1
         block_hash = self._hashes[block]
         assert block_hash is not None
         self._hashes[block] = None
@@ -174,7 +228,8 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the books do not balance."""
-        empty, cached = set(self._empty), set(self._cached)
+        empty, cached = set(self._empty), {*self._cached, *self._kept}
+        assert not self._cached.keys() & self._kept.keys(), "a block is cached twice"
         assert len(empty) == len(self._empty), "a block is free twice"
         assert not empty & cached, "a block is both empty and cached"
         used = {block for block, references in enumerate(self._references) if references}
@@ -189,3 +244,8 @@ class BlockPool:
         assert found == self._blocks, "hashes and blocks do not agree"
         assert not empty & set(found.values()), "an empty block has a hash"
         assert cached <= set(found.values()), "a cached block has no hash"
+        kept = {self._hashes[block] for block in self._kept}
+        assert kept <= self._keeps.keys(), "a block is kept for nobody"
+        plain = {self._hashes[block] for block in self._cached}
+        assert not plain & self._keeps.keys(), "a block that is to be kept is not"
+        assert all(keeps > 0 for keeps in self._keeps.values()), "nobody keeps a hash"

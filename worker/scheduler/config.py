@@ -21,6 +21,8 @@ class SchedulerConfig:
     prefix_cache: bool = True
     max_pauses: int = MAX_PAUSES
     """How often one request may be paused; further pauses are ignored."""
+    session_share: float = 0.5
+    """At most so much of the pool is kept for conversations between two turns."""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:

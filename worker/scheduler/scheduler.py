@@ -26,6 +26,7 @@ from worker.scheduler.order import latest_start, most_urgent_first
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.request import PENDING, Request
+from worker.scheduler.sessions import KeptSessions
 from worker.scheduler.step_time import StepTime
 
 
@@ -47,6 +48,7 @@ class Scheduler:
         self.pool = pool
         self.step_time = step_time or StepTime()
         self.prefix_cache = PrefixCache(pool, config.block_tokens, enabled=config.prefix_cache)
+        self.sessions = KeptSessions(pool, config.session_share)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
@@ -77,6 +79,7 @@ class Scheduler:
             request.latest_start = latest_start(request, self.step_time)
             insort(self.waiting, request, key=_queue_order)
             self._blocked = False
+            self.sessions.begin(request)
         return refusal
 
     def too_late_to_start(self, now: float) -> list[Request]:

@@ -212,6 +212,7 @@ class Worker:
             correlation_id=excerpt(message.correlation_id, 128),
             cache_salt=message.cache_salt,
             session=message.session,
+            session_keep_s=message.session_keep_ms / 1000,
             first_token_by=now + seconds(message.first_token_budget_ms),
             token_gap_s=seconds(message.token_gap_ms),
             keeps_on=message.keeps_on,
@@ -235,7 +236,12 @@ class Worker:
         # Here and not in the engine alone: block hashes cannot be made of any other number.
         if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
             raise InvalidCall(f"token ids are from 0 to {self._card.vocab_size - 1}")
-        budgets = (message.budget_ms, message.first_token_budget_ms, message.token_gap_ms)
+        budgets = (
+            message.budget_ms,
+            message.first_token_budget_ms,
+            message.token_gap_ms,
+            message.session_keep_ms,
+        )
         if any(budget is not None and math.isnan(budget) for budget in budgets):
             raise InvalidCall("a budget must be a number of milliseconds")
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
+from orchestrator.sessions.config import SessionConfig
 from orchestrator.tasks.job import (
     Api,
     Job,
@@ -32,6 +33,7 @@ from worker.protocol import (
 MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253; what is stated is kept with the task."""
+SESSION_HEADER = "X-Session-Id"
 NULL = msgspec.Raw(b"null")
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
@@ -76,6 +78,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     priority: Priority = Priority.INTERACTIVE
     tenant: str | None = None
     session_id: str | None = None
+    idle_keep_s: float | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -120,6 +123,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     )
     context.deadline = deadline
     max_tokens = body.token_limit()
+    session_id = _session_id(request.headers, body)
     return Job(
         api=api,
         model=body.model,
@@ -148,7 +152,8 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         key=context.key.fingerprint,
         priority=body.priority,
         tenant=context.key.tenant_for(_name("tenant", body.tenant)),
-        session_id=_name("session_id", body.session_id) or "",
+        session_id=session_id,
+        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].session_config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
     )
 
@@ -159,6 +164,43 @@ def _name(field: str, value: str | None) -> str | None:
             f"{field} must be 1 to 128 letters, digits or any of . _ : @ / + = -", field=field
         )
     return value
+
+
+def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
+    """The conversation, named in the body, or in a header by clients that cannot add a field."""
+    named = headers.get(SESSION_HEADER)
+    if body.session_id is None:
+        return _name(SESSION_HEADER, named) or ""
+    if named is not None and named != body.session_id:
+        raise InvalidRequest(
+            f"session_id and {SESSION_HEADER} name two conversations; send one of them",
+            field="session_id",
+        )
+    return _name("session_id", body.session_id) or ""
+
+
+def _idle_keep_s(body: GenerationRequest, config: SessionConfig, session_id: str) -> float:
+    """How long the conversation's KV is kept for its next turn; as is usual unless it is stated."""
+    stated = body.idle_keep_s
+    if stated is None:
+        return config.idle_keep_s if session_id else 0.0
+    if not session_id:
+        raise InvalidRequest(
+            f"idle_keep_s needs a session_id (or {SESSION_HEADER}): it is a conversation that is "
+            "kept",
+            field="idle_keep_s",
+        )
+    return read_idle_keep_s(stated, config)
+
+
+def read_idle_keep_s(stated: float, config: SessionConfig) -> float:
+    """Seconds, within what the operator allows. Raises ``InvalidRequest``."""
+    if not 0 <= stated <= config.max_idle_keep_s:
+        raise InvalidRequest(
+            f"idle_keep_s must be 0 to {config.max_idle_keep_s:g} seconds, got {stated:g}",
+            field="idle_keep_s",
+        )
+    return stated
 
 
 def _logit_bias(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:

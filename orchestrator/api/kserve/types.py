@@ -25,7 +25,15 @@ _DEADLINES = (
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
 )
-_BESIDE = (*_DEADLINES, "on_deadline", "priority", "tenant", "session_id", "placement")
+_BESIDE = (
+    *_DEADLINES,
+    "on_deadline",
+    "priority",
+    "tenant",
+    "session_id",
+    "idle_keep_s",
+    "placement",
+)
 """What a request's parameters say also where the sampling stands elsewhere."""
 
 

@@ -1,7 +1,8 @@
 """OpenAI's request bodies, as far as they are served here; what is not is refused by name.
 
 ``deadline_ms``, ``first_token_ms``, ``token_gap_ms``, ``on_deadline``, ``on_disconnect``,
-``priority``, ``tenant``, ``session_id`` and ``placement`` are ours; ``min_tokens``, ``ignore_eos``,
+``priority``, ``tenant``, ``session_id``, ``idle_keep_s`` and ``placement`` are ours;
+``min_tokens``, ``ignore_eos``,
 ``top_k``, ``min_p`` and ``repetition_penalty`` have the names of vLLM's server. The official SDK
 sends them with ``extra_body``.
 """

@@ -22,6 +22,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(TOTAL)
         self.held: list[list[int]] = []
         self.content: dict[int, bytes] = {}
+        self.kept: list[list[bytes]] = []
         self.remote: set[bytes] = set()
         """What somebody knows who hears only of changes."""
 
@@ -53,6 +54,16 @@ class PoolMachine(RuleBasedStateMachine):
     def free(self, data: st.DataObject) -> None:
         self.pool.free(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
+    @rule(text=TEXTS)
+    def keep(self, text: list[int]) -> None:
+        self.kept.append(hashes_of(text))
+        self.pool.keep(self.kept[-1])
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def unkeep(self, data: st.DataObject) -> None:
+        self.pool.unkeep(self.kept.pop(data.draw(st.integers(0, len(self.kept) - 1))))
+
     @rule()
     def forget(self) -> None:
         self.pool.forget()
@@ -75,6 +86,11 @@ class PoolMachine(RuleBasedStateMachine):
         held = {block for blocks in self.held for block in blocks}
         assert len(held) == pool.used_count
         assert pool.used_count + pool.free_count == pool.total == TOTAL
+        wanted = {block_hash for hashes in self.kept for block_hash in hashes}
+        assert pool.kept_hashes == len(wanted)
+        assert pool.kept_count == sum(block_hash in wanted for block_hash in pool.hashes) - sum(
+            self.content.get(block) in wanted for block in held
+        )
         for block in range(TOTAL):
             assert pool._references[block] == sum(block in blocks for blocks in self.held)
         for block_hash in pool.hashes:
@@ -114,6 +130,22 @@ def test_the_least_recently_used_goes_first_and_a_text_from_its_end() -> None:
     assert len(pool.match(hashes_of([1, 1]))) == 2
     assert pool.match(hashes_of([2, 2])) == []
     assert pool.evictions_total == 3
+
+
+def test_wk9_what_is_kept_is_free_and_evicted_after_all_others() -> None:
+    pool = BlockPool(6)
+    cached(pool, [1, 1, 1])
+    cached(pool, [2, 2, 2])
+    pool.keep(hashes_of([1, 1, 1]))
+    assert (pool.free_count, pool.cached_count, pool.kept_count) == (6, 6, 3)
+    pool.free(pool.allocate(3))
+    assert len(pool.match(hashes_of([1, 1, 1]))) == 3
+    assert pool.match(hashes_of([2, 2, 2])) == []
+    pool.allocate(4)
+    assert len(pool.match(hashes_of([1, 1, 1]))) == 2
+    assert (pool.kept_count, pool.kept_evictions_total) == (2, 1)
+    pool.unkeep(hashes_of([1, 1, 1]))
+    assert (pool.kept_count, pool.kept_hashes, pool.cached_count) == (0, 0, 2)
 
 
 def test_cached_blocks_count_as_free() -> None:

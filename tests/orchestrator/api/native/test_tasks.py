@@ -194,6 +194,28 @@ async def test_sessions_and_salts_reach_the_worker(
     assert [(s.session, s.cache_salt) for s in worker.submits] == [("acme/s-1", salt), ("", salt)]
 
 
+async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """In the body or by header, in every dialect; as the operator says where it is not stated."""
+    service = await make_service(worker, session_keep_s=5, max_session_keep_s=60)
+    chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path, body, headers in (
+        ("/v2/tasks", ASK, {}),
+        ("/v2/tasks", ASK | {"session_id": "s"}, {}),
+        ("/v2/tasks", ASK | {"session_id": "s", "idle_keep_s": 0}, {}),
+        ("/v1/chat/completions", chat | {"idle_keep_s": 60}, {"X-Session-Id": "s"}),
+        ("/v1/messages", chat, {"X-Session-Id": "s"}),
+    ):
+        async with service.http.post(path, json=body, headers=headers) as response:
+            assert response.ok, await response.text()
+            await response.read()
+        await worker.until(lambda: not worker.running)
+    kept = [(submit.session, submit.session_keep_ms) for submit in worker.submits]
+    named = "default/s"
+    assert kept == [("", 0), (named, 5000), (named, 0), (named, 60_000), (named, 5000)]
+
+
 async def test_max_tokens_by_default_fits_the_context(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(tokens=1)
     for prompt, expected in (("x", 256), ("x" * 400, 112), ("x" * 511, 1)):

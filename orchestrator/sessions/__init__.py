@@ -1,0 +1,1 @@
+"""Conversations: what was said, and for how long their KV is kept."""

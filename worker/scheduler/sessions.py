@@ -1,0 +1,113 @@
+"""Conversations whose KV is kept between two turns, while an agent's tools run (WK-9).
+
+::
+
+    a turn ends ─▶ kept: its full blocks are evicted after all others
+                     ├─ the next turn ends in time ─▶ kept anew, with what is new
+                     ├─ its time is over, or others need its share ─▶ cached like any other
+                     └─ running work needs the blocks ─▶ evicted, the least recently used first
+
+What is kept is free all the same: it never keeps anybody's work waiting, and neither admission nor
+health sees it. Where there is a disk tier it has the text of every turn that ended, so that what is
+no longer kept here is loaded from there.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.request import Request
+
+_Name = tuple[bytes, str]
+"""Under its tenant's root: equal names of sessions are not the same session."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    hashes: list[bytes]
+    until: float
+
+
+class KeptSessions:
+    """What is kept of conversations. Used by the engine, on its thread; times are of its clock.
+
+    A conversation is named by ``Job.session``, and kept for ``Job.session_keep_s``.
+    """
+
+    def __init__(self, pool: BlockPool, share: float) -> None:
+        """At most ``share`` of the pool is kept."""
+        self.expired_total = 0
+        self.displaced_total = 0
+        """Given up for other conversations before their time."""
+        self._pool = pool
+        self._most_blocks = int(share * pool.total)
+        self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
+        """Least recently used first."""
+        self._next_expiry = math.inf
+        """No conversation's time is over before."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def next_expiry(self) -> float:
+        """When ``expire`` may have something to do; ``math.inf`` while nothing is kept."""
+        return self._next_expiry
+
+    def begin(self, request: Request) -> None:
+        """The next turn of a conversation has come, and may have to wait: ``end`` follows."""
+        kept = self._kept.get(_name(request)) if request.job.session else None
+        if kept is not None:
+            kept.until = max(kept.until, request.deadline)
+
+    def end(self, request: Request, now: float) -> None:
+        """A turn is over; it still has its blocks, if it ever had any."""
+        job = request.job
+        if not job.session:
+            return
+        name = _name(request)
+        kept = self._kept.get(name)
+        hashes = request.hashes[: min(request.full_blocks, self._most_blocks)]
+        if kept is not None and _is_head(hashes, kept.hashes):
+            hashes = kept.hashes
+        if job.session_keep_s > 0 and hashes:
+            self._keep(name, hashes, now + job.session_keep_s)
+        elif kept is not None:
+            self._give_up(name)
+
+    def expire(self, now: float) -> None:
+        """Give up those whose time is over. Costs a comparison while there is none."""
+        if now < self._next_expiry:
+            return
+        for name, kept in list(self._kept.items()):
+            if kept.until <= now:
+                self._give_up(name)
+                self.expired_total += 1
+        self._next_expiry = min((kept.until for kept in self._kept.values()), default=math.inf)
+
+    def _keep(self, name: _Name, hashes: list[bytes], until: float) -> None:
+        self._pool.keep(hashes)
+        before = self._kept.get(name)
+        if before is not None:
+            self._pool.unkeep(before.hashes)
+        self._kept[name] = _Kept(hashes, until)
+        self._kept.move_to_end(name)
+        self._next_expiry = min(self._next_expiry, until)
+        # Many may share one head: their number is bounded too.
+        while self._pool.kept_hashes > self._most_blocks or len(self._kept) > self._pool.total:
+            self._give_up(next(iter(self._kept)))
+            self.displaced_total += 1
+
+    def _give_up(self, name: _Name) -> None:
+        self._pool.unkeep(self._kept.pop(name).hashes)
+
+
+def _name(request: Request) -> _Name:
+    return request.root_hash, request.job.session
+
+
+def _is_head(hashes: list[bytes], longer: list[bytes]) -> bool:
+    """Whether ``hashes`` are the first of ``longer``: hashes are chained, so the last one tells."""
+    count = len(hashes)
+    return count <= len(longer) and (not count or longer[count - 1] == hashes[-1])
