@@ -30,7 +30,7 @@ from orchestrator.api.http.accepting import (
 from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.api.server import build_runner
 from orchestrator.build import build
-from orchestrator.clock import LoopClock
+from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.memory import return_large_blocks
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.memory import MemoryJournal
@@ -104,6 +104,7 @@ async def serve(settings: Settings) -> int:
     # What lives until now lives on: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    lifecycle.server_start_ms = 1000 * process_age_s()
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
     if health_port is not None:

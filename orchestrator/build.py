@@ -134,7 +134,7 @@ def build(
         read_every_s=settings.read_instances_every_s,
         grace_s=settings.leave_grace_s,
     )
-    settler = Settler(TaskMetrics(metrics), journal, clock)
+    settler = Settler(TaskMetrics(metrics, clock), journal, clock)
     forecaster = Forecaster(
         registry.capacity,
         drops_infeasible=(settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE),

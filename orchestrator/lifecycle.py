@@ -35,6 +35,8 @@ class Lifecycle:
         self._discovery = discovery
         self._monitor = monitor
         self._executor = executor
+        self.server_start_ms = 0.0
+        """From the process's start until it listened; whoever makes it listen says so."""
         self._drain_began: float | None = None
         self._drain_s: float | None = None
         orchestrator.metrics.watch(self, _METRICS)
@@ -123,5 +125,12 @@ _METRICS: tuple[Row[Lifecycle], ...] = (
         "ms",
         "How long the drain has taken so far; 0 before it begins",
         lambda lifecycle: lifecycle.drain_ms,
+    ),
+    Row(
+        "gauge",
+        "http_server_start_duration_ms",
+        "ms",
+        "From the process's start until it listened (LB-6)",
+        lambda lifecycle: lifecycle.server_start_ms,
     ),
 )

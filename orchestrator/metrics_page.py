@@ -10,7 +10,9 @@ from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.memory import MemoryJournal
-from orchestrator.telemetry.metrics import MS_BUCKETS, US_BUCKETS, Declared
+from orchestrator.tasks.misses import LIKELY
+from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS
+from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
 
 _PAGE = """\
 # Metrics
@@ -19,11 +21,27 @@ _PAGE = """\
 `python -m orchestrator.metrics_page > docs/metrics.md`; a test fails when it is stale.
 
 A histogram is scraped as `…_bucket`, `…_sum` and `…_count`. Shares are 0 to 1. Codes in brackets
-name the promise that a metric watches.
+name the promise that a metric watches. Asked for OpenMetrics, it answers in that, with exemplars: a
+bucket of `tidegate_queue_ms`, `tidegate_ttft_ms`, `tidegate_total_ms` and of the first two
+`gen_ai_server_…` has the `trace_id` of a request whose `traceparent` was sampled. Of what clients
+choose, labels take the first {tenants} tenants and {models} models; later ones are `other`.
+
+`stage` of `tidegate_misses_total` is the one to blame: `retry` where an instance did not finish it,
+`queue` where it was never sent, `route` where the way took longest, `prediction` where its chance
+was {likely:.0%} or more when it was sent, else the longest of `queue`, `prefill` and `decode`.
 
 ## The service
 
 {service}
+
+## In OpenTelemetry's names
+
+The metrics `gen_ai.server.…` of the [conventions for generative AI][gen-ai], as Prometheus spells
+them, with the buckets laid down there.
+
+[gen-ai]: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
+
+{standard}
 
 ## Each instance
 
@@ -45,9 +63,14 @@ Workers add no metrics of their own to Triton's. Triton's are on its metrics por
 def page(declared: Iterable[Declared]) -> str:
     """Markdown of the metrics, each table by name."""
     rows = sorted(declared, key=lambda metric: metric.name)
+    ours = [row for row in rows if row.name.startswith(PREFIX)]
     return _PAGE.format(
-        service=_table([row for row in rows if "instance" not in row.labels]),
-        instances=_table([row for row in rows if "instance" in row.labels]),
+        service=_table([row for row in ours if "instance" not in row.labels]),
+        standard=_table([row for row in rows if not row.name.startswith(PREFIX)]),
+        instances=_table([row for row in ours if "instance" in row.labels]),
+        tenants=MOST_TENANTS,
+        models=MOST_MODELS,
+        likely=LIKELY,
         ms=", ".join(f"{at:g}" for at in MS_BUCKETS),
         us=", ".join(f"{at:g}" for at in US_BUCKETS),
     )

@@ -18,6 +18,7 @@ from orchestrator.api.http.context import (
     DIALECTS,
     HEALTH,
     HTTP_ERRORS,
+    HTTP_RESPONSES,
     ORCHESTRATOR,
     Context,
     new_context,
@@ -87,6 +88,9 @@ def build_app(
     app[DIALECTS] = (ANTHROPIC, OPENAI, *KSERVE, NATIVE)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
+    )
+    app[HTTP_RESPONSES] = orchestrator.metrics.counter(
+        "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
     app[BODIES] = BodyBudget(config.bodies.all_bytes)
     app[AUTH] = Authenticator(config.keys)
@@ -169,6 +173,9 @@ async def _close(app: web.Application) -> None:
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """What every response carries: the request's name, and what is left of its key's limits."""
     response.headers.update(request.app[BROWSERS].headers(request.headers))
+    is_open = is_open_path(request.path)
+    if not is_open:
+        request.app[HTTP_RESPONSES].labels(response.status).inc()
     context = request.get(CONTEXT)
     if context is None:  # refused before any handler, and named by whoever did
         return
@@ -177,7 +184,7 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if context.dialect.time_header:
         took_ms = 1000 * (orchestrator.clock.now() - context.arrival.mono)
         response.headers[context.dialect.time_header] = f"{took_ms:.0f}"
-    if request.method == "POST" and response.status != 401 and not is_open_path(request.path):
+    if request.method == "POST" and response.status != 401 and not is_open:
         response.headers.update(
             rate_limit_headers(
                 orchestrator.limits.standings(context.key.fingerprint),

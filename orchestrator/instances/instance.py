@@ -73,6 +73,8 @@ class Instance:
         """Of jobs that ended: what they took beyond what the worker accounts for."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
+        self.health_failures = 0
+        """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None
         self._candidate_until = 0.0
 

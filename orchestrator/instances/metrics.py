@@ -51,6 +51,13 @@ def _lanes(registry: Registry) -> Iterator[Lane]:
     return (lane for instance in registry for lane in instance.lanes)
 
 
+def _utilization(registry: Registry) -> float:
+    up = [instance for instance in registry if instance.state is InstanceState.UP]
+    slots = sum(instance.concurrency.slots for instance in up)
+    taken = sum(min(instance.load, instance.concurrency.slots) for instance in up)
+    return taken / slots if slots else 0.0
+
+
 def _reuse_rate(registry: Registry) -> float:
     submitted = sum(lane.submitted_total for lane in _lanes(registry))
     sessions = sum(lane.sessions_total for lane in _lanes(registry))
@@ -87,6 +94,29 @@ INSTANCES: tuple[Row[Registry], ...] = (
         "jobs",
         "Jobs to have there at most, as learnt",
         _each(lambda instance: instance.concurrency.limit),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "instance_slots",
+        "jobs",
+        "Jobs that can run there at once (OR-6)",
+        _each(lambda instance: instance.concurrency.slots),
+        ("instance",),
+    ),
+    Row(
+        "gauge",
+        "utilization",
+        "share",
+        "Slots taken, by us or by others, of all instances that are up; 0 while none is",
+        _utilization,
+    ),
+    Row(
+        "counter",
+        "instance_health_failures",
+        "times",
+        "How often it stopped being up, or could not be reached (PF-4)",
+        _each(lambda instance: instance.health_failures),
         ("instance",),
     ),
     Row(
@@ -139,7 +169,7 @@ INSTANCES: tuple[Row[Registry], ...] = (
 REPORTED: tuple[Row[Registry], ...] = (
     Row(
         "gauge",
-        "model_load_ms",
+        "model_load_duration_ms",
         "ms",
         "How long the instance's model took to load (LB-6)",
         lambda registry: (
@@ -180,6 +210,12 @@ REPORTED: tuple[Row[Registry], ...] = (
                 "sessions",
                 "Conversations whose KV is kept for their next turn (WK-9)",
                 lambda of: of.sessions,
+            ),
+            (
+                "cuda_init_duration_ms",
+                "ms",
+                "How long CUDA took to begin, 0 without (LB-6)",
+                lambda of: of.cuda_init_ms,
             ),
             (
                 "deadline_check_duration_us",

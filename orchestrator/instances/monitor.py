@@ -91,6 +91,8 @@ class InstanceMonitor:
             level = logging.INFO if meant else logging.WARNING
             lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
         if not any(other.is_open for other in instance.lanes):
+            if instance.state is not InstanceState.UP:
+                self._count_failure(instance)
             instance.forget_stats()
             if instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
@@ -137,8 +139,15 @@ class InstanceMonitor:
             f"({reason})" if reason else "is ready",
             extra=fields(instance=instance.address, state=state.value, was=instance.state.value),
         )
+        if instance.state is InstanceState.UP:
+            self._count_failure(instance)
         instance.state = state
         self._registry.changed()
+
+    def _count_failure(self, instance: Instance) -> None:
+        """It cannot be reached, and nobody wanted that."""
+        if not (self._registry.is_closing or instance.removed or instance.draining):
+            instance.health_failures += 1
 
     def _set_draining(self, instance: Instance, draining: bool, *, by_worker: bool) -> None:
         if draining == instance.draining:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.telemetry.trace_context import TraceContext
 from worker.protocol import Grammar, OnDeadline, Sampling
 
 
@@ -123,5 +124,7 @@ class Job:
     idle_keep_s: float = 0.0
     """How long its KV is kept for the next turn, once this one is over."""
     placement: PlacementConstraint = PlacementConstraint()
+    trace: TraceContext | None = None
+    """What this is part of, by the client's ``traceparent``."""
     grammar: Grammar | None = None
     """What the whole text of the answer must match, from its first token on."""

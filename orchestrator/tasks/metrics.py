@@ -1,14 +1,21 @@
 """What requests came to, and how long each part of them took."""
 
+from orchestrator.clock import Clock
 from orchestrator.tasks.deadline import Part
-from orchestrator.telemetry.metrics import Metrics, Row
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.gen_ai import GenAiMetrics
+from orchestrator.tasks.misses import TIMED, Stage, blame, times_of
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.windows import WINDOWED, Windows
+from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS, BoundedValues
+from orchestrator.telemetry.metrics import Metrics, Row, exemplar_of
 from worker.protocol import Outcome
 
 
 class TaskMetrics:
     """Counted by the settler; lanes and dispatch add the tokens that came too late."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self.offered = metrics.counter("offered", "requests", "Requests offered", "api")
         self.outcomes = metrics.counter(
             "outcomes",
@@ -16,27 +23,91 @@ class TaskMetrics:
             "What offered requests came to (DL-10)",
             "api",
             "model",
+            "class",
             "outcome",
             "code",
+        )
+        self.tenant_outcomes = metrics.counter(
+            "tenant_outcomes",
+            "requests",
+            "The same by tenant: the first 20 that come, then `other`",
+            "tenant",
+            "outcome",
         )
         self.missed_parts = metrics.counter(
             "missed_parts", "requests", "Requests missed, by what of them was late (DL-14)", "part"
         )
         for part in Part:
             self.missed_parts.labels(part)
+        self.misses = metrics.counter(
+            "misses", "requests", "Requests missed, by the stage to blame", "stage"
+        )
+        for stage in Stage:
+            self.misses.labels(stage)
+        self.missed_ms = metrics.counter(
+            "missed_time_ms", "ms", "Where the time of requests missed went", "stage"
+        )
+        for stage in TIMED:
+            self.missed_ms.labels(stage)
         self.admission_ms = metrics.histogram("admission_ms", "From arrival to the queue")
         self.queue_ms = metrics.histogram("queue_ms", "From the queue to a lane")
         self.dispatch_ms = metrics.histogram(
             "dispatch_ms", "From a lane to the start of generation"
         )
         self.ttft_ms = metrics.histogram("ttft_ms", "From arrival to the first token")
+        self.tpot_ms = metrics.histogram(
+            "time_per_output_token_ms", "Between tokens, each request's mean after its first (LB-2)"
+        )
         self.total_ms = metrics.histogram("total_ms", "From arrival to the end")
+        self.gen_ai = GenAiMetrics(metrics)
+        self.windows = Windows(clock)
         self.settled = dict.fromkeys(Outcome, 0)
         """How many requests came to each outcome (DL-10)."""
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
+        self._tenants, self._models = BoundedValues(MOST_TENANTS), BoundedValues(MOST_MODELS)
         metrics.watch(self, _ROWS)
+        metrics.watch(self.windows, WINDOWED)
+
+    def ended(self, task: Task, ending: Ending) -> None:
+        """Count a task that has just ended, once."""
+        job, outcome, error = task.job, ending.outcome, ending.error
+        code = error.code.value if error is not None else ""
+        model, tenant = self._models.of(task.model), self._tenants.of(job.tenant)
+        self.outcomes.labels(job.api, model, job.priority, outcome, code).inc()
+        self.tenant_outcomes.labels(tenant, outcome).inc()
+        self.windows.count(job.priority, tenant, outcome)
+        self.settled[outcome] += 1
+        if outcome is Outcome.MISSED:
+            self._missed(task, ending)
+        self.tokens_generated += task.completion_tokens
+        if outcome not in (Outcome.MET, Outcome.PARTIAL):
+            self.tokens_wasted += task.completion_tokens
+        self._observe_times(task)
+        self.gen_ai.ended(task, model, code)
+
+    def _missed(self, task: Task, ending: Ending) -> None:
+        if ending.missed_part is not None:
+            self.missed_parts.labels(ending.missed_part).inc()
+        self.misses.labels(blame(task, ending)).inc()
+        for stage, ms in times_of(ending.budget).items():
+            self.missed_ms.labels(stage).inc(max(0.0, ms))
+
+    def _observe_times(self, task: Task) -> None:
+        marks, exemplar = task.marks, exemplar_of(task.job.trace)
+        self.total_ms.observe(1000 * (marks.ended - marks.received), exemplar)
+        if marks.queued:
+            self.admission_ms.observe(1000 * (marks.queued - marks.received))
+        if marks.dispatched:
+            self.queue_ms.observe(1000 * (marks.dispatched - marks.queued), exemplar)
+        if marks.has_started:
+            self.dispatch_ms.observe(1000 * (marks.started - marks.dispatched))
+        if marks.first_token:
+            self.ttft_ms.observe(1000 * (marks.first_token - marks.received), exemplar)
+            if task.completion_tokens > 1:
+                decode_ms = 1000 * (marks.ended - marks.first_token)
+                self.tpot_ms.observe(decode_ms / (task.completion_tokens - 1))
 
     @property
     def attainment(self) -> float:

@@ -42,29 +42,9 @@ class Settler:
             stop=end.stop if end is not None else "",
         )
         task.end(ending, now)
-        self._measure(task, ending)
+        self.metrics.ended(task, ending)
         self._write(task, ending)
         return True
-
-    def _measure(self, task: Task, ending: Ending) -> None:
-        metrics, marks, error = self.metrics, task.marks, ending.error
-        code = error.code.value if error is not None else ""
-        metrics.outcomes.labels(task.job.api, task.model, ending.outcome, code).inc()
-        metrics.settled[ending.outcome] += 1
-        if ending.missed_part is not None:
-            metrics.missed_parts.labels(ending.missed_part).inc()
-        metrics.tokens_generated += task.completion_tokens
-        if ending.outcome not in (Outcome.MET, Outcome.PARTIAL):
-            metrics.tokens_wasted += task.completion_tokens
-        metrics.total_ms.observe(1000 * (marks.ended - marks.received))
-        if marks.queued:
-            metrics.admission_ms.observe(1000 * (marks.queued - marks.received))
-        if marks.dispatched:
-            metrics.queue_ms.observe(1000 * (marks.dispatched - marks.queued))
-        if marks.has_started:
-            metrics.dispatch_ms.observe(1000 * (marks.started - marks.dispatched))
-        if marks.first_token:
-            metrics.ttft_ms.observe(1000 * (marks.first_token - marks.received))
 
     def _write(self, task: Task, ending: Ending) -> None:
         marks, error = task.marks, ending.error

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from orchestrator.telemetry.trace_context import TraceContext
 
 S = TypeVar("S")
 
@@ -74,20 +71,35 @@ class Metrics:
         self._declare("histogram", name, unit, text, labels)
         return Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
 
+    def standard_histogram(
+        self, name: str, text: str, buckets: Sequence[float], *labels: str
+    ) -> Histogram:
+        """Of seconds, under a name and with buckets that a convention beyond ours lays down."""
+        self.declared.append(Declared("histogram", name, "s", text, labels))
+        return Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+
     def watch(self, source: S, rows: Sequence[Row[S]]) -> None:
         """Read ``rows`` from ``source`` at every scrape."""
         for row in rows:
             self._declare(row.type, row.name, row.unit, row.text, row.labels)
         self.registry.register(_Watch(source, rows))
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """What Prometheus scrapes, and its content type: OpenMetrics, which has exemplars, where
+        ``accept`` asks for that.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
     def _declare(
         self, kind: Type, name: str, unit: str, text: str, labels: tuple[str, ...]
     ) -> None:
         self.declared.append(Declared(kind, PREFIX + name, unit, text, labels))
+
+
+def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:
+    """What leads from a histogram's bucket to a request's trace, where that is kept."""
+    return {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
 
 
 class _Watch(Collector, Generic[S]):

@@ -98,7 +98,7 @@ class Rig:
         self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
         metrics, nobody = Metrics(), cast(Any, None)
         freed = DispatchMetrics(metrics)
-        settler = Settler(TaskMetrics(metrics), MemoryJournal(), self.clock)
+        settler = Settler(TaskMetrics(metrics, self.clock), MemoryJournal(), self.clock)
         limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
         self.dispatcher = Dispatcher(
             self.queue,

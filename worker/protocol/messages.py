@@ -214,7 +214,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
     before the disk had taken those before them. ``stream_utilization`` is the share of the time in
     which the GPU was at a step, sampled; 0 where there is none. ``paused`` jobs were started, hold
-    their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load (LB-6).
+    their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load, and
+    ``cuda_init_ms`` CUDA beneath it, 0 without (LB-6).
     ``sessions`` are the conversations whose KV is kept between two turns, ``session_blocks`` the
     blocks of theirs that nobody uses meanwhile; they are free. Of conversations' keep, ``expired``
     was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
@@ -255,6 +256,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     session_evicted_blocks_total: int = 0
     sessions_expired_total: int = 0
     sessions_displaced_total: int = 0
+    cuda_init_ms: float = 0.0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

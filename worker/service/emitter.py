@@ -13,7 +13,8 @@ many pile up, the engine's thread waits here, so that it cannot run ahead of wha
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -53,9 +54,14 @@ class Emitter:
     """Sends what jobs produce to where it belongs, and notices when nobody is left to read."""
 
     def __init__(
-        self, engine: EngineService, *, heartbeat_s: float, clock: Clock, load_ms: float = 0.0
+        self,
+        engine: EngineService,
+        *,
+        heartbeat_s: float,
+        clock: Clock,
+        load_ms: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """``load_ms``: how long the model took to load, which statistics carry."""
+        """``load_ms``: how long each phase of loading took, of which statistics carry some."""
         self._engine = engine
         self._load_ms = load_ms
         self._heartbeat_s = heartbeat_s
@@ -293,4 +299,9 @@ class Emitter:
 
     def _stats(self) -> WorkerStats:
         stats = self._engine.stats()
-        return msgspec.structs.replace(stats, lanes=len(self._lanes), load_ms=self._load_ms)
+        return msgspec.structs.replace(
+            stats,
+            lanes=len(self._lanes),
+            load_ms=self._load_ms.get("total", 0.0),
+            cuda_init_ms=self._load_ms.get("cuda_init", 0.0),
+        )

@@ -77,7 +77,7 @@ class Worker:
             self._engine,
             heartbeat_s=settings.heartbeat_ms / 1000,
             clock=clock,
-            load_ms=loaded.load_ms.get("total", 0.0),
+            load_ms=loaded.load_ms,
         )
         self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
         self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)

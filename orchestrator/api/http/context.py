@@ -51,6 +51,8 @@ ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
 HEALTH = web.AppKey("health", HealthBoard)
 HTTP_ERRORS = web.AppKey("http_errors", Counter)
 """Error responses, by ``status`` and ``code``."""
+HTTP_RESPONSES = web.AppKey("http_responses", Counter)
+"""All responses, by ``status``."""
 DIALECTS = web.AppKey("dialects", Sequence[Dialect])
 """The last one is spoken wherever no other is."""
 

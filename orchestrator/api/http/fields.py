@@ -20,6 +20,7 @@ from orchestrator.tasks.job import (
     Priority,
     Prompt,
 )
+from orchestrator.telemetry.trace_context import read_traceparent
 from worker.protocol import (
     MAX_LOGIT_BIASES,
     InvalidSampling,
@@ -155,6 +156,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         session_id=session_id,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].session_config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
+        trace=read_traceparent(request.headers.get("traceparent")),
     )
 
 

@@ -1,7 +1,6 @@
 """``/health`` and ``/metrics``: prepared answers, no work (LB-4, OR-13)."""
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.health import PreparedResponse
@@ -33,8 +32,9 @@ async def overall(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
-    body = request.app[ORCHESTRATOR].metrics.exposition()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    accept = request.headers.get("Accept", "")
+    body, content_type = request.app[ORCHESTRATOR].metrics.exposition(accept)
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def routes() -> list[web.RouteDef]:

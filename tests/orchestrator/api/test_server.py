@@ -77,7 +77,8 @@ async def test_metrics_tell_of_instances_and_outcomes(service: Service) -> None:
         assert response.headers["Content-Type"].startswith("text/plain")
         text = await response.text()
     for line in (
-        'tidegate_outcomes_total{api="completions",code="",model="fake",outcome="met"} 1.0',
+        'tidegate_outcomes_total{api="completions",class="interactive",code="",model="fake",'
+        'outcome="met"} 1.0',
         'tidegate_offered_total{api="completions"} 2.0',
         "tidegate_tokens_generated_total 10.0",
         "tidegate_ttft_ms_count 1.0",

@@ -34,7 +34,7 @@ class Deaf:
 
 async def test_dl10_a_listener_that_fails_at_the_end_costs_no_count() -> None:
     """Limits, the store and the service's own set of live tasks hang on what comes after it."""
-    journal, metrics = MemoryJournal(), TaskMetrics(Metrics())
+    journal, metrics = MemoryJournal(), TaskMetrics(Metrics(), ManualClock())
     task, called = make_task(tokens=2), []
     task.listen(Deaf())
     task.on_end += [Deaf().ended, called.append]

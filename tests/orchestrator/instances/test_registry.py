@@ -98,7 +98,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
 async def test_lb6_how_long_a_model_took_to_load_is_a_metric(
     service: Service, worker: FakeWorker
 ) -> None:
-    value = service.metric("tidegate_model_load_ms", instance=worker.address, model="fake")
+    value = service.metric("tidegate_model_load_duration_ms", instance=worker.address, model="fake")
     assert value == 1234.5
 
 

@@ -115,7 +115,7 @@ def test_every_code_of_the_protocol_has_a_verdict() -> None:
 
 def test_dl10_only_the_first_ending_counts() -> None:
     clock = ManualClock()
-    metrics, journal = TaskMetrics(Metrics()), MemoryJournal()
+    metrics, journal = TaskMetrics(Metrics(), ManualClock()), MemoryJournal()
     settler = Settler(metrics, journal, clock)
     heard: list[Outcome] = []
 
@@ -164,7 +164,7 @@ def test_dl9_a_second_try_does_not_count_the_first_ones_start() -> None:
         "queue=400.0;route=0.0;prefill=0.0;decode=0.0;left=400.0"
     )
     metrics = Metrics()
-    Settler(TaskMetrics(metrics), MemoryJournal(), ManualClock()).settle(
+    Settler(TaskMetrics(metrics, ManualClock()), MemoryJournal(), ManualClock()).settle(
         task, failed(TidegateError("x"))
     )
     assert metrics.registry.get_sample_value("tidegate_dispatch_ms_count") == 0
@@ -203,7 +203,9 @@ def test_dl14_met_means_that_all_parts_were_kept(
         task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), at)
     partial = on_deadline is OnDeadline.PARTIAL
     verdict = judge(task, make_end(D if partial else S), 100.95)
-    assert Settler(TaskMetrics(metrics), MemoryJournal(), ManualClock()).settle(task, verdict)
+    assert Settler(TaskMetrics(metrics, ManualClock()), MemoryJournal(), ManualClock()).settle(
+        task, verdict
+    )
     ending = task.ending
     assert ending is not None and ending.error is None
     kept = "partial" if partial else "met"
@@ -215,7 +217,7 @@ def test_dl14_met_means_that_all_parts_were_kept(
 
 def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
     clock = ManualClock()
-    settler = Settler(TaskMetrics(Metrics()), MemoryJournal(), clock)
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), clock)
     for verdict_of, part in (
         (lambda task: overdue(task, 101.5), Part.WHOLE),
         (lambda task: judge(task, make_end(D, Code.DEADLINE_EXCEEDED), 100.6), Part.WHOLE),

@@ -1,0 +1,59 @@
+"""Where a missed deadline's time went: one stage is to blame for each miss."""
+
+from enum import StrEnum
+
+from orchestrator.tasks.deadline import Part
+from orchestrator.tasks.ending import Budget, Ending
+from orchestrator.tasks.task import Task
+
+LIKELY = 0.9
+"""A task with this chance of being in time when it was sent was expected to be."""
+
+
+class Stage(StrEnum):
+    """What can be to blame."""
+
+    QUEUE = "queue"
+    """It waited, here or in the worker, or was never sent."""
+    ROUTE = "route"
+    """The way to the worker and back."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RETRY = "retry"
+    """An instance did not finish it, and it began again elsewhere."""
+    PREDICTION = "prediction"
+    """It was sent in good time by what was known, and the worker took longer."""
+
+
+TIMED = (Stage.QUEUE, Stage.ROUTE, Stage.PREFILL, Stage.DECODE)
+"""Stages that a budget has figures of."""
+
+
+def times_of(budget: Budget) -> dict[Stage, float]:
+    """Milliseconds by stage."""
+    spent = (budget.queue_ms, budget.route_ms, budget.prefill_ms, budget.decode_ms)
+    return dict(zip(TIMED, spent, strict=True))
+
+
+def blame(task: Task, ending: Ending) -> Stage:
+    """The stage to blame for a miss.
+
+    The first that applies: an instance failed; it was never sent; the way took longest; its chance
+    was good when it was sent; else the stage that took longest. A first token that came too late
+    has nothing to do with decoding, a late one after it with nothing else.
+    """
+    if task.attempts:
+        return Stage.RETRY
+    if not task.marks.dispatched:
+        return Stage.QUEUE
+    if ending.missed_part is Part.TOKEN_GAP:
+        return Stage.DECODE
+    times = times_of(ending.budget)
+    if ending.missed_part is Part.FIRST_TOKEN:
+        del times[Stage.DECODE]
+    longest = max(times, key=times.__getitem__)
+    if longest is Stage.ROUTE:
+        return longest
+    if task.given_chance is not None and task.given_chance >= LIKELY:
+        return Stage.PREDICTION
+    return longest

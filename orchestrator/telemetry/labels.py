@@ -1,0 +1,25 @@
+"""Label values that clients choose: a bounded number of them, then ``other``."""
+
+from collections.abc import Hashable
+
+OTHER = "other"
+MOST_TENANTS = 20
+MOST_MODELS = 50
+"""Each value is a time series of its own, and one for every bucket of a histogram that has it."""
+
+
+class BoundedValues:
+    """Lets the first ``most`` values through as they are; all that come later are ``other``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[Hashable] = set()
+
+    def of(self, value: str) -> str:
+        """What to call ``value`` in a label."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(value)
+        return value

@@ -1,0 +1,119 @@
+"""What a scrape tells of requests: outcomes, misses, windows, exemplars (DL-10, LB-8, PF-4)."""
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from orchestrator.telemetry.labels import MOST_TENANTS, OTHER
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker, Plan
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+TASK = {"prompt": "hello", "max_tokens": 4}
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def chat(service: Service, flags: str, **more: object) -> int:
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-{flags}"}
+    async with service.http.post(
+        "/v1/chat/completions", json=CHAT | more, headers=headers
+    ) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def exemplars(service: Service) -> set[tuple[str, str]]:
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with service.http.get("/metrics", headers=accept) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        text = await response.text()
+    return {
+        (family.name, sample.exemplar.labels["trace_id"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
+async def test_openmetrics_leads_to_sampled_traces(service: Service) -> None:
+    """Only where somebody keeps the trace is there anything to lead to."""
+    assert await chat(service, "00") == 200
+    assert not await exemplars(service)
+    assert await chat(service, "01") == 200
+    assert await exemplars(service) == {
+        (name, TRACE)
+        for name in (
+            "tidegate_queue_ms",
+            "tidegate_total_ms",
+            "tidegate_ttft_ms",
+            "gen_ai_server_request_duration_seconds",
+            "gen_ai_server_time_to_first_token_seconds",
+        )
+    }
+
+
+async def test_opentelemetrys_names(service: Service) -> None:
+    await chat(service, "00")
+    await chat(service, "00", model="nobody's")
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "tidegate",
+        "gen_ai_request_model": "fake",
+    }
+    for name in ("time_to_first_token", "time_per_output_token"):
+        assert service.metric(f"gen_ai_server_{name}_seconds_count", **labels) == 1
+    duration = "gen_ai_server_request_duration_seconds_count"
+    assert service.metric(duration, **labels, error_type="") == 1
+    failed = labels | {"gen_ai_request_model": "", "error_type": "model_not_found"}
+    assert service.metric(duration, **failed) == 1
+
+
+async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
+    for number in range(MOST_TENANTS + 2):
+        body = TASK | {"tenant": f"tenant-{number}", "max_tokens": 0}
+        async with service.http.post("/v2/tasks", json=body) as response:
+            assert response.status == 400
+    labels = {"outcome": "refused", "tenant": OTHER}
+    assert service.metric("tidegate_tenant_outcomes_total", **labels) == 2
+    assert service.metric("tidegate_tenant_attainment", window="1m", tenant=OTHER) == 0
+
+
+async def test_dl10_windows_and_responses(service: Service) -> None:
+    assert await chat(service, "00") == 200
+    assert await chat(service, "00", max_tokens=10**9) == 400
+    for name in ("1m", "5m", "15m"):
+        labels = {"window": name, "class": "interactive"}
+        assert service.metric("tidegate_class_attainment", **labels) == 0.5
+        assert service.metric("tidegate_goodput", **labels) > 0
+    async with service.http.get("/metrics"):
+        pass
+    for status in ("200", "400"):
+        assert service.metric("tidegate_http_responses_total", status=status) == 1
+
+
+async def test_a_miss_is_somebodys(worker: FakeWorker, make_service: MakeService) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1, ignores_deadline=True)
+    service = await make_service(worker, admission="off")
+    await chat(service, "00", deadline_ms=150)
+    await service.until(lambda: service.outcomes() == ["missed"])
+    stages = ("queue", "route", "prefill", "decode", "retry", "prediction")
+    by_stage = [service.metric("tidegate_misses_total", stage=stage) for stage in stages]
+    assert sum(by_stage) == 1
+    spent = [service.metric("tidegate_missed_time_ms_total", stage=stage) for stage in stages[:4]]
+    assert sum(spent) > 100
+
+
+async def test_pf4_utilization_and_health_failures(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=2)
+    worker.plan = lambda submit: Plan(stall_at=1)
+    service = await make_service(worker)
+    assert service.metric("tidegate_instance_slots", instance=worker.address) == 2
+    assert service.metric("tidegate_utilization") == 0
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await service.until(lambda: service.metric("tidegate_utilization") == 0.5)
+    failures = "tidegate_instance_health_failures_total"
+    assert service.metric(failures, instance=worker.address) == 0
+    await worker.stop()
+    await service.until(lambda: service.metric(failures, instance=worker.address) > 3)
+    assert service.metric("tidegate_utilization") == 0

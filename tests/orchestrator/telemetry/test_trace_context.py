@@ -1,0 +1,39 @@
+"""OR-16: the caller's trace is read from ``traceparent``, and a broken one harms nobody."""
+
+import pytest
+
+from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("header", "sampled"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", True),
+        (f" 00-{TRACE}-{SPAN}-03 ", True),
+        (f"00-{TRACE}-{SPAN}-00", False),
+        (f"cc-{TRACE}-{SPAN}-01-what a later version adds", True),
+    ],
+)
+def test_a_traceparent_is_read(header: str, sampled: bool) -> None:
+    assert read_traceparent(header) == TraceContext(TRACE, SPAN, sampled)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{SPAN}-zz",
+    ],
+)
+def test_a_broken_one_counts_as_none(header: str | None) -> None:
+    assert read_traceparent(header) is None
