@@ -13,6 +13,7 @@ from orchestrator.api.config import (
     BodyConfig,
     BrowserConfig,
     ConnectionConfig,
+    ResponseStoreConfig,
     StreamConfig,
 )
 from orchestrator.clock import Clock
@@ -295,6 +296,9 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
             keepalive_s=settings.sse_keepalive_s or None,
             behind_s=settings.slow_client_pause_s,
             metrics_every_s=settings.metrics_event_ms / 1000,
+        ),
+        ResponseStoreConfig(
+            settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
         ),
     )
 

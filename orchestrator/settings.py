@@ -265,6 +265,12 @@ class Settings(BaseSettings):
     """Ended tasks are kept for replay while all four bounds hold. A token weighs 104 bytes, with
     the 20 most likely ones beside it 2.6 KB."""
 
+    keep_responses: int = Field(default=1000, ge=0)
+    keep_responses_s: float = Field(default=3600.0, ge=0)
+    keep_responses_bytes: int = Field(default=64 * 2**20, ge=0)
+    """The same of ``/v1/responses``, whose clients go on from an earlier answer by its id; 0 keeps
+    none. A conversation weighs what its text does, with each of its answers."""
+
     # end of the process (OR-14)
     shutdown_grace_s: float = Field(default=30.0, ge=0)
     """SIGTERM: running tasks may finish within this."""

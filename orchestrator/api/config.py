@@ -54,6 +54,15 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseStoreConfig:
+    """How much is kept of responses that clients may go on from."""
+
+    max_responses: int
+    max_age_s: float
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """All of it. Without ``keys`` everybody is let in."""
 
@@ -62,6 +71,7 @@ class ApiConfig:
     browsers: BrowserConfig
     connections: ConnectionConfig
     streams: StreamConfig
+    responses: ResponseStoreConfig
 
 
 CONFIG = web.AppKey("config", ApiConfig)

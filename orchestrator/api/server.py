@@ -35,6 +35,8 @@ from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai.responses import routes as responses
+from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.operator import instances, probes
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
@@ -97,7 +99,8 @@ def build_app(
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
-    for edge in (native, openai, anthropic, kserve, metadata, instances, probes):
+    app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
+    for edge in (native, openai, responses, anthropic, kserve, metadata, instances, probes):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)

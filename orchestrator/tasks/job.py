@@ -17,6 +17,7 @@ class Api(StrEnum):
     NATIVE = "tasks"
     CHAT = "chat"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"
     MESSAGES = "messages"
     KSERVE = "kserve"
 

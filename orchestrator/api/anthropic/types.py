@@ -9,15 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, GenerationRequest
+from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Message, Prompt
 
-Unused = msgspec.Raw
-"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
 _BETWEEN_TURNS = "\n\n"
-_MOST_LOOKED_AT = 256
-"""Bytes of a field of which few values are served; those are short."""
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
@@ -109,12 +105,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
     """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
-    for field, (fits, expected) in _ONLY.items():
-        raw = getattr(body, field, NULL)
-        is_short = len(memoryview(raw)) <= _MOST_LOOKED_AT
-        value = msgspec.json.decode(raw) if is_short else ...
-        if value is not None and not fits(value):
-            raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+    refuse_unserved(body, _ONLY)
 
 
 def chat_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:

@@ -1,8 +1,8 @@
 """What a body may say of a generation that means the same in every dialect (OR-2, DL-1)."""
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 from aiohttp import web
@@ -36,6 +36,10 @@ MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253; what is stated is kept with the task."""
 SESSION_HEADER = "X-Session-Id"
 NULL = msgspec.Raw(b"null")
+Unused = msgspec.Raw
+"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+_MOST_LOOKED_AT = 256
+"""Bytes of a field of which few values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
@@ -158,6 +162,23 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
         trace=read_traceparent(request.headers.get("traceparent")),
     )
+
+
+def refuse_unserved(
+    body: msgspec.Struct, served: Mapping[str, tuple[Callable[[Any], bool], str]]
+) -> None:
+    """Raise ``InvalidRequest`` for the first field that asks for what is not served.
+
+    ``served`` has, for fields of which few values are served, the test for them and what to say
+    otherwise.
+    """
+    for field, (fits, expected) in served.items():
+        value = getattr(body, field, None)
+        if isinstance(value, msgspec.Raw):
+            is_short = len(memoryview(value)) <= _MOST_LOOKED_AT
+            value = msgspec.json.decode(value) if is_short else ...
+        if value is not None and not fits(value):
+            raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
 
 
 def _name(field: str, value: str | None) -> str | None:

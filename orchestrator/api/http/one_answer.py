@@ -30,13 +30,27 @@ async def stream_answer(
         orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
-async def whole_answer(request: web.Request, job: Job, prompt: Prompt) -> tuple[Task, Transcript]:
-    """Submit a job and wait for its end; the text's ``tail`` is the ending's.
+class WholeAnswer(Transcript):
+    """A transcript that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = asyncio.Event()
+
+    def ended(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+        self.complete.set()
+
+
+async def whole_answer(
+    request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
+) -> tuple[Task, Transcript]:
+    """Submit a job and wait for its end, with an ``answer`` of the caller's to hear it if there is
+    one; the text's ``tail`` is the ending's.
 
     Raises ``TidegateError`` when it did not end well.
     """
     orchestrator = request.app[ORCHESTRATOR]
-    answer = _Answer()
+    answer = answer or WholeAnswer()
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
     try:
         await answer.complete.wait()
@@ -47,14 +61,3 @@ async def whole_answer(request: web.Request, job: Job, prompt: Prompt) -> tuple[
     if task.ending.error is not None:
         raise task.ending.error
     return task, answer
-
-
-class _Answer(Transcript):
-    """A transcript that can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.complete = asyncio.Event()
-
-    def ended(self, task: object) -> None:
-        self.complete.set()

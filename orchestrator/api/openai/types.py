@@ -12,13 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, GenerationRequest
+from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Job, Prompt
 
-Unused = msgspec.Raw
-"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
 MOST_CHOICES = 128
 """Of a request, all prompts together: each is a task of its own. OpenAI's bound for ``n``."""
 _Prompts = msgspec.defstruct(
@@ -32,8 +30,6 @@ _prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
     str | tuple[int, ...]
 )
-_MOST_LOOKED_AT = 256
-"""Bytes of a field of which one value is served; that one is short."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,12 +91,7 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
-        for field, (fits, expected) in _ONLY.items():
-            value = getattr(self, field, None)
-            if isinstance(value, msgspec.Raw):
-                value = _short(value)
-            if value is not None and not fits(value):
-                raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+        refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
 
@@ -221,11 +212,6 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
                 f"best_of is not supported here: it must be {n}, as n", field="best_of"
             )
         return n
-
-
-def _short(value: msgspec.Raw) -> object:
-    """What JSON stands for; just something, where it is long."""
-    return msgspec.json.decode(value) if len(memoryview(value)) <= _MOST_LOOKED_AT else ...
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:

@@ -1,0 +1,159 @@
+"""``/v1/responses``: make one, ask for it again, go on from it, cancel, delete."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.one_answer import stream_answer, whole_answer
+from orchestrator.api.http.responses import json_response, task_headers
+from orchestrator.api.openai.responses.answer import Answer
+from orchestrator.api.openai.responses.events import ResponseEvents
+from orchestrator.api.openai.responses.items import conversation, turns_of
+from orchestrator.api.openai.responses.shapes import response_id
+from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.types import ParsedRequest, ResponsesRequest, echo_of
+from orchestrator.errors import InvalidRequest, NotFound
+from orchestrator.prompts.encoder import Token
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect, Prompt
+from orchestrator.tasks.task import Task
+
+RESPONSES = web.AppKey("responses", ResponseStore)
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """The next turn of a conversation."""
+    asked = await read_body(request, _decoder, lambda body: _parse(request, body))
+    orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
+    key, job = asked.job.key, asked.job
+    earlier = _earlier(store, key, asked.previous_id)
+    messages = conversation(asked.instructions, earlier, asked.turns)
+    if not messages:
+        raise InvalidRequest("input is empty; it needs at least one message", field="input")
+
+    if asked.is_background and not store.keeps_any:
+        raise InvalidRequest(
+            "background is not supported here: TIDEGATE_KEEP_RESPONSES keeps none",
+            field="background",
+        )
+
+    def keep(task: Task, answer: Answer) -> None:
+        ending = task.ending
+        if ending is not None and (ending.error is None or asked.is_background):
+            turns = (*earlier, *asked.turns, *answer.turns(task))
+            store.put(key, response_id(task.id), msgspec.json.encode(answer.body(task)), turns)
+
+    def token_of(token_id: int) -> Token:
+        return orchestrator.model(job.model).token(token_id)
+
+    prompt = Chat(messages)
+    if asked.is_streamed:
+        return await stream_answer(
+            request, job, prompt, lambda stream: ResponseEvents(stream, asked, token_of, keep)
+        )
+    answer = Answer(asked, token_of, keep)
+    if asked.is_background:
+        return await _begin(request, prompt, answer)
+    task, _ = await whole_answer(request, job, prompt, answer)
+    headers = task_headers(task, orchestrator.clock.now())
+    return json_response(answer.body(task), headers=headers)
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    """One that is stored."""
+    if request.query.get("stream", "false") != "false":
+        raise InvalidRequest(
+            "stream is not supported here: a stored response comes in one piece", field="stream"
+        )
+    return _answer(request.app[RESPONSES].body(*_named(request)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """End one that is made in the background."""
+    return _answer(request.app[RESPONSES].cancel(*_named(request)))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget one."""
+    key, name = _named(request)
+    request.app[RESPONSES].delete(key, name)
+    return json_response({"id": name, "object": "response", "deleted": True})
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/responses", create),
+        web.get("/v1/responses/{response_id}", retrieve),
+        web.delete("/v1/responses/{response_id}", delete),
+        web.post("/v1/responses/{response_id}/cancel", cancel),
+    ]
+
+
+def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
+    body.refuse_unsupported()
+    keep = body.on_disconnect is OnDisconnect.CONTINUE
+    job = read_job_of(request, body, Api.RESPONSES, keep=keep)
+    return ParsedRequest(
+        job=job,
+        created_unix=int(request[CONTEXT].arrival.unix),
+        instructions=body.instructions,
+        turns=turns_of(body.input),
+        previous_id=body.previous_response_id,
+        is_streamed=bool(body.stream),
+        is_background=bool(body.background),
+        is_stored=body.store is not False,
+        echo=echo_of(body),
+    )
+
+
+async def _begin(request: web.Request, prompt: Prompt, answer: Answer) -> web.Response:
+    """Take it on; it can be asked for from now on."""
+    orchestrator, job = request.app[ORCHESTRATOR], answer.asked.job
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
+    running = _Background(orchestrator, task, answer)
+    if task.ending is None:
+        request.app[RESPONSES].begin(job.key, response_id(task.id), running)
+    return _answer(running.body(), headers=task_headers(task, orchestrator.clock.now()))
+
+
+class _Background(NamedTuple):
+    """One that nobody waits for."""
+
+    orchestrator: Orchestrator
+    task: Task
+    answer: Answer
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.answer.body(self.task))
+
+    def cancel(self) -> None:
+        self.orchestrator.cancel(self.task)
+
+
+def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
+    """The conversation that a request goes on with. Raises ``InvalidRequest``."""
+    if name is None:
+        return ()
+    try:
+        return store.get(key, name).messages
+    except NotFound as error:
+        # Not 404, for which clients give up the model that they asked for.
+        raise InvalidRequest(
+            f"previous_response_id: {error.message}; send the conversation as input",
+            field="previous_response_id",
+        ) from None
+
+
+def _answer(body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    return request[CONTEXT].key.fingerprint, request.match_info["response_id"]

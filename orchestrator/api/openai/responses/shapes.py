@@ -1,0 +1,91 @@
+"""A response as OpenAI has it, its items and its usage."""
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai.errors import error_body
+from orchestrator.api.openai.responses.types import ParsedRequest
+from orchestrator.api.openai.shapes import CHAT, TokenOf
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.task import Task
+from worker.protocol import AbortCause, FinishReason, TokenLogprob
+
+_INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
+"""``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
+
+
+def response_id(task_id: str) -> str:
+    return f"resp_{task_id}"
+
+
+def message_id(task_id: str) -> str:
+    return f"msg_{task_id}"
+
+
+def response(
+    task: Task, asked: ParsedRequest, status: str, output: Sequence[object] = ()
+) -> dict[str, object]:
+    """The whole of it, as it stands: with what became of it once it has ended."""
+    ending = task.ending
+    error = ending.error if ending is not None else None
+    reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
+    return {
+        "id": response_id(task.id),
+        "object": "response",
+        "created_at": asked.created_unix,
+        "status": status,
+        "completed_at": None,
+        "error": None if error is None else error_body(error)["error"],
+        "incomplete_details": None if reason is None else {"reason": reason},
+        "model": task.model,
+        "output": output,
+        "usage": None if ending is None else usage(task),
+        "temperature": task.sampling.temperature,
+        "top_p": task.sampling.top_p,
+        **asked.echo,
+        **task_fields(task),
+    }
+
+
+def status_of(ending: Ending | None, *, has_started: bool = True) -> str:
+    """What a response is said to be."""
+    if ending is None:
+        return "in_progress" if has_started else "queued"
+    if ending.error is not None:
+        return "cancelled" if ending.cause is AbortCause.CANCEL else "failed"
+    return "incomplete" if ending.finish_reason in _INCOMPLETE else "completed"
+
+
+def text_part(text: str, logprobs: Sequence[object] = ()) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def message_item(
+    task: Task, status: str, content: Sequence[Mapping[str, object]] = ()
+) -> dict[str, object]:
+    return {
+        "id": message_id(task.id),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
+
+
+def logprobs_of(
+    ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
+) -> list[object]:
+    """As a chat's."""
+    content = CHAT.logprobs(ids, (), entries, token_of)["content"]
+    assert isinstance(content, list)
+    return content
+
+
+def usage(task: Task) -> dict[str, object]:
+    return {
+        "input_tokens": task.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": task.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": task.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": task.prompt_tokens + task.completion_tokens,
+    }

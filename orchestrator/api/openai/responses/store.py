@@ -1,0 +1,149 @@
+"""Responses that clients may ask for again, or go on from: the latest, as the bounds allow.
+
+Each belongs to the key that it was made with; to others it does not exist. What is over a bound
+goes, the oldest of the key that keeps most: nobody pushes out what others keep by keeping more.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from sys import getsizeof
+from typing import NamedTuple, Protocol
+
+from orchestrator.api.config import ResponseStoreConfig
+from orchestrator.clock import Clock
+from orchestrator.errors import NotFound
+from orchestrator.tasks.job import Message
+from worker.protocol import excerpt
+
+_OWN_BYTES = 512
+_MESSAGE_BYTES = 128
+"""What keeping a response takes beside its body, and each of its messages beside the text."""
+
+
+class Running(Protocol):
+    """One that is made in the background."""
+
+    def body(self) -> bytes:
+        """As it stands."""
+
+    def cancel(self) -> None:
+        """End it; it is kept then."""
+
+
+class Stored(NamedTuple):
+    """One that has ended: its body as JSON, and the conversation up to and with it, without its
+    instructions."""
+
+    body: bytes
+    messages: tuple[Message, ...]
+    ended: float
+    """On the clock."""
+    kept_bytes: int
+
+
+class ResponseStore:
+    """Responses by key and id."""
+
+    def __init__(self, clock: Clock, config: ResponseStoreConfig) -> None:
+        self._clock = clock
+        self._config = config
+        self._running: dict[tuple[str, str], Running] = {}
+        self._by_key: dict[str, OrderedDict[str, Stored]] = {}
+        self._bytes: dict[str, int] = {}
+        """Of each key."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether a response may be kept at all."""
+        config = self._config
+        return min(config.max_responses, config.max_age_s, config.max_bytes) > 0
+
+    def begin(self, key: str, name: str, running: Running) -> None:
+        """One that is made in the background can be asked for meanwhile; ``put`` is to follow."""
+        self._running[key, name] = running
+
+    def put(self, key: str, name: str, body: bytes, messages: tuple[Message, ...]) -> None:
+        """Keep one that has just ended. What is larger than all of the room is not kept."""
+        self._running.pop((key, name), None)
+        size = _kept_bytes(body, messages)
+        if size > self._config.max_bytes:
+            return
+        stored = Stored(body, messages, self._clock.now(), size)
+        self._by_key.setdefault(key, OrderedDict())[name] = stored
+        self._bytes[key] = self._bytes.get(key, 0) + size
+        self._count += 1
+        self._prune()
+        while self._count > self._config.max_responses or self.kept_bytes > self._config.max_bytes:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            self._remove(most, next(iter(self._by_key[most])))
+
+    def get(self, key: str, name: str) -> Stored:
+        """One that has ended. Raises ``NotFound``."""
+        self._prune()
+        own = self._by_key.get(key)
+        if own is None or name not in own:
+            raise _no_such_response(name)
+        return own[name]
+
+    def body(self, key: str, name: str) -> bytes:
+        """As it stands. Raises ``NotFound``."""
+        running = self._running.get((key, name))
+        return self.get(key, name).body if running is None else running.body()
+
+    def cancel(self, key: str, name: str) -> bytes:
+        """End one that is made in the background; others stay as they are (WP-2). Its body then.
+        Raises ``NotFound``."""
+        running = self._running.get((key, name))
+        if running is not None:
+            running.cancel()
+        return self.body(key, name)
+
+    def delete(self, key: str, name: str) -> None:
+        """Forget one, whether or not it has ended. Raises ``NotFound``."""
+        running = self._running.get((key, name))
+        if running is None:
+            self.get(key, name)
+        else:
+            running.cancel()
+        if name in self._by_key.get(key, ()):
+            self._remove(key, name)
+
+    def _prune(self) -> None:
+        """Forget what is too old."""
+        oldest_kept = self._clock.now() - self._config.max_age_s
+        for key in list(self._by_key):
+            while key in self._by_key:
+                name, stored = next(iter(self._by_key[key].items()))
+                if stored.ended >= oldest_kept:
+                    break
+                self._remove(key, name)
+
+    def _remove(self, key: str, name: str) -> None:
+        own = self._by_key[key]
+        self._bytes[key] -= own.pop(name).kept_bytes
+        self._count -= 1
+        if not own:
+            del self._by_key[key], self._bytes[key]
+
+
+def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
+    """About what it takes in memory. What conversations have in common counts in each: it lives
+    as long as the last of them."""
+    texts = sum(getsizeof(message.content) for message in messages)
+    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts
+
+
+def _no_such_response(name: str) -> NotFound:
+    """The answer for an unknown id, and for a response that is not the caller's."""
+    return NotFound(
+        f"there is no response {excerpt(name, 64)!r}; they are kept for a while only, and not with "
+        "store: false"
+    )

@@ -1,0 +1,202 @@
+"""What a body of ``/v1/responses`` asks for; what is not served is refused by name.
+
+What it may say beyond its API is the same as in every other dialect (``GenerationRequest``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
+from orchestrator.api.openai.responses.items import InputItem
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.job import Job, Message
+
+_MOST_METADATA_BYTES = 64 * 1024
+"""As many as there may be take less."""
+_MOST_PAIRS = 16
+_MOST_KEY_CHARS = 64
+_MOST_VALUE_CHARS = 512
+_metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a streamed answer."""
+
+    include_obfuscation: Unused = NULL
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    """What the text is to be."""
+
+    type: str = "text"
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text is to be like."""
+
+    format: TextFormat | None = None
+    verbosity: Unused = NULL
+
+
+class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses``."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    metadata: msgspec.Raw = NULL
+
+    # served in one way only
+    tools: Unused = NULL
+    tool_choice: Unused = NULL
+    truncation: Unused = NULL
+    conversation: Unused = NULL
+    prompt: Unused = NULL
+    moderation: Unused = NULL
+    context_management: Unused = NULL
+
+    # harmless
+    max_tool_calls: Unused = NULL
+    parallel_tool_calls: Unused = NULL
+    reasoning: Unused = NULL
+    user: Unused = NULL
+    service_tier: Unused = NULL
+    safety_identifier: Unused = NULL
+    prompt_cache_key: Unused = NULL
+    prompt_cache_options: Unused = NULL
+    prompt_cache_retention: Unused = NULL
+    access_programs: Unused = NULL
+
+    def token_limit(self) -> int | None:
+        if self.max_output_tokens is None:
+            return self.max_tokens
+        if self.max_tokens not in (None, self.max_output_tokens):
+            raise InvalidRequest(
+                "max_tokens and max_output_tokens differ; send one of them",
+                field="max_output_tokens",
+            )
+        return self.max_output_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        if self.top_logprobs or _LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    def wants_one_piece(self) -> bool:
+        return not self.stream and not self.background
+
+    def field_names(self) -> Mapping[str, str]:
+        names = {"prompt": "input", "logprobs": "top_logprobs"}
+        if self.max_output_tokens is not None:
+            names["max_tokens"] = "max_output_tokens"
+        return names
+
+    def refuse_unsupported(self) -> None:
+        """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+        refuse_unserved(self, _ONLY)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+        if self.background and self.stream:
+            raise InvalidRequest(
+                "background is not supported here with stream: true; send one of them",
+                field="background",
+            )
+        if self.background and self.store is False:
+            raise InvalidRequest(
+                "background needs store: true, or nobody could ask for the answer",
+                field="background",
+            )
+        form = self.text.format if self.text is not None else None
+        if form is not None and form.type != "text":
+            raise InvalidRequest(
+                "text.format is not supported here: only text is served", field="text.format"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request, without its body."""
+
+    job: Job
+    created_unix: int
+    instructions: str | None
+    turns: tuple[Message, ...]
+    """Those that this request adds."""
+    previous_id: str | None
+    is_streamed: bool
+    is_background: bool
+    is_stored: bool
+    echo: Mapping[str, object]
+    """What the answer repeats of it."""
+
+
+def echo_of(body: ResponsesRequest) -> dict[str, object]:
+    """What an answer repeats of its request."""
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.token_limit(),
+        "max_tool_calls": None,
+        "metadata": _metadata(body.metadata),
+        "parallel_tool_calls": True,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": body.store is not False,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": "disabled",
+    }
+
+
+def _metadata(stated: msgspec.Raw) -> dict[str, str]:
+    unfit = InvalidRequest(
+        f"metadata must be an object of at most {_MOST_PAIRS} strings of up to "
+        f"{_MOST_VALUE_CHARS} characters, under names of up to {_MOST_KEY_CHARS}",
+        field="metadata",
+    )
+    if len(memoryview(stated)) > _MOST_METADATA_BYTES:
+        raise unfit
+    try:
+        pairs = _metadata_decoder.decode(stated) or {}
+    except msgspec.DecodeError:
+        raise unfit from None
+    if len(pairs) > _MOST_PAIRS or any(
+        len(key) > _MOST_KEY_CHARS or len(value) > _MOST_VALUE_CHARS for key, value in pairs.items()
+    ):
+        raise unfit
+    return pairs
+
+
+def _nothing(value: object) -> bool:
+    return not value
+
+
+_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "tools": (_nothing, "tool calls are not served"),
+    "tool_choice": (lambda value: value in ("none", "auto"), "tool calls are not served"),
+    "truncation": (
+        lambda value: value == "disabled",
+        "what does not fit the context is refused, not cut; leave it out, or send disabled",
+    ),
+    "conversation": (_nothing, "send previous_response_id, or the items themselves"),
+    "prompt": (_nothing, "stored prompts are not served; send instructions and input"),
+    "moderation": (_nothing, "no moderation is served"),
+    "context_management": (_nothing, "nothing is compacted here"),
+}
+"""Fields of which few values are served: the test for it, and what to say otherwise."""

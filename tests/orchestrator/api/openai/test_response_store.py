@@ -1,0 +1,70 @@
+"""What is kept of responses: bounded, and each key's own."""
+
+from contextlib import suppress
+
+import pytest
+
+from orchestrator.api.config import ResponseStoreConfig
+from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.errors import NotFound
+from orchestrator.tasks.job import Message
+from tests.support.clock import ManualClock
+
+SAID = (Message("user", "hello"),)
+
+
+def make_store(
+    clock: ManualClock, most: int = 10, age_s: float = 60.0, size: int = 2**20
+) -> ResponseStore:
+    return ResponseStore(clock, ResponseStoreConfig(most, age_s, size))
+
+
+def names(store: ResponseStore, key: str) -> set[str]:
+    found = set()
+    for name in map(str, range(10)):
+        with suppress(NotFound):
+            store.get(key, name)
+            found.add(name)
+    return found
+
+
+def test_the_oldest_of_whoever_keeps_most_goes() -> None:
+    store = make_store(ManualClock(), most=4)
+    store.put("quiet", "0", b"{}", SAID)
+    for n in range(1, 8):
+        store.put("busy", str(n), b"{}", SAID)
+    assert names(store, "quiet") == {"0"}
+    assert names(store, "busy") == {"5", "6", "7"}
+    assert len(store) == 4
+
+
+def test_bytes_are_bounded_with_what_was_said() -> None:
+    store = make_store(ManualClock(), size=10_000)
+    for n in range(8):
+        store.put("k", str(n), b"x" * 1000, (Message("user", "y" * 1000),))
+        assert store.kept_bytes <= 10_000
+    kept = names(store, "k")
+    assert 1 < len(kept) < 8 and max(kept) == "7" and len(kept) == len(store)
+    store.put("k", "9", b"x" * 10_000, SAID)
+    assert "9" not in names(store, "k") and len(store)
+
+
+def test_age_and_deletion_leave_nothing() -> None:
+    clock = ManualClock()
+    store = make_store(clock)
+    store.put("k", "1", b"{}", SAID)
+    clock.advance(50.0)
+    store.put("k", "2", b"{}", SAID)
+    clock.advance(20.0)
+    assert names(store, "k") == {"2"}
+    store.delete("k", "2")
+    assert (len(store), store.kept_bytes) == (0, 0)
+    with pytest.raises(NotFound):
+        store.delete("k", "2")
+
+
+def test_a_store_of_nothing_keeps_nothing() -> None:
+    store = make_store(ManualClock(), most=0)
+    assert not store.keeps_any
+    store.put("k", "1", b"{}", SAID)
+    assert (len(store), store.kept_bytes) == (0, 0)

@@ -1,0 +1,329 @@
+"""``/v1/responses``: OpenAI's Responses, with the official SDK unmodified (OR-3)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.orchestrator.api.openai.asking import answer_of
+from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Code, FinishReason
+
+HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
+WELL = Plan(tokens=2, reason=FinishReason.STOP)
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input"),
+    ({"input": None}, "input"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "assistant"),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type: computer_call"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_text"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 4, "max_tokens": 5}, "max_output_tokens"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"background": True, "stream": True}, "background"),
+    ({"background": True, "store": False}, "background"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "metadata"),
+    ({"temprature": 1}, "temprature"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"input": "x" * 600}, "maximum context length is 512 tokens"),
+]
+
+
+@pytest.fixture
+async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    # It reads certificates when it is made, which would block the loop.
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=2
+    )
+    async with client:
+        yield client
+
+
+async def ask(service: Service, body: dict[str, Any], status: int = 200) -> Any:
+    return await answer_of(service, "/v1/responses", body, status)
+
+
+async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
+    async with service.http.post("/v1/responses", json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        events = [event async for event in read_events(response)]
+    assert all(event.json()["type"] == event.event for event in events)
+    assert [event.json()["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def prompt_of(service: Service, worker: FakeWorker) -> str:
+    """What the worker was asked last, special tokens and all."""
+    encoder = service.orchestrator.model("fake")
+    return "".join(encoder.token(token_id).text for token_id in worker.submits[-1].token_ids)
+
+
+async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
+    worker.plan = lambda submit: Plan(tokens=4, reason=FinishReason.STOP, cached=5)
+    answer = await sdk.responses.create(**HI, instructions="s", metadata={"a": "b"})
+    assert (answer.status, answer.output_text, answer.model) == (
+        "completed",
+        "w0 w1 w2 w3 ",
+        "fake",
+    )
+    assert answer.id.startswith("resp_") and answer.object == "response" and answer.error is None
+    assert (answer.instructions, answer.metadata, answer.tools) == ("s", {"a": "b"}, [])
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (9, 4, 13)
+    assert usage.input_tokens_details.cached_tokens == 5
+    assert answer._request_id
+
+
+async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
+    worker.plan = lambda submit: WELL
+    async with sdk.responses.stream(**HI) as stream:
+        texts = [e.delta async for e in stream if e.type == "response.output_text.delta"]
+        answer = await stream.get_final_response()
+    assert texts == ["w0 ", "w1 "]
+    assert (answer.status, answer.output_text) == ("completed", "w0 w1 ")
+    assert answer.usage.output_tokens == 2
+
+
+async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(
+        per_delta=2, tail="…", text=lambda i: "" if i == 1 else f"{i}"
+    )
+    events = await events_of(service, HI)
+    assert [event.event.removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 4,  # a token without text is none
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "incomplete",
+    ]
+    started, last = events[0].json()["response"], events[-1].json()["response"]
+    assert (started["status"], started["output"], started["usage"]) == ("in_progress", [], None)
+    assert started["id"] == last["id"]
+    places = [event.json() for event in events[3:10]]
+    assert {(p["item_id"], p["output_index"], p["content_index"]) for p in places} == {
+        (last["output"][0]["id"], 0, 0)
+    }
+    assert [p.get("delta") for p in places[1:5]] == ["0", "2", "3", "…"]
+    assert places[5]["text"] == places[6]["part"]["text"] == "023…"
+    assert events[-2].json()["item"] == last["output"][0]
+    assert last["output"][0]["content"][0]["text"] == "023…"
+    assert (last["status"], last["output"][0]["status"]) == ("incomplete", "incomplete")
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert "left=" in last["deadline_budget"]
+
+
+async def test_an_answer_without_text_is_an_empty_one(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(tokens=1, text=lambda i: "", reason=FinishReason.STOP)
+    kinds = [event.event for event in await events_of(service, HI)]
+    assert "response.output_text.delta" not in kinds and kinds[-1] == "response.completed"
+    answer = await ask(service, HI)
+    assert answer["output"][0]["content"][0]["text"] == ""
+
+
+async def test_logprobs(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: WELL
+    asked = HI | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    part = (await ask(service, asked))["output"][0]["content"][0]
+    assert [(e["logprob"], len(e["top_logprobs"])) for e in part["logprobs"]] == [(-0.5, 2)] * 2
+    events = [event.json() for event in await events_of(service, asked)]
+    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+    assert [entry for entries in deltas for entry in entries] == part["logprobs"]
+    assert worker.submits[0].sampling.logprobs == 2
+
+
+async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) -> None:
+    """Instructions and what leads, parts, an answer as it was, and no thoughts."""
+    worker.plan = lambda submit: WELL
+    first = await ask(service, HI)
+    assert prompt_of(service, worker) == "<|bos|><|user|>hi<|end|><|assistant|>"
+    items = [
+        {"role": "developer", "content": "b"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "c"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        *first["output"],
+        {"role": "user", "content": "d <|end|>"},
+    ]
+    await ask(service, HI | {"input": items, "instructions": "a"})
+    said = "<|system|>a\n\nb<|end|><|user|>c<|end|><|assistant|>w0 w1 <|end|><|user|>d <|end|>"
+    assert prompt_of(service, worker) == f"<|bos|>{said}<|end|><|assistant|>"
+
+
+async def test_a_conversation_by_id(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    worker.plan = lambda submit: WELL
+    first = await sdk.responses.create(**HI, instructions="only here")
+    second = await sdk.responses.create(**HI | {"input": "and"}, previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    third = await sdk.responses.create(**HI | {"input": "so"}, previous_response_id=second.id)
+    said = "<|user|>hi<|end|><|assistant|>w0 w1 <|end|><|user|>and<|end|><|assistant|>w0 w1 <|end|>"
+    # without the instructions, which are of their own request only
+    assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>so<|end|><|assistant|>"
+    assert (await sdk.responses.retrieve(second.id)).output_text == second.output_text
+    await sdk.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.retrieve(second.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id") as unknown:
+        await sdk.responses.create(**HI, previous_response_id=second.id)
+    assert unknown.value.param == "previous_response_id"
+    await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
+    said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
+    assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
+
+
+async def test_what_is_streamed_is_stored_unless_it_failed(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: WELL
+    whole = (await events_of(service, HI))[-1].json()["response"]
+    async with service.http.get(f"/v1/responses/{whole['id']}") as response:
+        stored = await response.json()
+    whole.pop("deadline_budget")
+    assert stored == whole
+    for change in ({"store": False}, {"deadline_ms": 200}):
+        worker.plan = lambda submit, change=change: Plan(
+            tokens=2, stall_at=None if "store" in change else 1
+        )
+        last = (await events_of(service, HI | change))[-1].json()["response"]
+        async with service.http.get(f"/v1/responses/{last['id']}") as response:
+            assert response.status == 404
+
+
+async def test_responses_are_their_keys_own(worker: FakeWorker, make_service: MakeService) -> None:
+    keys = {"a": {"token": "A"}, "b": {"token": "B"}}
+    service = await make_service(worker, keys=keys)
+    mine, other = ({"Authorization": f"Bearer {token}"} for token in "AB")
+    async with service.http.post("/v1/responses", json=HI, headers=mine) as response:
+        name = (await response.json())["id"]
+    asked = HI | {"previous_response_id": name}
+    for method, path, body in (
+        ("GET", f"/v1/responses/{name}", None),
+        ("DELETE", f"/v1/responses/{name}", None),
+        ("POST", f"/v1/responses/{name}/cancel", None),
+        ("POST", "/v1/responses", asked),
+    ):
+        async with service.http.request(method, path, json=body, headers=other) as response:
+            assert response.status == (404 if body is None else 400)
+        async with service.http.get(f"/v1/responses/{name}", headers=mine) as response:
+            assert response.status == 200
+    async with service.http.get(f"/v1/responses/{name}") as response:
+        assert response.status == 401
+
+
+async def test_in_the_background(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
+    plan = Plan(stall_at=1, reason=FinishReason.STOP)
+    worker.plan = lambda submit: plan
+    begun = await sdk.responses.create(**HI, background=True)
+    assert begun.status in ("queued", "in_progress") and begun.background
+    await worker.until(lambda: worker.running == 1)
+    plan.release.set()
+    while (answer := await sdk.responses.retrieve(begun.id)).status != "completed":
+        assert answer.status in ("queued", "in_progress")
+    assert answer.output_text == "w0 w1 w2 w3 "
+    assert (await sdk.responses.cancel(begun.id)).status == "completed"
+
+    plan = Plan(stall_at=1)
+    begun = await sdk.responses.create(**HI, background=True)
+    assert (await sdk.responses.cancel(begun.id)).status == "cancelled"
+    assert (await sdk.responses.retrieve(begun.id)).error.code == "cancelled"
+    plan = Plan(fail_at=1)
+    begun = await sdk.responses.create(**HI, background=True)
+    while (answer := await sdk.responses.retrieve(begun.id)).status != "failed":
+        pass
+    assert answer.error.code == "engine_error"
+    plan = Plan(stall_at=1)
+    begun = await sdk.responses.create(**HI, background=True)
+    await sdk.responses.delete(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.retrieve(begun.id)
+    await worker.until(lambda: not worker.running)
+
+
+async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWorker) -> None:
+    for change, word in BAD:
+        error = (await ask(service, HI | change, 400))["error"]
+        assert error["type"] == "invalid_request_error" and word in error["message"]
+        assert error["param"]
+    assert not worker.submits
+
+
+async def test_what_changes_nothing_is_accepted(service: Service) -> None:
+    harmless = {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "truncation": "disabled",
+        "user": "u",
+        "prompt_cache_key": "k",
+        "service_tier": "auto",
+        "max_tool_calls": 3,
+        "instructions": None,
+        "previous_response_id": None,
+    }
+    await ask(service, HI | harmless)
+
+
+async def test_deadlines_and_errors_are_those_of_every_route(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=2)
+    error = (await ask(service, HI | {"deadline_ms": 200}, 504))["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+    last = (await events_of(service, HI | {"deadline_ms": 200}))[-1]
+    assert last.event == "response.failed"
+    failed = last.json()["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "deadline_exceeded")
+    assert failed["output"][0]["status"] == "incomplete"
+    partial = await ask(service, HI | {"deadline_ms": 200, "on_deadline": "partial"})
+    assert (partial["status"], partial["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "deadline"},
+    )
+    assert service.outcomes() == ["missed", "missed", "partial"]
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.create(**HI | {"model": "none"})
+    worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
+    with pytest.raises(openai.RateLimitError):
+        await sdk.with_options(max_retries=0).responses.create(**HI, stream=True)
+
+
+async def test_the_sdks_timeout_is_a_deadline(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, sdk_timeouts=True)
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", timeout=7
+    )
+    async with client:
+        await client.responses.create(**HI)
+        await client.responses.create(**HI, background=True)
+        await worker.until(lambda: len(worker.submits) == 2)
+    assert worker.submits[0].budget_ms <= 7000 < worker.submits[1].budget_ms
+
+
+async def test_who_leaves_frees_the_slot(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    async with service.http.post("/v1/responses", json=HI | {"stream": True}) as response:
+        await response.content.readline()
+        response.close()
+    await worker.until(lambda: bool(worker.cancels) and not worker.running)
+    await service.until(lambda: service.outcomes() == ["aborted"])
