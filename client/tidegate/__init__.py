@@ -1,22 +1,23 @@
-"""Tidegate for Python people: a small asynchronous client.
+"""Tidegate for Python people: a small client, asynchronous or not.
 
 ::
 
-    import asyncio
-    from contextlib import aclosing
-    from datetime import timedelta
+    from tidegate import SyncClient, Token
 
-    from tidegate import Client, Token
+    with SyncClient("http://127.0.0.1:8080") as client:
+        with client.stream("Once upon a time", max_tokens=64) as events:  # leaving cancels the work
+            for event in events:
+                if isinstance(event, Token):
+                    print(event.text, end="", flush=True)
+
+    import asyncio
+    from tidegate import Client, deadline
 
     async def main() -> None:
         async with Client("http://127.0.0.1:8080") as client:
-            story = client.stream(
-                "Once upon a time", max_tokens=64, deadline=timedelta(seconds=5)
-            )
-            async with aclosing(story) as events:  # leaving early cancels the work
-                async for event in events:
-                    if isinstance(event, Token):
-                        print(event.text, end="", flush=True)
+            with deadline(10):  # seconds, for all calls in here together
+                outline = await client.generate("Outline a story about a fox.")
+                story = await client.generate(f"Write it: {outline.text}", on_deadline="partial")
 
     asyncio.run(main())
 
@@ -28,7 +29,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tidegate.client import Client, Message, Prompt, TaskOptions
+    from tidegate.client import Client
+    from tidegate.deadlines import Deadline, DeadlineScope, deadline, remaining
     from tidegate.errors import (
         ApiError,
         AuthFailed,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         TidegateError,
         Unavailable,
     )
+    from tidegate.requests import Message, Prompt, TaskOptions
     from tidegate.results import (
         Budget,
         End,
@@ -56,8 +59,20 @@ if TYPE_CHECKING:
         Token,
         Usage,
     )
+    from tidegate.retries import Retries
+    from tidegate.streams import Stream
+    from tidegate.sync import SyncClient, SyncStream
 
-_MODULES: Final = ("tidegate.client", "tidegate.errors", "tidegate.results")
+_MODULES: Final = {
+    "tidegate.client": {"Client"},
+    "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
+    "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
+    "tidegate.retries": {"Retries"},
+    "tidegate.streams": {"Stream"},
+    "tidegate.sync": {"SyncClient", "SyncStream"},
+}
+"""Where names are; all others are in one of the last two."""
+_LARGE_MODULES: Final = ("tidegate.errors", "tidegate.results")
 
 
 def __getattr__(name: str) -> object:
@@ -67,7 +82,8 @@ def __getattr__(name: str) -> object:
     moment on: it cannot wait for aiohttp.
     """
     if name in __all__:
-        for module in _MODULES:
+        named = tuple(module for module, names in _MODULES.items() if name in names)
+        for module in named or _LARGE_MODULES:
             found: object = getattr(import_module(module), name, None)
             if found is not None:
                 return found
@@ -80,7 +96,9 @@ __all__ = [
     "Budget",
     "Client",
     "ConnectFailed",
+    "Deadline",
     "DeadlineExceeded",
+    "DeadlineScope",
     "End",
     "Event",
     "Failed",
@@ -91,9 +109,13 @@ __all__ = [
     "Prompt",
     "ProtocolError",
     "Queued",
+    "Retries",
     "Started",
+    "Stream",
     "StreamLost",
     "Submitted",
+    "SyncClient",
+    "SyncStream",
     "TaskCancelled",
     "TaskError",
     "TaskOptions",
@@ -102,4 +124,6 @@ __all__ = [
     "Token",
     "Unavailable",
     "Usage",
+    "deadline",
+    "remaining",
 ]

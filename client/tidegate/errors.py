@@ -24,7 +24,14 @@ class TidegateError(Exception):
 
 
 class ConnectFailed(TidegateError, ConnectionError):
-    """No connection to the orchestrator could be made."""
+    """No connection to the orchestrator could be made, or it broke before the answer.
+
+    ``is_sent``: the request may have arrived.
+    """
+
+    def __init__(self, message: str, *, is_sent: bool = False) -> None:
+        super().__init__(message)
+        self.is_sent = is_sent
 
 
 class StreamLost(TidegateError, ConnectionError):
@@ -96,6 +103,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "body_too_large": InvalidRequest,
     "context_overflow": InvalidRequest,
     "unauthenticated": AuthFailed,
+    "forbidden": AuthFailed,
     "not_found": NotFound,
     "model_not_found": NotFound,
     "deadline_exceeded": DeadlineExceeded,
@@ -103,6 +111,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "cancelled": TaskCancelled,
     "client_disconnected": TaskCancelled,
     "queue_full": Unavailable,
+    "rate_limited": Unavailable,
     "no_capacity": Unavailable,
     "not_ready": Unavailable,
     "draining": Unavailable,

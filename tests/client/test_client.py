@@ -199,6 +199,7 @@ async def test_a_terminal_error_event_raises(
         (418, "teapot", {}, tidegate.InvalidRequest, "http_418"),
     ],
 )
+@pytest.mark.usefixtures("fake_time")
 async def test_refusals_are_typed(
     status: int,
     body: dict[str, dict[str, str]] | str,
@@ -236,6 +237,7 @@ async def test_token_is_sent_as_bearer() -> None:
     assert fake.headers[0]["Authorization"] == "Bearer s3cret"
 
 
+@pytest.mark.usefixtures("fake_time")
 async def test_nobody_there_is_said_so(unused_tcp_port: int) -> None:
     async with Client(f"http://127.0.0.1:{unused_tcp_port}") as client:
         with pytest.raises(ConnectionError, match=f"127.0.0.1:{unused_tcp_port}"):

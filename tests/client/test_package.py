@@ -14,6 +14,7 @@ from worker.protocol import Code
 def test_every_exported_name_is_there() -> None:
     assert all(isinstance(getattr(tidegate, name), object) for name in tidegate.__all__)
     assert tidegate.TidegateError.__module__ == "tidegate.errors"
+    assert tidegate.Token.__module__ == "tidegate.results"  # not contextvars', say
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 import tidegate
 from tests.e2e.conftest import Stack
+from tests.support.cutting_proxy import cutting_proxy
 from tidegate import Client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
@@ -95,42 +94,6 @@ async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) 
         undisturbed = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
     assert answer.token_ids == undisturbed.token_ids
     assert answer.text == undisturbed.text
-
-
-@asynccontextmanager
-async def cutting_proxy(url: str, cuts: int) -> AsyncIterator[str]:
-    """Forwards to ``url``; the first ``cuts`` event streams are cut after 1000 bytes or so."""
-    target = urlsplit(url)
-    left = cuts
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal left
-        there_reader, there_writer = await asyncio.open_connection(target.hostname, target.port)
-
-        async def requests() -> None:
-            while data := await reader.read(65536):
-                there_writer.write(data)
-
-        sending = asyncio.create_task(requests())
-        streamed = 0
-        try:
-            while data := await there_reader.read(65536):
-                writer.write(data)
-                if b"text/event-stream" in data or streamed:
-                    streamed += len(data)
-                if streamed > 1000 and left:
-                    left -= 1
-                    break
-        finally:
-            sending.cancel()
-            writer.transport.abort()
-            there_writer.transport.abort()
-
-    server = await asyncio.start_server(forward, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"http://{host}:{port}"
-        assert left == 0, "the proxy had nothing to cut"
 
 
 async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:

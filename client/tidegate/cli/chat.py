@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from tidegate.client import Client, Deadline, Message, TaskOptions, to_seconds
+from tidegate.client import Client, Message, TaskOptions
+from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, ConnectFailed, TidegateError
 from tidegate.results import End, Token
+from tidegate.retries import NO_RETRIES
 
 ReadLine = Callable[[], str]
 """The next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
@@ -37,7 +39,8 @@ async def run(
 ) -> int:
     """Chat until the input ends; the exit status: 0, or 1 when the server cannot be used."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    async with Client(base_url, token=token) as client:
+    # Whoever sits here sees what is wrong, and tries again by hand.
+    async with Client(base_url, token=token, retries=NO_RETRIES) as client:
         try:
             models = await client.models()
         except ConnectFailed as error:

@@ -1,0 +1,77 @@
+"""A deadline for everything within a block::
+
+    with tidegate.deadline(10):                  # seconds
+        plan = await client.generate(question)   # has 10 s
+        with tidegate.deadline(3):               # the earlier one counts
+            hint = await client.generate(plan.text)
+        await client.generate(...)               # has what is left of the 10 s
+
+It works in ``async`` code and in plain code, and holds for the tasks and threads that inherit the
+context (``asyncio.create_task``, ``asyncio.to_thread``). Every call states what is left of it to
+the server, and raises ``DeadlineExceeded`` without asking when nothing is. Code of your own is
+not interrupted.
+"""
+
+import math
+from contextvars import ContextVar, Token
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from tidegate import _clock
+
+Deadline = timedelta | float
+"""Of one call, relative to now; a number is milliseconds, as ``deadline_ms`` on the wire is."""
+
+_current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
+"""When the innermost block ends, on our clock."""
+
+
+class DeadlineScope:
+    """What ``deadline`` returns: a block with a deadline, which begins when it is entered."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._entered: list[tuple[float, Token[float | None]]] = []
+
+    def __enter__(self) -> Self:
+        ends_at = _clock.now() + self._seconds
+        outer = _current.get()
+        if outer is not None:
+            ends_at = min(ends_at, outer)
+        self._entered.append((ends_at, _current.set(ends_at)))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _, token = self._entered.pop()
+        _current.reset(token)
+
+    def remaining(self) -> float:
+        """Seconds left, an outer block's deadline considered; negative once it has passed."""
+        if not self._entered:
+            return self._seconds
+        return self._entered[-1][0] - _clock.now()
+
+
+def deadline(seconds: float | timedelta) -> DeadlineScope:
+    """A block, for ``with``, in which every call shares ``seconds``. Raises ``ValueError``."""
+    given = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if not math.isfinite(given):
+        raise ValueError(f"a deadline is a finite number of seconds, got {seconds!r}")
+    return DeadlineScope(given)
+
+
+def remaining() -> float | None:
+    """Seconds left of the block that this runs in, negative once they are over; None outside."""
+    ends_at = _current.get()
+    return None if ends_at is None else ends_at - _clock.now()
+
+
+def to_seconds(deadline: Deadline) -> float:
+    """A relative deadline in seconds."""
+    return deadline.total_seconds() if isinstance(deadline, timedelta) else deadline / 1000

@@ -1,0 +1,71 @@
+"""What a caller may ask for, and how it is spelled on the wire."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from tidegate.deadlines import Deadline, to_seconds
+
+_DEADLINE_OPTIONS = ("deadline", "first_token", "token_gap")
+
+
+class Message(TypedDict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class TaskOptions(TypedDict, total=False):
+    """What a task may ask for besides its prompt; the server has a default for each.
+
+    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
+    """
+
+    model: str
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    seed: int
+    stop: str | Sequence[str]
+    logprobs: int
+    on_deadline: Literal["error", "partial", "fit"]
+    on_disconnect: Literal["cancel", "continue"]
+    priority: Literal["interactive", "batch"]
+    tenant: str
+    session_id: str
+    deadline: Deadline
+    first_token: Deadline
+    token_gap: Deadline
+
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""Text, the turns of a conversation, or token ids."""
+
+
+def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
+    """The body of a submission that is due in ``due_s``."""
+    body: dict[str, Any] = {
+        key: value for key, value in options.items() if key not in _DEADLINE_OPTIONS
+    }
+    if due_s is not None:
+        body["deadline_ms"] = round(due_s * 1000)
+    # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.
+    if "first_token" in options:
+        body["first_token_ms"] = to_seconds(options["first_token"]) * 1000
+    if "token_gap" in options:
+        body["token_gap_ms"] = to_seconds(options["token_gap"]) * 1000
+    if isinstance(prompt, str):
+        body["prompt"] = prompt
+    elif prompt and isinstance(prompt[0], int):
+        body["prompt_token_ids"] = list(prompt)
+    else:
+        body["messages"] = list(prompt)
+    return body

@@ -1,0 +1,43 @@
+"""A task's events as a caller holds them: an iterator that can be left."""
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Stream(Generic[_T]):
+    """Iterate it, within ``async with`` where the loop may be left early::
+
+        async with client.stream("Once upon a time") as events:
+            async for event in events:
+                ...
+
+    Leaving the block, ``aclose()`` and cancelling the coroutine that reads it cancel the work on
+    the server, too.
+    """
+
+    def __init__(self, events: AsyncGenerator[_T, None]) -> None:
+        self._events = events
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """Stop reading; work that nobody reads is cancelled."""
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

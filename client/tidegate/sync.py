@@ -1,0 +1,239 @@
+"""The same client for plain code: ``SyncClient`` has ``Client``'s methods, without ``await``.
+
+The work is done by an asynchronous client in a thread of its own; a block's deadline goes along.
+"""
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+from tidegate.client import DEFAULT_BASE_URL, Client
+from tidegate.deadlines import Deadline
+from tidegate.requests import Prompt, TaskOptions
+from tidegate.results import Event, Generation, Submitted, TaskStatus
+from tidegate.retries import Retries
+from tidegate.streams import Stream
+
+_INTERRUPTED_WAIT_S = 3.0
+"""What Ctrl-C cut short may tell the server for so long."""
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """An event loop in a thread; other threads wait for what they have it do.
+
+    Ends at ``close``, or with the process: what is still read then is left in order.
+    """
+
+    def __init__(self) -> None:
+        self.on_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
+        """Done last, once no stream is open any more."""
+        self.open_streams: set[Stream[Any]] = set()
+        self.is_closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="tidegate-client", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """What the coroutine returns or raises. Ctrl-C cancels it, and waits for its last words."""
+        if self.is_closed:
+            raise RuntimeError("this client is closed")
+        done: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            # Runs in a copy of the calling thread's context, and so the task has its deadline.
+            task = self._loop.create_task(make())
+            tasks.append(task)
+            task.add_done_callback(lambda ended: _hand_over(ended, done))
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return done.result()
+        except BaseException:
+            if not done.done():
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                with suppress(CancelledError, Exception):
+                    done.result(_INTERRUPTED_WAIT_S)
+            raise
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        if self.is_closed:
+            return
+        atexit.unregister(self.close)
+        self.run(self._end)
+        self.is_closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _end(self) -> None:
+        for stream in tuple(self.open_streams):
+            await stream.aclose()
+        for action in self.on_close:
+            await action()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this runs in that thread, which must not wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Do it some time; only from that thread itself."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
+def _hand_over(ended: asyncio.Task[_T], done: Future[_T]) -> None:
+    if ended.cancelled():
+        done.cancel()
+    elif (error := ended.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(ended.result())
+
+
+class SyncStream(Generic[_T]):
+    """Iterate it. Leaving the loop, ``with`` or ``close()`` cancels the work on the server."""
+
+    def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
+        self._items = _items(loop, loop.run(_async(open_stream)))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _T:
+        return next(self._items)
+
+    def close(self) -> None:
+        """Stop reading; work that nobody reads is cancelled."""
+        self._items.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _async(call: Callable[[], _T]) -> Callable[[], Coroutine[Any, Any, _T]]:
+    async def run() -> _T:
+        return call()
+
+    return run
+
+
+def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:
+    async def following() -> tuple[_T] | None:
+        try:
+            return (await anext(stream),)
+        except StopAsyncIteration:  # no task may end with it
+            return None
+
+    loop.open_streams.add(stream)
+    try:
+        while (item := loop.run(following)) is not None:
+            yield item[0]
+    finally:
+        loop.open_streams.discard(stream)
+        if loop.is_current:  # the collector may come by in any thread
+            loop.spawn(stream.aclose())
+        elif not loop.is_closed:
+            loop.run(stream.aclose)
+
+
+class SyncClient:
+    """``Client`` for plain code; close it, or use it as ``with``. Threads may share one."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_BASE_URL,
+        *,
+        token: str | None = None,
+        reconnect_for: timedelta = timedelta(seconds=30),
+        retries: Retries | None = None,
+    ) -> None:
+        self._loop = LoopThread()
+        self._client = self._loop.run(
+            _async(
+                lambda: Client(base_url, token=token, reconnect_for=reconnect_for, retries=retries)
+            )
+        )
+        self._loop.on_close.append(self._client.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the streams that are still open, and close the connections. Idempotent."""
+        self._loop.close()
+
+    def models(self) -> list[str]:
+        """As ``Client.models``."""
+        return self._loop.run(self._client.models)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Submitted:
+        """As ``Client.submit``."""
+        return self._loop.run(
+            lambda: self._client.submit(prompt, idempotency_key=idempotency_key, **options)
+        )
+
+    def status(self, task_id: str) -> TaskStatus:
+        """As ``Client.status``."""
+        return self._loop.run(lambda: self._client.status(task_id))
+
+    def cancel(self, task_id: str) -> None:
+        """As ``Client.cancel``."""
+        return self._loop.run(lambda: self._client.cancel(task_id))
+
+    def events(
+        self,
+        task_id: str,
+        *,
+        last_event_id: str = "",
+        deadline: Deadline | None = None,
+    ) -> SyncStream[Event]:
+        """As ``Client.events``."""
+        return SyncStream(
+            self._loop,
+            lambda: self._client.events(task_id, last_event_id=last_event_id, deadline=deadline),
+        )
+
+    def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> SyncStream[Event]:
+        """As ``Client.stream``."""
+        return SyncStream(self._loop, lambda: self._client.stream(prompt, **options))
+
+    def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
+        """As ``Client.generate``."""
+        return self._loop.run(lambda: self._client.generate(prompt, **options))

@@ -1,0 +1,205 @@
+"""Calls over HTTP: sent again where that helps and the deadline allows it; errors as exceptions."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+
+from tidegate import _clock, deadlines
+from tidegate.errors import (
+    ApiError,
+    ConnectFailed,
+    DeadlineExceeded,
+    ProtocolError,
+    TidegateError,
+    error_class,
+)
+from tidegate.retries import Retries
+
+CONNECT_S = 10.0
+AFTER_DEADLINE_S = 1.0
+"""The server's own word about a missed deadline is worth waiting for this long."""
+_CALL_S = 30.0
+"""Every call that makes no text is answered at once."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. Sending an ``is_idempotent`` one twice has the effect of sending it once.
+
+    ``ends_at`` is its deadline, on our clock; what is left of it goes along as ``X-Timeout-Ms``.
+    ``patience_s`` bounds one try.
+    """
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_idempotent: bool = True
+    ends_at: float | None = None
+    patience_s: float = _CALL_S
+
+
+class Transport:
+    """Connections to one orchestrator. Made inside of an event loop, and used in that alone."""
+
+    def __init__(self, base_url: str, token: str | None, retries: Retries) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._retries = retries
+        self._fastest_s = 0.0
+        """The quickest answer so far: a retry that has less left cannot be in time."""
+        self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def call(self, call: Call, result: type[_T]) -> _T:
+        """The answer as ``result``. Raises ``TidegateError``."""
+        body = await self.send(call)
+        try:
+            return msgspec.json.decode(body, type=result)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"{call.method} {call.path}: unexpected body: {error}") from error
+
+    async def send(self, call: Call) -> bytes:
+        """The answer's body. Raises ``TidegateError``."""
+        attempt = 0
+        while True:
+            try:
+                return await self._try(call)
+            except TidegateError as error:
+                pause = self.pause_s(call, attempt, error)
+                if pause is None:
+                    raise
+            await _clock.sleep(pause)
+            attempt += 1
+
+    def pause_s(self, call: Call, attempt: int, error: TidegateError) -> float | None:
+        """Before the next try; None where there is no use in one, or no time for it."""
+        if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
+            return None
+        pause = self._retries.pause_s(attempt, error)
+        if pause is None or call.ends_at is None:
+            return pause
+        return pause if _clock.now() + pause + self._fastest_s < call.ends_at else None
+
+    @asynccontextmanager
+    async def open(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is read as it comes. Raises ``ApiError`` for a refusal.
+
+        What breaks while it is read comes as aiohttp raises it.
+        """
+        headers = dict(call.headers)
+        patience_s = call.patience_s
+        if call.ends_at is not None:
+            left_s = call.ends_at - _clock.now()
+            patience_s = min(patience_s, max(left_s, 0.0) + AFTER_DEADLINE_S)
+            headers["X-Timeout-Ms"] = str(round(left_s * 1000))
+        async with self._http.request(
+            call.method,
+            self.base_url + call.path,
+            json=call.body,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=CONNECT_S),
+        ) as response:
+            if response.status >= 400:
+                raise api_error(response, await response.read())
+            yield response
+
+    async def _try(self, call: Call) -> bytes:
+        began = _clock.now()
+        try:
+            async with self.open(call) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.no_answer(call, error) from error
+        took = _clock.now() - began
+        self._fastest_s = min(took, self._fastest_s or took)
+        return body
+
+    def no_answer(self, call: Call, error: Exception) -> TidegateError:
+        """What an HTTP library's error means to a caller."""
+        if isinstance(error, TidegateError):
+            return error
+        if (
+            isinstance(error, TimeoutError)
+            and call.ends_at is not None
+            and _clock.now() >= call.ends_at
+        ):
+            return DeadlineExceeded(
+                f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
+            )
+        reason = str(error) or type(error).__name__
+        return ConnectFailed(
+            f"no answer from {self.base_url}: {reason}",
+            is_sent=not isinstance(
+                error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+            ),
+        )
+
+
+class Due(NamedTuple):
+    """A call's deadline: in how many seconds, and when on our clock. None: it has none."""
+
+    in_s: float | None
+    at: float | None
+
+
+def due(option_s: float | None = None) -> Due:
+    """When a call that begins now has to be done: by its own deadline or by its block's.
+
+    Raises ``DeadlineExceeded`` when the block's has passed. A deadline of its own that is past is
+    for the server to refuse, which also counts it.
+    """
+    block_s = deadlines.remaining()
+    if block_s is not None and block_s <= 0:
+        raise DeadlineExceeded(
+            f"the deadline of this block passed {-block_s * 1000:.0f} ms ago; nothing was sent",
+            code="deadline_exceeded",
+        )
+    in_s = min((s for s in (block_s, option_s) if s is not None), default=None)
+    return Due(in_s, None if in_s is None else _clock.now() + in_s)
+
+
+def api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+    """The server's refusal as an exception, whatever wrote it (a proxy's HTML included)."""
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        parsed = None
+    fields = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+    if not isinstance(fields, dict):
+        fields = {"message": body[:200].decode("utf-8", "replace") or response.reason}
+    code = str(fields.get("code") or f"http_{response.status}")
+    return error_class(code, response.status)(
+        str(fields.get("message") or response.reason or code),
+        code=code,
+        status=response.status,
+        retryable=_is_retryable(response, fields),
+        retry_after_s=_retry_after_s(response),
+        details={k: v for k, v in fields.items() if k not in ("code", "message", "retryable")},
+    )
+
+
+def _is_retryable(response: aiohttp.ClientResponse, fields: Mapping[str, Any]) -> bool:
+    said = response.headers.get("x-should-retry", "").lower()
+    if said in ("true", "false"):
+        return said == "true"
+    return bool(fields.get("retryable", response.status in (429, 503)))
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
+    with suppress(ValueError):
+        if "retry-after-ms" in response.headers:
+            return float(response.headers["retry-after-ms"]) / 1000
+        if "Retry-After" in response.headers:
+            return float(response.headers["Retry-After"])
+    return None

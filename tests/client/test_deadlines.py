@@ -1,0 +1,99 @@
+"""Deadlines of blocks, in async code, in plain code and on the wire."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import tidegate
+from tests.client.conftest import FakeTime
+from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
+from tidegate import Client, deadline, remaining
+
+
+def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: FakeTime) -> None:
+    assert remaining() is None
+    with deadline(10) as outer:
+        fake_time.seconds += 4
+        assert remaining() == outer.remaining() == 6
+        with deadline(timedelta(seconds=3)) as inner:
+            assert inner.remaining() == 3
+        with deadline(60) as longer:
+            assert longer.remaining() == 6
+            fake_time.seconds += 7
+        assert remaining() == -1
+    assert remaining() is None
+
+
+def test_a_block_can_be_entered_again_and_within_itself(fake_time: FakeTime) -> None:
+    block = deadline(5)
+    assert block.remaining() == 5
+    for _ in range(2):
+        with block:
+            fake_time.seconds += 2
+            with block:
+                assert block.remaining() == 3
+    assert remaining() is None
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_only_a_finite_number_is_a_deadline(seconds: float) -> None:
+    with pytest.raises(ValueError, match="finite number of seconds"):
+        deadline(seconds)
+
+
+async def test_tasks_inherit_their_block_and_siblings_have_their_own(fake_time: FakeTime) -> None:
+    async def within(seconds: float) -> tuple[float | None, float | None]:
+        inherited = remaining()
+        with deadline(seconds):
+            await asyncio.sleep(0)
+            return inherited, remaining()
+
+    with deadline(10):
+        both = await asyncio.gather(within(3), within(20), asyncio.to_thread(remaining))
+    assert both == [(10, 3), (10, 10), 10]
+
+
+async def test_every_call_states_what_is_left(fake_time: FakeTime) -> None:
+    fake = FakeOrchestrator(*[[end(1, 0)]] * 4)
+    async with fake.serve(), Client(fake.base_url) as client:
+        with deadline(10):
+            await client.generate("a")
+            fake_time.seconds += 4
+            await client.generate("b", deadline=timedelta(seconds=60))
+            await client.generate("c", deadline=2500)
+            events = client.stream("d")
+        async for _ in events:  # its deadline is that of the block it was opened in
+            pass
+    assert [body.get("deadline_ms") for body in fake.submitted] == [10_000, 6000, 2500, 6000]
+
+
+async def test_a_block_that_is_over_sends_nothing_but_cancels(fake_time: FakeTime) -> None:
+    fake = FakeOrchestrator([sse(1, "started", {}), token(2, "a"), HANG])
+    async with fake.serve(), Client(fake.base_url) as client:
+        with deadline(10):
+            async with client.stream("hi") as events:
+                async for event in events:
+                    if isinstance(event, tidegate.Token):
+                        break
+                fake_time.seconds += 10.5
+                for call in (
+                    client.models,
+                    lambda: client.submit("no"),
+                    lambda: client.status("t1"),
+                ):
+                    with pytest.raises(tidegate.DeadlineExceeded, match="500 ms ago; nothing"):
+                        await call()
+                with pytest.raises(TimeoutError):
+                    client.events("t1")
+    assert len(fake.submitted) == 1
+    assert fake.cancelled == ["t1"]
+
+
+async def test_a_server_that_says_nothing_is_a_missed_deadline() -> None:
+    fake = FakeOrchestrator()
+    fake.may_answer.clear()
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.DeadlineExceeded, match="before http://"):
+            await client.submit("hi", deadline=timedelta(seconds=-1))
+        fake.may_answer.set()
