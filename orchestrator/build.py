@@ -51,6 +51,8 @@ from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.config import SessionConfig
+from orchestrator.sessions.metrics import SESSIONS
+from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.journal.memory import Journal
@@ -221,6 +223,8 @@ def build(
         max_tokens=settings.keep_tokens,
         max_bytes=settings.keep_bytes,
     )
+    sessions = SessionStore(_session_config(settings), clock, rng)
+    metrics.watch(sessions, SESSIONS)
     stages = Stages(
         limits=Limiter(_rate_limits(settings, keys), clock),
         registry=registry,
@@ -232,6 +236,7 @@ def build(
         dispatcher=dispatcher,
         settler=settler,
         store=store,
+        sessions=sessions,
     )
     service = ServiceConfig(
         DeadlineConfig(
@@ -240,14 +245,6 @@ def build(
             reads_sdk_timeouts=settings.sdk_timeouts,
         ),
         isolate_tenants=settings.isolate_tenants,
-        sessions=SessionConfig(
-            idle_keep_s=settings.session_keep_s,
-            max_idle_keep_s=settings.max_session_keep_s,
-            ttl_s=settings.session_ttl_s,
-            per_key=settings.sessions_per_key,
-            session_bytes=settings.session_bytes,
-            all_bytes=settings.all_sessions_bytes,
-        ),
     )
     orchestrator = Orchestrator(stages, service, metrics, clock, rng)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)
@@ -300,6 +297,17 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         ResponseStoreConfig(
             settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
         ),
+    )
+
+
+def _session_config(settings: Settings) -> SessionConfig:
+    return SessionConfig(
+        idle_keep_s=settings.session_keep_s,
+        max_idle_keep_s=settings.max_session_keep_s,
+        ttl_s=settings.session_ttl_s,
+        per_key=settings.sessions_per_key,
+        session_bytes=settings.session_bytes,
+        all_bytes=settings.all_sessions_bytes,
     )
 
 

@@ -16,6 +16,7 @@
     │   └── MethodNotAllowed             405 method_not_allowed
     ├── DeadlineExceeded (TimeoutError)  504 deadline_exceeded
     │   └── DeadlineInfeasible           504 deadline_infeasible
+    ├── SessionBusy                      409 session_busy
     ├── Aborted                          499
     │   ├── Cancelled                        cancelled
     │   └── ClientDisconnected               client_disconnected
@@ -202,6 +203,15 @@ class DeadlineInfeasible(DeadlineExceeded):
             "earliest_feasible_deadline": earliest_feasible_unix_ms,
             "binding_constraint": binding_constraint,
         }
+
+
+class SessionBusy(TidegateError):
+    """A session has one turn at a time. Not to be tried again by itself: what it would go on with
+    is another conversation by then.
+    """
+
+    status = 409
+    code = Code.SESSION_BUSY
 
 
 class Aborted(TidegateError):

@@ -5,7 +5,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from orchestrator.admission.admission import Admission
@@ -20,7 +20,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder, bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.sessions.config import SessionConfig
+from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
@@ -49,6 +49,7 @@ class Stages:
     dispatcher: Dispatcher
     settler: Settler
     store: TaskStore
+    sessions: SessionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Tenants share no cached prefixes."""
-    sessions: SessionConfig = field(default_factory=SessionConfig)
 
 
 class QueueRoom(NamedTuple):
@@ -90,7 +90,7 @@ class Orchestrator:
         self.store = stages.store
         self.started_unix = int(clock.unix())
         self.deadlines = config.deadlines
-        self.session_config = config.sessions
+        self.sessions = stages.sessions
         self.task_over = asyncio.Event()
         """Set whenever a task has ended; whoever waits clears it."""
         self._isolate_tenants = config.isolate_tenants
@@ -105,6 +105,13 @@ class Orchestrator:
         """
         task = await self.prepare(job, prompt)
         self.offer(task, listeners)
+        return task
+
+    async def continue_session(self, job: Job, prompt: Prompt) -> Task:
+        """Offer the next turn of the job's session: ``prompt`` is what is new. Its job is kept."""
+        with self.sessions.turn(job, prompt) as turn:
+            task = await self.submit(turn.job, turn.prompt)
+            turn.follow(task)
         return task
 
     async def prepare(self, job: Job, prompt: Prompt) -> Task:

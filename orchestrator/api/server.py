@@ -32,6 +32,7 @@ from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import routes as native
+from orchestrator.api.native import sessions
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
@@ -100,7 +101,8 @@ def build_app(
     app[LARGE_BODIES] = LargeBodies()
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    for edge in (native, openai, responses, anthropic, kserve, metadata, instances, probes):
+    edges = (native, sessions, openai, responses, anthropic, kserve, metadata, instances, probes)
+    for edge in edges:
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)

@@ -124,6 +124,8 @@ class Job:
     """The conversation that this belongs to, empty for none."""
     idle_keep_s: float = 0.0
     """How long its KV is kept for the next turn, once this one is over."""
+    states_idle_keep: bool = False
+    """The client has said so itself."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     """What this is part of, by the client's ``traceparent``."""

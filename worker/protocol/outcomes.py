@@ -62,6 +62,7 @@ class Code(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     DEADLINE_INFEASIBLE = "deadline_infeasible"
+    SESSION_BUSY = "session_busy"
     CANCELLED = "cancelled"
     CLIENT_DISCONNECTED = "client_disconnected"
     RATE_LIMITED = "rate_limited"

@@ -158,7 +158,8 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         priority=body.priority,
         tenant=context.key.tenant_for(_name("tenant", body.tenant)),
         session_id=session_id,
-        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].session_config, session_id),
+        states_idle_keep=body.idle_keep_s is not None,
+        idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
         trace=read_traceparent(request.headers.get("traceparent")),
     )

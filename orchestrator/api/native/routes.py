@@ -27,6 +27,7 @@ from orchestrator.api.native.events import (
 )
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest
+from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
@@ -51,14 +52,16 @@ async def submit(request: web.Request) -> web.Response:
         ),
     )
     is_repeated = False
+    goes_on = is_session(job.session_id)
+    submit_job = orchestrator.continue_session if goes_on else orchestrator.submit
     if name is None:
-        task = await orchestrator.submit(job, prompt)
+        task = await submit_job(job, prompt)
     else:
         key = SubmissionKey(job.key, name)
         task, is_repeated = await request.app[SUBMISSIONS].once(
             key,
             digest,
-            lambda: orchestrator.submit(job, prompt),
+            lambda: submit_job(job, prompt),
             wait_s=min(job.deadline.at, job.parts.cut_at) - orchestrator.clock.now(),
         )
     answer = {
@@ -69,6 +72,8 @@ async def submit(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
+    if goes_on:
+        answer["session_id"] = job.session_id
     headers = task_headers(task, orchestrator.clock.now())
     if is_repeated:
         headers["Idempotent-Replayed"] = "true"

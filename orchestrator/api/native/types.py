@@ -1,11 +1,13 @@
 """The body of a submission to ``/v2/tasks``."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
 from orchestrator.api.http.fields import GenerationRequest
 from orchestrator.errors import InvalidRequest
+from orchestrator.sessions.session import History
 from orchestrator.tasks.job import Message, OnDisconnect, Prompt
 
 
@@ -26,27 +28,64 @@ class TaskRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
 
     def prompt_of(self) -> Prompt:
-        given = [name for name in _PROMPTS if getattr(self, name) is not None]
+        given = _given(self)
         if len(given) != 1:
             raise InvalidRequest(
                 "expected exactly one of prompt, messages and prompt_token_ids, got "
                 + (" and ".join(given) or "none"),
                 field=given[1] if given else "prompt",
             )
-        if self.prompt is not None:
-            return self.prompt
-        if self.messages is not None:
-            if not self.messages:
-                raise InvalidRequest("messages is empty; it needs at least one", field="messages")
-            return tuple(Message(m.role, m.content) for m in self.messages)
-        return tuple(self.prompt_token_ids or ())
+        return _prompt_of(self)
 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
     def field_names(self) -> Mapping[str, str]:
-        given = (name for name in _PROMPTS if getattr(self, name) is not None)
-        return {"prompt": next(given, "prompt")}
+        return {"prompt": next(iter(_given(self)), "prompt")}
+
+
+class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /v2/sessions``. What it begins with is optional, and at most one."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[TaskMessage] | None = None
+    prompt_token_ids: list[int] | None = None
+    idle_keep_s: float | None = None
+
+    def history(self) -> History:
+        given = _given(self)
+        if len(given) > 1:
+            raise InvalidRequest(
+                "expected at most one of prompt, messages and prompt_token_ids, got "
+                + " and ".join(given),
+                field=given[1],
+            )
+        return _prompt_of(self) if given else ""
+
+
+class _HasPrompt(Protocol):
+    @property
+    def prompt(self) -> str | None: ...
+    @property
+    def messages(self) -> list[TaskMessage] | None: ...
+    @property
+    def prompt_token_ids(self) -> list[int] | None: ...
+
+
+def _given(body: _HasPrompt) -> list[str]:
+    return [name for name in _PROMPTS if getattr(body, name) is not None]
+
+
+def _prompt_of(body: _HasPrompt) -> History:
+    """The one that is given."""
+    if body.prompt is not None:
+        return body.prompt
+    if body.messages is not None:
+        if not body.messages:
+            raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+        return tuple(Message(m.role, m.content) for m in body.messages)
+    return tuple(body.prompt_token_ids or ())
 
 
 _PROMPTS = ("prompt", "messages", "prompt_token_ids")

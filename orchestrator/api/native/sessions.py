@@ -1,0 +1,120 @@
+"""``/v2/sessions``: begin a conversation, look at it, list one's own, delete it."""
+
+import re
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.fields import read_idle_keep_s
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.native.types import SessionRequest
+from orchestrator.errors import InvalidRequest
+from orchestrator.sessions.session import Kind, Session
+from orchestrator.sessions.store import SessionStore
+from orchestrator.tasks.job import Message
+
+PAGE, MOST = 20, 100
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_decoder = msgspec.json.Decoder(SessionRequest)
+
+
+async def create(request: web.Request) -> web.Response:
+    """A new session: 201 with its id, which tasks continue it by."""
+    orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key.fingerprint
+    config = orchestrator.sessions.config
+    with orchestrator.limits.counted(key):
+        model, history, idle_keep_s = await read_body(
+            request, _decoder, lambda body: (body.model, body.history(), body.idle_keep_s)
+        )
+        keep_s = config.idle_keep_s
+        if idle_keep_s is not None:
+            keep_s = read_idle_keep_s(idle_keep_s, config)
+        if model:
+            orchestrator.model(model)
+        session = orchestrator.sessions.create(key, model, history, keep_s)
+    return json_response(_described(session, orchestrator.sessions), status=201)
+
+
+async def show(request: web.Request) -> web.Response:
+    """A session with all that was said."""
+    session, store = _session_of(request), request.app[ORCHESTRATOR].sessions
+    return json_response(_described(session, store) | _said(session))
+
+
+async def listing(request: web.Request) -> web.Response:
+    """The key's own sessions, oldest first, a page at a time."""
+    store = request.app[ORCHESTRATOR].sessions
+    limit = _query(request, "limit", PAGE)
+    if not 1 <= limit <= MOST:
+        raise InvalidRequest(f"limit must be 1 to {MOST}, got {limit}", field="limit")
+    found, is_more = store.page(
+        request[CONTEXT].key.fingerprint, _query(request, "after", 0), limit
+    )
+    return json_response(
+        {
+            "sessions": [_described(session, store) for session in found],
+            "next_after": found[-1].number if is_more else None,
+        }
+    )
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a session; a turn that runs is cancelled."""
+    orchestrator, session = request.app[ORCHESTRATOR], _session_of(request)
+    orchestrator.sessions.delete(session)
+    if session.task is not None:
+        orchestrator.cancel(session.task)
+    return json_response({"session_id": session.id, "deleted": True})
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v2/sessions", create),
+        web.get("/v2/sessions", listing),
+        web.get("/v2/sessions/{session_id}", show),
+        web.delete("/v2/sessions/{session_id}", delete),
+    ]
+
+
+def _session_of(request: web.Request) -> Session:
+    """The session that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    key = request[CONTEXT].key
+    store = request.app[ORCHESTRATOR].sessions
+    return store.get(request.match_info["session_id"], None if key.is_admin else key.fingerprint)
+
+
+def _query(request: web.Request, name: str, default: int) -> int:
+    value = request.query.get(name)
+    if value is None:
+        return default
+    if not _NUMBER.fullmatch(value):
+        raise InvalidRequest(f"{name} must be a whole number", field=name)
+    return int(value)
+
+
+def _described(session: Session, store: SessionStore) -> dict[str, object]:
+    kind = session.kind
+    return {
+        "session_id": session.id,
+        "status": "running" if session.is_busy else "idle",
+        "task_id": None if session.task is None else session.task.id,
+        "model": session.model or None,
+        "kind": None if kind is None else kind.value,
+        "turns": session.turns,
+        "bytes": session.bytes,
+        "max_bytes": store.config.session_bytes,
+        "idle_keep_s": session.idle_keep_s,
+        "created_unix_ms": session.created_unix_ms,
+        "expires_in_s": round(store.expires_in_s(session), 1),
+        "number": session.number,
+    }
+
+
+def _said(session: Session) -> dict[str, object]:
+    kind = session.kind
+    if kind is Kind.CHAT:
+        messages = [one for one in session.history if isinstance(one, Message)]
+        return {"messages": [{"role": one.role, "content": one.content} for one in messages]}
+    return {} if kind is None else {kind.value: session.history}

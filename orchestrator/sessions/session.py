@@ -1,0 +1,116 @@
+"""One conversation: what was said so far, as the next turn's prompt begins."""
+
+from enum import StrEnum
+from sys import getsizeof
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.job import Chat, Message, Prompt
+from orchestrator.tasks.task import Task
+
+SESSION_BYTES = 1024
+MESSAGE_BYTES = 80
+TOKEN_BYTES = 40
+"""What a session takes in memory beside its text, each message beside its own, and a token."""
+
+
+class Kind(StrEnum):
+    """What a session consists of; its first turn decides."""
+
+    CHAT = "messages"
+    TEXT = "prompt"
+    TOKENS = "prompt_token_ids"
+
+
+History = str | tuple[int, ...] | tuple[Message, ...]
+
+
+class Session:
+    """A conversation of one key. Changed by the store alone."""
+
+    __slots__ = (
+        "bytes",
+        "created_unix_ms",
+        "history",
+        "id",
+        "idle_keep_s",
+        "is_busy",
+        "key",
+        "model",
+        "number",
+        "task",
+        "turns",
+        "used_at",
+    )
+
+    def __init__(
+        self, session_id: str, number: int, key: str, model: str, idle_keep_s: float
+    ) -> None:
+        """``number`` counts sessions, so that they can be listed in order; ``key`` is a
+        fingerprint."""
+        self.id = session_id
+        self.number = number
+        self.key = key
+        self.model = model
+        """For turns that name none."""
+        self.idle_keep_s = idle_keep_s
+        self.history: History = ""
+        self.bytes = 0
+        """Counted for it."""
+        self.turns = 0
+        """That ended well, and so are part of the history."""
+        self.is_busy = False
+        """A turn is being submitted, or runs."""
+        self.task: Task | None = None
+        """The turn that runs."""
+        self.used_at = 0.0
+        self.created_unix_ms = 0
+
+    @property
+    def kind(self) -> Kind | None:
+        """None while nothing was said."""
+        return kind_of(self.history) if self.history else None
+
+    def joined(self, prompt: Prompt) -> History:
+        """What was said, and then ``prompt``. Raises ``InvalidRequest`` where they do not fit."""
+        if isinstance(prompt, Chat):
+            prompt = prompt.messages
+        if not self.history:
+            return prompt
+        kind, new = kind_of(self.history), kind_of(prompt)
+        if kind is not new:
+            raise InvalidRequest(
+                f"this session continues with {kind.value}, which it began with, not with "
+                f"{new.value}; create another session for those",
+                field=new.value,
+            )
+        return self.history + prompt  # type: ignore[operator]  # of one kind, as was seen
+
+
+def kind_of(prompt: History) -> Kind:
+    """An empty tuple is a prompt of no tokens."""
+    if isinstance(prompt, str):
+        return Kind.TEXT
+    return Kind.CHAT if prompt and isinstance(prompt[0], Message) else Kind.TOKENS
+
+
+def with_answer(history: History, task: Task, tail: str) -> History:
+    """``history`` with what ``task`` has answered; ``tail`` is its text's end."""
+    answer = task.record()
+    match kind_of(history):
+        case Kind.TOKENS:
+            return (*history, *answer.ids)
+        case Kind.TEXT:
+            return f"{history}{answer.text()}{tail}"
+        case Kind.CHAT:
+            said = Message("assistant", answer.text() + tail)
+            return (*history, said)
+
+
+def bytes_of(history: History) -> int:
+    """About what it takes in memory."""
+    if isinstance(history, str):
+        return SESSION_BYTES + getsizeof(history)
+    if kind_of(history) is Kind.TOKENS:
+        return SESSION_BYTES + TOKEN_BYTES * len(history)
+    messages = (message for message in history if isinstance(message, Message))
+    return SESSION_BYTES + sum(MESSAGE_BYTES + getsizeof(one.content) for one in messages)

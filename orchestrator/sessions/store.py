@@ -1,0 +1,206 @@
+"""Every session there is, by its key: bounded in number, bytes and age.
+
+The history lives here, not with the instance that computed it: when that is lost, the next turn is
+computed elsewhere from the beginning. A turn becomes part of the history when its text has ended
+well. One that failed, was cancelled or missed its deadline leaves no trace, and may be sent again.
+"""
+
+import random
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+
+from orchestrator.clock import Clock
+from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
+from orchestrator.sessions.config import SessionConfig
+from orchestrator.sessions.session import History, Session, bytes_of, with_answer
+from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.task import Task
+
+PREFIX = "sess_"
+"""Of ids that are made here. Other names of conversations say where their KV is, nothing more."""
+
+
+def is_session(session_id: str) -> bool:
+    """Whether a task with this id goes on with a session, or only names a conversation."""
+    return session_id.startswith(PREFIX)
+
+
+class Turn:
+    """A task of a session: what it asks for, with all that was said before."""
+
+    def __init__(self, store: "SessionStore", session: Session, job: Job, prompt: History) -> None:
+        self.job = job
+        self.prompt = prompt
+        self._store = store
+        self._session = session
+
+    def follow(self, task: Task) -> None:
+        """It was submitted: what ``task`` answers goes on the record. It keeps its text."""
+        self._session.task = task
+        task.on_end.append(self._ended)
+        if task.ending is not None:
+            self._ended(task)
+
+    def _ended(self, task: Task) -> None:
+        ending = task.ending
+        assert ending is not None
+        is_kept = ending.error is None
+        if is_kept:
+            self._store.said(self._session, with_answer(self.prompt, task, ending.tail))
+        self._store.turns["kept" if is_kept else "dropped"] += 1
+        self._store.release(self._session)
+
+
+class SessionStore:
+    """Sessions by id. ``rng`` makes ids: whoever knows one still needs its key."""
+
+    def __init__(self, config: SessionConfig, clock: Clock, rng: random.Random) -> None:
+        self.config = config
+        self.total_bytes = 0
+        self.turns: Counter[str] = Counter()
+        """By what became of them: ``kept``, ``dropped``."""
+        self.ended: Counter[str] = Counter()
+        """Sessions by why they are gone: ``deleted``, ``expired``."""
+        self._clock = clock
+        self._rng = rng
+        self._numbers = 0
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        """Least recently used first."""
+        self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
+        """By number, in that order."""
+
+    def __len__(self) -> int:
+        self.prune()
+        return len(self._sessions)
+
+    def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
+        """Begin a session for a key. Raises what refuses it."""
+        self.prune()
+        if len(self._by_key[key]) >= self.config.per_key:
+            raise RateLimited(
+                f"this key has {self.config.per_key} sessions, the most it may have; delete some "
+                f"(DELETE /v2/sessions/…): unused ones are forgotten after {self.config.ttl_s:g} s",
+                retryable=False,
+            )
+        size = bytes_of(history)
+        self._require_room(size, size)
+        self._numbers += 1
+        session_id = f"{PREFIX}{self._rng.getrandbits(128):032x}"
+        session = Session(session_id, self._numbers, key, model, idle_keep_s)
+        session.created_unix_ms = int(1000 * self._clock.unix())
+        self._sessions[session.id] = self._by_key[key][session.number] = session
+        self._set_history(session, history)
+        self._touch(session)
+        return session
+
+    def get(self, session_id: str, key: str | None) -> Session:
+        """A session of that key; of any with None. Raises ``NotFound``, for another key's too."""
+        self.prune()
+        session = self._sessions.get(session_id)
+        if session is None or (key is not None and session.key != key):
+            raise NotFound(
+                f"there is no session {session_id[:64]!r}; one without a turn for "
+                f"{self.config.ttl_s:g} s is forgotten",
+                field="session_id",
+            )
+        return session
+
+    def page(self, key: str, after: int, most: int) -> tuple[list[Session], bool]:
+        """A key's sessions from the first beyond number ``after``, and whether there are more."""
+        self.prune()
+        own = self._by_key.get(key, {})
+        found = list(islice((one for one in own.values() if one.number > after), most + 1))
+        return found[:most], len(found) > most
+
+    def delete(self, session: Session) -> None:
+        """Forget a session, with all that was said. What runs is for the caller to end."""
+        self._forget(session, "deleted")
+
+    def expires_in_s(self, session: Session) -> float:
+        """How long until it is forgotten without a turn."""
+        return max(0.0, session.used_at + self.config.ttl_s - self._clock.now())
+
+    @contextmanager
+    def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
+        """Go on with a job's session; the caller has its turn ``follow`` the task, unless it is
+        refused. Raises what refuses it.
+        """
+        session = self.get(job.session_id, job.key)
+        if session.is_busy:
+            running = f" (task {session.task.id})" if session.task is not None else ""
+            raise SessionBusy(
+                f"a turn of this session is not over yet{running}; wait for its end or cancel it"
+            )
+        joined = session.joined(prompt)
+        size = bytes_of(joined)
+        self._require_room(size, size - session.bytes)
+        keeps = job.idle_keep_s if job.states_idle_keep else session.idle_keep_s
+        job = replace(job, model=job.model or session.model, idle_keep_s=keeps)
+        session.is_busy = True
+        turn = Turn(self, session, job, joined)
+        try:
+            yield turn
+        except BaseException:
+            self.release(session)
+            raise
+
+    def said(self, session: Session, history: History) -> None:
+        """A turn has become part of the history."""
+        if session.id in self._sessions:  # else it was deleted meanwhile
+            self._set_history(session, history)
+            session.turns += 1
+
+    def release(self, session: Session) -> None:
+        """The turn is over: the next one may come."""
+        session.is_busy = False
+        session.task = None
+        if session.id in self._sessions:
+            self._touch(session)
+
+    def prune(self) -> None:
+        """Forget what was not used for too long."""
+        oldest_kept = self._clock.now() - self.config.ttl_s
+        while self._sessions:
+            session = next(iter(self._sessions.values()))
+            if session.used_at > oldest_kept:
+                return
+            if session.is_busy:
+                self._touch(session)
+            else:
+                self._forget(session, "expired")
+
+    def _require_room(self, size: int, more: int) -> None:
+        config = self.config
+        if size > config.session_bytes:
+            raise InvalidRequest(
+                f"the session would take {size} bytes with this, more than the "
+                f"{config.session_bytes} that one may have; go on in a new session, with what is "
+                "still needed of this one",
+                field="session_id",
+            )
+        if more > 0 and self.total_bytes + more > config.all_bytes:
+            raise NoCapacity(
+                f"all sessions together take {self.total_bytes} of {config.all_bytes} bytes; try "
+                "again later, or send the whole conversation without a session"
+            )
+
+    def _set_history(self, session: Session, history: History) -> None:
+        size = bytes_of(history)
+        self.total_bytes += size - session.bytes
+        session.history, session.bytes = history, size
+
+    def _touch(self, session: Session) -> None:
+        session.used_at = self._clock.now()
+        self._sessions.move_to_end(session.id)
+
+    def _forget(self, session: Session, why: str) -> None:
+        del self._sessions[session.id]
+        own = self._by_key[session.key]
+        del own[session.number]
+        if not own:
+            del self._by_key[session.key]
+        self.total_bytes -= session.bytes
+        self.ended[why] += 1

@@ -1,0 +1,298 @@
+"""``/v2/sessions``: what was said is kept, for its own key, and goes on wherever there is room."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
+from worker.protocol import Submit
+
+_TOKENIZER = Tokenizer.from_str(tokenizer_json().decode())
+
+
+def text_of(submit: Submit) -> str:
+    """The prompt as a worker got it."""
+    return str(_TOKENIZER.decode(list(submit.token_ids), skip_special_tokens=False))
+
+
+async def call(
+    service: Service, method: str, path: str, status: int, token: str = "", **body: object
+) -> Any:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    payload = body if method == "POST" else None
+    async with service.http.request(method, path, json=payload, headers=headers) as response:
+        answer = await response.json()
+        assert response.status == status, answer
+        return answer.get("error", answer)
+
+
+async def create(service: Service, token: str = "", **body: object) -> str:
+    answer = await call(service, "POST", "/v2/sessions", 201, token, **body)
+    return str(answer["session_id"])
+
+
+async def say(
+    service: Service, session_id: str, text: str = "hi", status: int = 202, **body: object
+) -> Any:
+    message = {"messages": [{"role": "user", "content": text}]}
+    if "prompt" in body or "prompt_token_ids" in body:
+        message = {}
+    asked = {"max_tokens": 2, "session_id": session_id} | message | body
+    return await call(service, "POST", "/v2/tasks", status, **asked)
+
+
+async def turn(service: Service, session_id: str, text: str = "hi", **body: object) -> None:
+    """Say something and wait for the answer."""
+    turns = (await call(service, "GET", f"/v2/sessions/{session_id}", 200))["turns"]
+    await say(service, session_id, text, **body)
+    session = service.orchestrator.sessions.get(session_id, None)
+    await service.until(lambda: session.turns > turns)
+
+
+async def test_a_chat_goes_on_with_what_was_said(service: Service, worker: FakeWorker) -> None:
+    session_id = await create(service, messages=[{"role": "system", "content": "be kind"}])
+    await turn(service, session_id, "one")
+    await turn(service, session_id, "two")
+    said = "<|bos|><|system|>be kind<|end|><|user|>one<|end|><|assistant|>"
+    first, second = map(text_of, worker.submits)
+    assert first == said
+    assert second == f"{said}w0 w1 <|end|><|user|>two<|end|><|assistant|>"
+    shown = await call(service, "GET", f"/v2/sessions/{session_id}", 200)
+    assert [one["role"] for one in shown["messages"]] == ["system", *["user", "assistant"] * 2]
+    assert (shown["turns"], shown["kind"], shown["status"]) == (2, "messages", "idle")
+    assert {submit.session for submit in worker.submits} == {f"default/{session_id}"}
+
+
+async def test_a_text_and_token_ids_go_on_too(service: Service, worker: FakeWorker) -> None:
+    session_id = await create(service)
+    await turn(service, session_id, prompt="one ")
+    await turn(service, session_id, prompt="two ")
+    assert text_of(worker.submits[-1]) == "one w0 w1 two "
+    ids = await create(service, prompt_token_ids=[7, 8])
+    await turn(service, ids, prompt_token_ids=[9])
+    await turn(service, ids, prompt_token_ids=[10])
+    assert list(worker.submits[-1].token_ids) == [7, 8, 9, 0, 1, 10]
+    error = await say(service, ids, status=400)
+    assert "continues with prompt_token_ids" in error["message"]
+    assert error["field"] == "messages"
+
+
+async def test_a_turn_that_did_not_end_well_leaves_no_trace(
+    service: Service, worker: FakeWorker
+) -> None:
+    session_id = await create(service)
+    await turn(service, session_id, "one")
+    plans = [Plan(fail_at=1), Plan(stall_at=1), Plan()]
+    worker.plan = lambda submit: plans[len(worker.submits) - 2]
+    await say(service, session_id, "fails")
+    await service.until(lambda: "failed" in service.outcomes())
+    task = await say(service, session_id, "is cancelled")
+    await call(service, "DELETE", f"/v2/tasks/{task['task_id']}", 202)
+    await say(service, session_id, "is refused", status=400, max_tokens=10**6)
+    await turn(service, session_id, "two")
+    said = text_of(worker.submits[-1])
+    assert said.count("<|user|>") == 2 and "fails" not in said
+    dropped = service.metric("tidegate_session_turns_total", what="dropped")
+    assert dropped == 2
+
+
+async def test_one_turn_at_a_time(service: Service, worker: FakeWorker) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    session_id = await create(service)
+    task = await say(service, session_id)
+    error = await say(service, session_id, status=409)
+    assert (error["code"], error["retryable"]) == ("session_busy", False)
+    assert task["task_id"] in error["message"]
+    shown = await call(service, "GET", f"/v2/sessions/{session_id}", 200)
+    assert (shown["status"], shown["task_id"]) == ("running", task["task_id"])
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"])
+    await turn(service, session_id)
+
+
+async def test_a_submission_that_is_sent_again_is_no_second_turn(service: Service) -> None:
+    session_id = await create(service)
+    body = {"messages": [{"role": "user", "content": "hi"}], "session_id": session_id}
+    answers = []
+    for _ in range(2):
+        async with service.http.post(
+            "/v2/tasks", json=body | {"max_tokens": 2}, headers={"Idempotency-Key": "k"}
+        ) as response:
+            assert response.status == 202
+            answers.append((await response.json())["task_id"])
+        await service.until(lambda: service.outcomes() == ["met"])
+    assert answers[0] == answers[1]
+    assert service.orchestrator.sessions.get(session_id, None).turns == 1
+
+
+async def test_deleting_ends_what_runs(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    session_id = await create(service)
+    await say(service, session_id)
+    await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
+    await service.until(lambda: service.outcomes() == ["aborted"])
+    await call(service, "DELETE", f"/v2/sessions/{session_id}", 404)
+    await say(service, session_id, status=404)
+    assert service.metric("tidegate_sessions_bytes") == 0
+    assert service.metric("tidegate_sessions_ended_total", why="deleted") == 1
+
+
+KEYS = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
+
+
+async def test_another_key_sees_nothing_of_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, keys=KEYS, admin_token="root")
+    session_id = await create(service, "token-a")
+    path = f"/v2/sessions/{session_id}"
+    for method in ("GET", "DELETE"):
+        error = await call(service, method, path, 404, "token-b")
+        assert error["code"] == "not_found"
+    body = {"prompt": "x", "session_id": session_id}
+    stranger = await call(service, "POST", "/v2/tasks", 404, "token-b", **body)
+    nobody = await call(
+        service, "POST", "/v2/tasks", 404, "token-b", prompt="x", session_id="sess_0"
+    )
+    assert stranger["message"].replace(session_id, "sess_0") == nobody["message"]
+    assert stranger["field"] == "session_id"
+    assert (await call(service, "GET", "/v2/sessions", 200, "token-b"))["sessions"] == []
+    assert len((await call(service, "GET", "/v2/sessions", 200, "token-a"))["sessions"]) == 1
+    await call(service, "GET", path, 200, "root")
+
+
+async def test_pages(service: Service) -> None:
+    ids = [await create(service) for _ in range(5)]
+    seen, after = [], 0
+    while True:
+        page = await call(service, "GET", f"/v2/sessions?limit=2&after={after}", 200)
+        seen += [one["session_id"] for one in page["sessions"]]
+        if page["next_after"] is None:
+            break
+        after = page["next_after"]
+        # One that is gone does not move the others.
+        if len(seen) == 2:
+            await call(service, "DELETE", f"/v2/sessions/{ids[1]}", 200)
+    assert seen == ids
+    for query in ("limit=0", "limit=101", "after=x", "after=-1"):
+        await call(service, "GET", f"/v2/sessions?{query}", 400)
+
+
+async def test_bounds(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(
+        worker, sessions_per_key=2, session_bytes=2000, all_sessions_bytes=3000
+    )
+    first = await create(service)
+    error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
+    assert "go on in a new session" in error["message"]
+    error = await say(service, first, status=400, prompt="x" * 2000)
+    assert error["field"] == "session_id"
+    await turn(service, first, prompt="x" * 400)
+    second = await create(service, prompt="x" * 100)
+    error = await call(service, "POST", "/v2/sessions", 429)
+    assert (error["code"], error["retryable"]) == ("rate_limited", False)
+    error = await say(service, second, status=503, prompt="x" * 600)
+    assert error["code"] == "no_capacity" and error["retryable"]
+    assert len(service.orchestrator.sessions) == 2
+    assert len(worker.submits) == 1
+
+
+async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, session_ttl_s=0.02)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    idle, busy = await create(service), await create(service)
+    await say(service, busy)
+    await service.until(lambda: len(service.orchestrator.sessions) == 1)
+    await call(service, "GET", f"/v2/sessions/{idle}", 404)
+    await call(service, "GET", f"/v2/sessions/{busy}", 200)
+    plan.release.set()
+    await service.until(lambda: len(service.orchestrator.sessions) == 0)
+    assert service.metric("tidegate_sessions_ended_total", why="expired") == 2
+    assert service.metric("tidegate_sessions_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": "x", "messages": []}, "at most one of"),
+        ({"messages": []}, "messages is empty"),
+        ({"idle_keep_s": 1e6}, "0 to 600 seconds"),
+        ({"name": "x"}, "name"),
+    ],
+)
+async def test_bad_sessions(service: Service, body: dict[str, object], words: str) -> None:
+    assert words in (await call(service, "POST", "/v2/sessions", 400, **body))["message"]
+    await call(service, "POST", "/v2/sessions", 404, model="unknown")
+
+
+async def test_its_own_keep_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
+    session_id = await create(service, idle_keep_s=120)
+    await turn(service, session_id)
+    await turn(service, session_id, idle_keep_s=0)
+    assert [submit.session_keep_ms for submit in worker.submits] == [120_000, 0]
+
+
+async def test_it_goes_on_elsewhere_when_its_instance_is_lost(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    workers = [await make_worker(), await make_worker()]
+    service = await make_service(*workers)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    session_id = await create(service)
+    await turn(service, session_id, "one")
+    await turn(service, session_id, "two")
+    home = next(worker for worker in workers if worker.submits)
+    assert len(home.submits) == 2, "it stays where its KV is"
+    await home.stop()
+    await turn(service, session_id, "three")
+    other = next(worker for worker in workers if worker is not home)
+    assert text_of(other.submits[0]).count("<|user|>") == 3
+
+
+async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
+    service: Service, worker: FakeWorker
+) -> None:
+    """WK-9: all at once; every answer is checked to be its own agent's, turn by turn."""
+    agents, turns = 10, 50
+
+    def speak(submit: Submit) -> Plan:
+        """Says who asks, and how often, by the prompt that came."""
+        who, asked = submit.token_ids[0], len(submit.token_ids)
+        return Plan(speak=lambda at: (asked, f"{who}:{asked};"), tokens=1)
+
+    worker.plan = speak
+
+    async def agent(who: int) -> None:
+        session_id = await create(service)
+        said: list[int] = []
+        for _ in range(turns):
+            new = [who] if not said else [200]
+            said += new
+            task = await say(
+                service, session_id, prompt_token_ids=new, max_tokens=1, deadline_ms=60_000
+            )
+            path = f"/v2/tasks/{task['task_id']}"
+            async with service.http.get(f"{path}/events") as response:
+                await response.read()
+            answer = await call(service, "GET", path, 200)
+            assert answer["text"] == f"{who}:{len(said)};"
+            assert answer["outcome"] == "met"
+            said.append(len(said))
+        shown = await call(service, "GET", f"/v2/sessions/{session_id}", 200)
+        assert (shown["turns"], shown["prompt_token_ids"]) == (turns, said)
+        await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
+
+    await asyncio.gather(*(agent(100 + number) for number in range(agents)))
+    assert service.outcomes() == ["met"] * agents * turns
+    assert len(worker.submits) == agents * turns
+    for submit in worker.submits:
+        who = submit.token_ids[0]
+        assert who not in submit.token_ids[1:] and set(submit.token_ids[1::2]) <= set(range(100))
+    assert len(service.orchestrator.sessions) == 0
+    assert service.metric("tidegate_sessions_bytes") == 0
+    assert service.orchestrator.live_tasks == 0 and worker.running == 0
