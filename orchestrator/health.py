@@ -11,18 +11,12 @@ from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.narration import READINESS, narrate
 from worker.protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
 """Share of the queue's bound above which new work should go elsewhere."""
-
-_MESSAGES = {
-    "ready": "ready for work",
-    "not_ready": "not ready: no instance is up",
-    "draining": "draining: new work is refused",
-    "near_exhaustion": "near exhaustion: the queue is almost full",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class HealthBoard:
         status = self._status()
         if status != self._status_logged:
             level = logging.INFO if status == "ready" else logging.WARNING
-            service_log.log(level, "%s", _MESSAGES[status], extra=fields(status=status))
+            narrate(service_log, READINESS[status], "service", level, status=status)
             self._status_logged = status
         body = msgspec.json.encode(
             {

@@ -30,6 +30,7 @@ from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
+from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause
 
 T = TypeVar("T")
@@ -231,9 +232,12 @@ class Orchestrator:
         """The task's client is gone; what becomes of it its job says (WP-1)."""
         if task.ending is not None:
             return
-        service_log.info(
-            "client too slow" if too_slow else "client disconnected",
-            extra=fields(task_id=task.id, correlation_id=task.correlation_id),
+        narrate(
+            service_log,
+            TOO_SLOW if too_slow else DISCONNECTED,
+            task.model,
+            task_id=task.id,
+            correlation_id=task.correlation_id,
         )
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self._end(task, aborted(AbortCause.DISCONNECT))

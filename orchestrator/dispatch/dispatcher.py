@@ -19,6 +19,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Stage, Task
 from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.narration import RETRIED, narrate
 from worker.protocol import End
 
 FRESH = 4
@@ -303,15 +304,15 @@ class Dispatcher:
         task.failed_on |= {attempt.address}
         task.stage = Stage.QUEUED
         task.instance = ""
-        service_log.info(
-            "task retried",
-            extra=fields(
-                task_id=task.id,
-                correlation_id=task.correlation_id,
-                instance=attempt.address,
-                attempt=task.attempts,
-                after_tokens=task.completion_tokens,
-            ),
+        narrate(
+            service_log,
+            RETRIED,
+            attempt.address,
+            task_id=task.id,
+            correlation_id=task.correlation_id,
+            instance=attempt.address,
+            attempt=task.attempts,
+            after_tokens=task.completion_tokens,
         )
         if retry.delay_s <= 0:
             self._queue_again(task)

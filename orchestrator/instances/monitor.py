@@ -16,7 +16,21 @@ from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import Lane
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
+from orchestrator.telemetry.narration import (
+    INSTANCE_AWAY,
+    INSTANCE_DOWN,
+    INSTANCE_READY,
+    INSTANCE_SUSPECT,
+    narrate,
+)
 from worker.protocol import Frame, KvReport, ModelCard
+
+_TOLD = {
+    InstanceState.UP: INSTANCE_READY,
+    InstanceState.SUSPECT: INSTANCE_SUSPECT,
+    InstanceState.DOWN: INSTANCE_DOWN,
+    InstanceState.CONNECTING: INSTANCE_AWAY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +145,16 @@ class InstanceMonitor:
         instance.reason = reason
         if state is instance.state:
             return
-        lane_log.log(
-            logging.INFO if state is InstanceState.UP else logging.WARNING,
-            "instance %s: %s %s",
-            state,
+        narrate(
+            lane_log,
+            _TOLD[state],
             instance.address,
-            f"({reason})" if reason else "is ready",
-            extra=fields(instance=instance.address, state=state.value, was=instance.state.value),
+            logging.INFO if state is InstanceState.UP else logging.WARNING,
+            instance=instance.address,
+            state=state.value,
+            was=instance.state.value,
+            reason=reason or None,
+            model=None if instance.card is None else instance.card.model,
         )
         if instance.state is InstanceState.UP:
             self._count_failure(instance)

@@ -1,5 +1,6 @@
 """Places tasks over the registry as it is now: cached feasible sets, prefixes, policy, affinity."""
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
 
 FEASIBLE_TTL_S = 1.0
 _MAX_SETS = 1024
@@ -170,8 +173,22 @@ class Placer:
         now = self._clock.now()
         session, tenant = task.job.session_id, task.tenant
         self.choices += 1
+        is_home = choice.name == self.affinity.home(tenant, session, now)
         self.prefix_choices += choice.cached_tokens > 0
-        self.home_choices += choice.name == self.affinity.home(tenant, session, now)
+        self.home_choices += is_home
+        if service_log.isEnabledFor(logging.DEBUG):  # every request's, and as dear as its last line
+            by_prefix = PLACED_BY_PREFIX if choice.cached_tokens else PLACED
+            narrate(
+                service_log,
+                PLACED_BY_SESSION if is_home else by_prefix,
+                choice.name,
+                logging.DEBUG,
+                task_id=task.id,
+                correlation_id=task.correlation_id,
+                model=task.model,
+                instance=choice.name,
+                cached_tokens=choice.cached_tokens,
+            )
         self.affinity.record(tenant, session, choice.name, now)
         self._candidates[choice.name] = self._registry.candidate(choice.name)
 

@@ -1,6 +1,7 @@
 """What a person sees while the service starts, runs and ends: live on a terminal, else lines."""
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from orchestrator.pool.spec import EventKind, LaunchEvent
+from orchestrator.telemetry.narration import LAUNCH, narrated
 
 _DOING = {"orchestrator": "starting, then waiting for lanes"}
 _LOADING = "starting the server and loading the model"
@@ -40,8 +42,13 @@ def curl_line(url: str, model: str, *, with_token: bool) -> str:
 
 @contextmanager
 def open_view(console: Console, hint: str | None) -> Iterator[View]:
-    """A view on ``console``. ``hint`` is printed once it serves, ``{url}`` filled in."""
-    if console.is_terminal:
+    """A view on ``console``. ``hint`` is printed once it serves, ``{url}`` filled in.
+
+    With ``TIDEGATE_LOG_FORMAT=json``, as the orchestrator's log, every line is an object.
+    """
+    if os.environ.get("TIDEGATE_LOG_FORMAT") == "json":
+        yield _JsonView(console)
+    elif console.is_terminal:
         with _TerminalView(console, hint) as view:
             yield view
     else:
@@ -77,6 +84,26 @@ class _LineView:
                 self._say(f"ended in {event.seconds:.1f} s, nothing left")
 
     def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _JsonView:
+    """One JSON object per event, for programs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, event: LaunchEvent) -> None:
+        told = LAUNCH[event.kind]
+        entry = {
+            "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
+            "logger": "orchestrator.pool",
+            "message": told.sentence,
+            **narrated(told, event.unit),
+            "detail": event.text or None,
+            "seconds": round(event.seconds, 3),
+        }
+        text = json.dumps(entry, ensure_ascii=False)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ from orchestrator.tasks.journal.memory import Journal, Record
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import access_log, fields
+from orchestrator.telemetry.narration import narrated, of_ending
 from worker.protocol import End, Outcome
 
 
@@ -49,13 +50,15 @@ class Settler:
     def _write(self, task: Task, ending: Ending) -> None:
         marks, error = task.marks, ending.error
         code = error.code.value if error is not None else ""
+        told = of_ending(ending.outcome, error.code if error is not None else None, ending.cause)
         access_log.info(
-            "%s %s",
-            task.job.api,
-            ending.outcome,
+            told.sentence,
             extra=fields(
+                **narrated(told, task.model),
+                api=task.job.api.value,
                 task_id=task.id,
                 correlation_id=task.correlation_id,
+                trace_id=task.job.trace.trace_id if task.job.trace is not None else None,
                 model=task.model,
                 outcome=ending.outcome.value,
                 missed_part=ending.missed_part,

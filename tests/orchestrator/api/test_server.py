@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
+from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
@@ -145,7 +146,8 @@ async def test_or14_the_process_ends_and_leaves_no_work(
     }
     process = await start_process(environment, tmp_path)
     listening = await log_until(process, "listening")
-    await log_until(process, f"instance up: {worker.address} is ready")
+    ready = await log_until(process, INSTANCE_READY.sentence)
+    assert ready["target"] == worker.address
     async with aiohttp.ClientSession(f"http://127.0.0.1:{listening['port']}") as http:
         body = TASK | {"model": "fake", "stream": True}
         async with http.post("/v1/completions", json=body) as response:
@@ -208,7 +210,7 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
     with caplog.at_level("INFO", logger="orchestrator.service"):
         service.parts.lifecycle.refuse_new_work()
         service.parts.health.refresh()
-    assert [r.getMessage() for r in caplog.records].count("draining: new work is refused") == 1
+    assert [r.getMessage() for r in caplog.records].count(READINESS["draining"].sentence) == 1
 
 
 async def test_every_answer_has_a_request_id(

@@ -1,0 +1,202 @@
+"""What happens, told in sentences for people (OR-15): one per event, never per token.
+
+Every sentence stands here as it is logged, with nothing filled in: so none can carry an id, a
+secret or a client's text, and none is longer than a line. What it is about travels beside it, in
+the fields ``actor``, ``action`` and ``target``, with the correlation id where it is a request.
+"""
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.telemetry.log import Field, fields
+from worker.protocol import AbortCause, Code, Outcome
+
+MOST_CHARS = 100
+
+
+class Actor(StrEnum):
+    """Who does it."""
+
+    CLIENT = "client"
+    LAUNCHER = "launcher"
+    OPERATOR = "operator"
+    ORCHESTRATOR = "orchestrator"
+    WORKER = "worker"
+
+
+class Action(StrEnum):
+    """What is done."""
+
+    PREFLIGHT = "preflight"
+    BUILD = "build"
+    SPAWN = "spawn"
+    LOAD = "load"
+    LOSE = "lose"
+    DEGRADE = "degrade"
+    READY = "ready"
+    STOP = "stop"
+    PLACE = "place"
+    RETRY = "retry"
+    ANSWER = "answer"
+    CUT = "cut"
+    MISS = "miss"
+    REFUSE = "refuse"
+    ABORT = "abort"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Narration:
+    """An event that is told. ``sentence`` is for people, the rest to search for."""
+
+    actor: Actor
+    action: Action
+    sentence: str
+
+
+def narrate(
+    log: logging.Logger,
+    told: Narration,
+    target: str,
+    level: int = logging.INFO,
+    **more: Field,
+) -> None:
+    """Log an event. ``target`` is what it is done to: an instance, a model, a unit."""
+    if log.isEnabledFor(level):
+        log.log(level, "%s", told.sentence, extra=fields(**narrated(told, target), **more))
+
+
+def narrated(told: Narration, target: str) -> dict[str, Field]:
+    """The fields that every narrated line has."""
+    return {"actor": told.actor.value, "action": told.action.value, "target": target or None}
+
+
+# ── instances, and the service as a whole ────────────────────────────────────────────────────────
+
+INSTANCE_READY = Narration(
+    Actor.WORKER, Action.READY, "An instance is ready: its model is loaded and its lanes are open."
+)
+INSTANCE_SUSPECT = Narration(
+    Actor.WORKER, Action.LOSE, "An instance is suspect: it has been silent for too long."
+)
+INSTANCE_DOWN = Narration(
+    Actor.WORKER, Action.LOSE, "An instance is down: it has been silent for far too long."
+)
+INSTANCE_AWAY = Narration(
+    Actor.WORKER, Action.LOSE, "An instance cannot be used now, and is being connected to."
+)
+READINESS = {
+    "ready": Narration(Actor.ORCHESTRATOR, Action.READY, "The service is ready for work."),
+    "not_ready": Narration(
+        Actor.ORCHESTRATOR, Action.READY, "The service is not ready: no instance is up."
+    ),
+    "draining": Narration(
+        Actor.ORCHESTRATOR, Action.READY, "The service is draining: new work is refused."
+    ),
+    "near_exhaustion": Narration(
+        Actor.ORCHESTRATOR,
+        Action.READY,
+        "The service is near exhaustion: its queue is almost full.",
+    ),
+}
+
+# ── the launcher ─────────────────────────────────────────────────────────────────────────────────
+
+LAUNCH = {
+    "fetching": Narration(
+        Actor.LAUNCHER, Action.BUILD, "This machine has no Triton server, so one is being fetched."
+    ),
+    "found": Narration(
+        Actor.LAUNCHER, Action.PREFLIGHT, "This machine has a Triton server that fits."
+    ),
+    "starting": Narration(Actor.LAUNCHER, Action.SPAWN, "A unit of the service is starting."),
+    "ready": Narration(
+        Actor.LAUNCHER, Action.LOAD, "A unit of the service has loaded what it needs and serves."
+    ),
+    "lost": Narration(
+        Actor.LAUNCHER, Action.LOSE, "A unit of the service was lost and is started again."
+    ),
+    "warned": Narration(
+        Actor.LAUNCHER, Action.DEGRADE, "Something is missing, and the service goes on without it."
+    ),
+    "serving": Narration(Actor.LAUNCHER, Action.READY, "The service serves."),
+    "ending": Narration(Actor.LAUNCHER, Action.STOP, "The service is ending."),
+    "ended": Narration(Actor.LAUNCHER, Action.STOP, "The service has ended and left nothing."),
+}
+"""By ``LaunchEvent.kind``."""
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+PLACED = Narration(
+    Actor.ORCHESTRATOR, Action.PLACE, "A request goes to the instance that should finish it first."
+)
+PLACED_BY_PREFIX = Narration(
+    Actor.ORCHESTRATOR, Action.PLACE, "A request goes where some of its prompt is cached."
+)
+PLACED_BY_SESSION = Narration(
+    Actor.ORCHESTRATOR, Action.PLACE, "A request goes where its conversation was."
+)
+RETRIED = Narration(
+    Actor.ORCHESTRATOR, Action.RETRY, "A request is tried again: its instance did not finish it."
+)
+DISCONNECTED = Narration(
+    Actor.CLIENT, Action.ABORT, "A client disconnected before its answer ended."
+)
+TOO_SLOW = Narration(
+    Actor.ORCHESTRATOR, Action.ABORT, "A client was disconnected: it read too slowly."
+)
+_ENDINGS = {
+    Outcome.MET: Narration(Actor.ORCHESTRATOR, Action.ANSWER, "A request was answered in time."),
+    Outcome.PARTIAL: Narration(
+        Actor.ORCHESTRATOR, Action.CUT, "A request was cut at its deadline, as its client asked."
+    ),
+    Outcome.MISSED: Narration(
+        Actor.ORCHESTRATOR, Action.MISS, "A request was not answered by its deadline."
+    ),
+    Outcome.REFUSED: Narration(Actor.ORCHESTRATOR, Action.REFUSE, "A request was refused."),
+    Outcome.ABORTED: Narration(
+        Actor.CLIENT, Action.ABORT, "A request was cancelled before it was answered."
+    ),
+    Outcome.FAILED: Narration(Actor.ORCHESTRATOR, Action.FAIL, "A request failed."),
+}
+_GONE = Narration(Actor.CLIENT, Action.ABORT, "A request was stopped: its client is gone.")
+
+
+def _refused(why: str) -> Narration:
+    return Narration(Actor.ORCHESTRATOR, Action.REFUSE, f"A request was refused: {why}.")
+
+
+_REFUSALS = {
+    Code.INVALID_REQUEST: _refused("it makes no sense to this service"),
+    Code.CONTEXT_OVERFLOW: _refused("it does not fit into the model's context"),
+    Code.MODEL_NOT_FOUND: _refused("no instance serves its model"),
+    Code.DEADLINE_EXCEEDED: _refused("too little time was left until its deadline"),
+    Code.DEADLINE_INFEASIBLE: _refused("it was certain to miss its deadline"),
+    Code.RATE_LIMITED: _refused("its key is at its limit"),
+    Code.QUEUE_FULL: _refused("the queue is full"),
+    Code.NO_CAPACITY: _refused("no instance can take it"),
+    Code.NOT_READY: _refused("no instance is ready"),
+    Code.DRAINING: _refused("the service is going down"),
+}
+_FAILURES = {
+    Code.INSTANCE_LOST: Narration(
+        Actor.WORKER, Action.FAIL, "A request failed: its instance was lost."
+    ),
+    Code.ENGINE_ERROR: Narration(Actor.WORKER, Action.FAIL, "A request failed: its worker did."),
+    Code.DRAINING: Narration(
+        Actor.ORCHESTRATOR, Action.FAIL, "A request failed: the service went down."
+    ),
+}
+
+
+def of_ending(outcome: Outcome, code: Code | None, cause: AbortCause | None) -> Narration:
+    """How a request's end is told."""
+    if outcome is Outcome.ABORTED and cause is AbortCause.DISCONNECT:
+        return _GONE
+    if code is not None:
+        if outcome is Outcome.REFUSED:
+            return _REFUSALS.get(code, _ENDINGS[outcome])
+        if outcome is Outcome.FAILED:
+            return _FAILURES.get(code, _ENDINGS[outcome])
+    return _ENDINGS[outcome]
