@@ -92,6 +92,15 @@ def is_open_path(path: str) -> bool:
     return any(path == p or path.startswith(f"{p}/") for p in _OPEN_PATHS)
 
 
+PAGE_FILES = "/page"
+"""What the page at ``/`` is made of lies below it."""
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is the live page, or part of it: that asks for a key, so it needs none."""
+    return path == "/" or path.startswith(f"{PAGE_FILES}/")
+
+
 def is_admin_call(method: str, path: str) -> bool:
     """Whether a call changes how the service runs, rather than using it."""
     if method in ("GET", "HEAD"):

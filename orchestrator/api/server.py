@@ -8,7 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
-from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path
+from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
@@ -38,7 +38,7 @@ from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
-from orchestrator.api.operator import instances, probes
+from orchestrator.api.operator import instances, page, probes
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
@@ -101,8 +101,8 @@ def build_app(
     app[LARGE_BODIES] = LargeBodies()
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    edges = (native, sessions, openai, responses, anthropic, kserve, metadata, instances, probes)
-    for edge in edges:
+    dialects = (native, sessions, openai, responses, anthropic, kserve, metadata)
+    for edge in (*dialects, instances, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_cleanup.append(_close)
@@ -148,9 +148,11 @@ def _identify(request: web.Request, context: Context) -> None:
         return
     context.correlation_id = read_correlation_id(request, context.correlation_id)
     auth, browsers = request.app[AUTH], request.app[BROWSERS]
-    key = auth.check(request.headers)
     if not auth.has_keys:
         browsers.check(request.method, request.headers)
+    if is_page(request.path):
+        return
+    key = auth.check(request.headers)
     if is_admin_call(request.method, request.path):
         auth.require_admin(key)
         if not auth.has_keys:

@@ -123,6 +123,10 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert "tidegate/py.typed" in names
     assert (ROOT / "worker/demo_model/training/train.py").exists(), "what is left out below"
     assert not [name for name in names if "training" in name or "tests" in name]
+    static = ROOT / "orchestrator/api/operator/static"
+    files = {path.relative_to(ROOT).as_posix() for path in static.rglob("*") if path.is_file()}
+    assert len(files) > 10
+    assert {f"{runtime}{name}" for name in files} <= set(names)
     sources = {"tidegate/": ROOT / "client" / "tidegate"} | {
         f"{runtime}{top}/": ROOT / top for top in tops
     }

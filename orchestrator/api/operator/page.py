@@ -1,0 +1,101 @@
+"""``/``: the live page, a playground and a board. Its files lie in ``static/`` as they are sent.
+
+They hold no secret and need no key: the page asks for one, and sends it with each of its calls.
+What it may load, and whom it may ask, is in its ``Content-Security-Policy``: this service alone.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from orchestrator.api.auth import PAGE_FILES
+from orchestrator.errors import NotFound
+from worker.protocol import excerpt
+
+_STATIC = Path(__file__).with_name("static")
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Kept, but asked for each time: after an upgrade no old file works with a new one.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def _read(path: Path) -> _File:
+    body = path.read_bytes()
+    content_type = _TYPES.get(path.suffix, "text/plain")
+    return _File(body, content_type, hashlib.sha256(body).hexdigest()[:32])
+
+
+_FILES = {
+    path.relative_to(_STATIC).as_posix(): _read(path)
+    for path in sorted(_STATIC.rglob("*"))
+    if path.is_file()
+}
+"""Read once: no request opens a file, or names one that is not here."""
+
+
+async def index(request: web.Request) -> web.Response:
+    """The page itself."""
+    return _answer(request, "index.html")
+
+
+async def file(request: web.Request) -> web.Response:
+    """What the page is made of."""
+    return _answer(request, request.match_info["name"])
+
+
+def _answer(request: web.Request, name: str) -> web.Response:
+    found = _FILES.get(name)
+    if found is None:
+        raise NotFound(f"the page has no file {excerpt(name, 128)}")
+    known = request.if_none_match or ()
+    if any(tag.value in ("*", found.etag) for tag in known):
+        answer = web.Response(status=304, headers=_HEADERS)
+    else:
+        answer = web.Response(
+            body=found.body,
+            content_type=found.content_type,
+            charset="utf-8" if found.content_type.startswith("text/") else None,
+            headers=_HEADERS,
+        )
+    answer.etag = found.etag
+    return answer
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/", index),
+        web.get(f"{PAGE_FILES}/{{name:.+}}", file),
+    ]

@@ -1,0 +1,113 @@
+// One's own requests, for as long as the page is open.
+
+import { BudgetBar } from "./budget.js";
+import { el, ms, plural } from "./format.js";
+import { verdictOf } from "./verdict.js";
+
+const MOST = 100;
+const $ = (id) => document.getElementById(id);
+
+export class History {
+  #rows = [];
+  #running = new Set();
+  #drawing = 0;
+
+  // `onPick`: given the run that was chosen.
+  constructor(onPick) {
+    this.onPick = onPick;
+    $("forget").addEventListener("click", () => this.#forget());
+  }
+
+  get running() {
+    return [...this.#running];
+  }
+
+  add(run) {
+    const row = this.#row(run);
+    this.#rows.unshift(row);
+    $("history").prepend(row.item);
+    if (this.#rows.length > MOST) {
+      const last = this.#rows.findLastIndex(({ run }) => run.isOver);
+      if (last > 0) this.#rows.splice(last, 1)[0].item.remove();
+    }
+    this.#running.add(run);
+    run.addEventListener("change", () => {
+      row.stale = true;
+      if (run.isOver) this.#running.delete(run);
+      this.#drawSoon();
+    });
+    this.#drawSoon();
+  }
+
+  pick(run) {
+    for (const row of this.#rows) {
+      row.button.setAttribute("aria-pressed", String(row.run === run));
+    }
+  }
+
+  #row(run) {
+    const row = {
+      run,
+      stale: true,
+      name: el("span", { class: "verdict small" }),
+      deadline: el("span", { class: "figures" }, `of ${ms(run.asked.deadlineMs)}`),
+      tokens: el("span", { class: "figures" }),
+      bar: new BudgetBar(),
+    };
+    const prompt = el("span", { class: "prompt" }, run.asked.prompt);
+    row.button = el(
+      "button",
+      { type: "button", "aria-pressed": "false", onclick: () => this.onPick(run) },
+      el("span", { class: "line" }, row.name, prompt, row.tokens, row.deadline),
+      row.bar.element,
+    );
+    row.item = el("li", { value: run.number }, row.button);
+    return row;
+  }
+
+  // Many may run at once: drawn together, and only those that changed.
+  #drawSoon() {
+    if (this.#drawing) return;
+    this.#drawing = setTimeout(() => {
+      this.#drawing = 0;
+      this.#draw();
+    }, 100);
+  }
+
+  #draw() {
+    const now = performance.now();
+    for (const row of this.#rows) {
+      const { run } = row;
+      if (!row.stale && run.isOver) continue;
+      row.stale = false;
+      const { kind, name } = verdictOf(run);
+      row.name.textContent = name;
+      row.name.dataset.kind = kind;
+      row.tokens.textContent = run.tokens ? plural(run.tokens, "token") : "";
+      row.bar.show(run, now);
+    }
+    this.#drawTally();
+    if (this.#running.size) this.#drawSoon();
+  }
+
+  #drawTally() {
+    const counts = new Map();
+    for (const { run } of this.#rows) {
+      const { kind, name } = verdictOf(run);
+      if (kind !== "live") counts.set(name, (counts.get(name) ?? 0) + 1);
+    }
+    const words = [...counts].map(([name, number]) => `${number} ${name.toLowerCase()}`);
+    if (this.#running.size) words.push(`${this.#running.size} running`);
+    $("tally").textContent = words.join(" · ");
+    $("history-empty").hidden = this.#rows.length > 0;
+    $("forget").hidden = this.#rows.length === 0;
+  }
+
+  #forget() {
+    for (const row of this.#rows.filter(({ run }) => run.isOver)) row.item.remove();
+    this.#rows = this.#rows.filter(({ run }) => !run.isOver);
+    this.onPick(this.#rows[0]?.run ?? null);
+    this.#drawTally();
+    $("prompt").focus();
+  }
+}

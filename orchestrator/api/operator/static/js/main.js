@@ -1,0 +1,140 @@
+// Puts the page together: views, keys of the keyboard, the key of the service.
+
+import { key, onKeyWanted } from "./api.js";
+import { Playground } from "./play.js";
+import { Status } from "./status.js";
+
+const $ = (id) => document.getElementById(id);
+const SINGLE_KEYS = "tidegate.single-keys";
+const THEMES = { system: ["◐", "as the system"], light: ["○", "light"], dark: ["●", "dark"] };
+
+const playground = new Playground();
+const status = new Status();
+
+// ── the service's key ──────────────────────────────────────────────────────────────────────────
+
+let asking = null;
+onKeyWanted((error, used) => {
+  // Somebody else has asked meanwhile, and got one.
+  if (key.get() !== used) return Promise.resolve(true);
+  asking ??= askForKey(error, used).finally(() => (asking = null));
+  return asking;
+});
+
+function askForKey(error, used) {
+  $("key-why").textContent = used
+    ? `${error.message}. `
+    : "It is kept in this tab only, and sent to this service only.";
+  $("key").value = "";
+  $("key-button").hidden = false;
+  const dialog = $("key-dialog");
+  dialog.returnValue = "";
+  if (!dialog.open) dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve(key.get() !== used && key.get() !== ""), { once: true }),
+  );
+}
+
+let entered = false;
+$("key-form").addEventListener("submit", () => {
+  key.set($("key").value.trim());
+  entered = true;
+});
+$("key-forget").addEventListener("click", () => {
+  key.set("");
+  $("key-dialog").close();
+});
+$("key-button").addEventListener("click", () => $("key-dialog").showModal());
+$("key-dialog").addEventListener("close", () => {
+  if (entered && !asking) refresh(); // else what asked for it goes on by itself
+  entered = false;
+});
+$("key-button").hidden = key.get() === "";
+
+function refresh() {
+  if (status.state !== "unreachable") playground.refresh().catch(() => {});
+}
+status.addEventListener("change", refresh);
+
+// ── views ──────────────────────────────────────────────────────────────────────────────────────
+
+function show() {
+  const chosen = location.hash === "#board" ? "board" : "play";
+  for (const name of ["play", "board"]) $(name).hidden = name !== chosen;
+  for (const link of document.querySelectorAll("[data-view]")) {
+    if (link.dataset.view === chosen) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+addEventListener("hashchange", show);
+show();
+
+// ── keyboard ───────────────────────────────────────────────────────────────────────────────────
+
+const singleKeys = {
+  get on() {
+    return localStorage.getItem(SINGLE_KEYS) !== "off";
+  },
+  set on(on) {
+    localStorage.setItem(SINGLE_KEYS, on ? "on" : "off");
+  },
+};
+$("single-keys").checked = singleKeys.on;
+$("single-keys").addEventListener("change", () => (singleKeys.on = $("single-keys").checked));
+
+const SHORTCUTS = {
+  "/": () => goTo("prompt"),
+  d: () => goTo("deadline"),
+  1: () => (location.hash = "#play"),
+  2: () => (location.hash = "#board"),
+  t: nextTheme,
+  "?": () => $("help-dialog").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") {
+    if (playground.cancel()) event.preventDefault();
+    return;
+  }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    if (!$("play").hidden) playground.submit();
+    return;
+  }
+  if (event.ctrlKey || event.metaKey || event.altKey || !singleKeys.on) return;
+  if (event.target.matches("textarea, select, input:not([type=range], [type=radio], [type=checkbox])")) return;
+  const act = SHORTCUTS[event.key];
+  if (act) {
+    event.preventDefault();
+    act();
+  }
+});
+
+function goTo(id) {
+  location.hash = "#play";
+  show();
+  $(id).focus();
+}
+
+// ── tools ──────────────────────────────────────────────────────────────────────────────────────
+
+function nextTheme() {
+  window.tidegateTheme.next();
+  drawTheme();
+}
+
+function drawTheme() {
+  const [mark, words] = THEMES[window.tidegateTheme.name];
+  $("theme-button").firstElementChild.textContent = mark;
+  $("theme-button").setAttribute("aria-label", `Colours: ${words}`);
+  $("theme-button").title = `Colours: ${words}`;
+}
+$("theme-button").addEventListener("click", nextTheme);
+drawTheme();
+$("help-button").addEventListener("click", () => $("help-dialog").showModal());
+if (/Mac|iPhone|iPad/.test(navigator.platform)) {
+  $("send").querySelector("kbd").textContent = "⌘ ⏎";
+}
+
+status.start();

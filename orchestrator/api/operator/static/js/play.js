@@ -1,0 +1,134 @@
+// The playground: the form, and what is sent from it.
+
+import { Answer } from "./answer.js";
+import { getJson } from "./api.js";
+import { ms } from "./format.js";
+import { History } from "./history.js";
+import { Run } from "./run.js";
+
+const $ = (id) => document.getElementById(id);
+const LEAST_MS = 50;
+const MOST_MS = 50_000;
+const STEPS = 200;
+
+// Requests that show what can become of one, with the demo model on a slow machine.
+const TRIES = {
+  met: { prompt: "Tell me a story about a lighthouse.", deadlineMs: 10_000, maxTokens: 120, onDeadline: "error", exactly: false },
+  fit: { prompt: "Tell me a long story about the sea.", deadlineMs: 400, maxTokens: 400, onDeadline: "fit", exactly: true },
+  partial: { prompt: "Tell me a long story about the tide.", deadlineMs: 400, maxTokens: 400, onDeadline: "partial", exactly: false },
+  refused: { prompt: "Tell me a very long story, at once.", deadlineMs: 60, maxTokens: 400, onDeadline: "error", exactly: true },
+};
+
+export class Playground {
+  #history = new History((run) => this.#look(run));
+  #answer = new Answer((run, deadlineMs) => this.#retry(run, deadlineMs));
+  #deadlineMs = 5000;
+
+  constructor() {
+    this.#setDeadline(5000);
+    $("deadline").addEventListener("input", () => {
+      this.#setDeadline(round(ofStep($("deadline").valueAsNumber)), { slider: false });
+    });
+    $("deadline-s").addEventListener("input", () => {
+      const seconds = $("deadline-s").valueAsNumber;
+      if (seconds > 0) this.#setDeadline(1000 * seconds, { number: false });
+    });
+    $("ask").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    $("cancel").addEventListener("click", () => this.cancel());
+    for (const button of document.querySelectorAll("[data-try]")) {
+      button.addEventListener("click", () => this.#fill(TRIES[button.dataset.try]));
+    }
+  }
+
+  // The service is there (again): which models has it?
+  async refresh() {
+    const { data } = await getJson("/v1/models");
+    const select = $("model");
+    const chosen = select.value;
+    const options = data.map(({ id }) => new Option(id, id, false, id === chosen));
+    select.replaceChildren(...options);
+    select.disabled = options.length < 2;
+  }
+
+  submit() {
+    $("ask").requestSubmit();
+  }
+
+  // Everything of ours that has not ended. False where there is nothing.
+  cancel() {
+    const { running } = this.#history;
+    for (const run of running) run.cancel();
+    return running.length > 0;
+  }
+
+  #send() {
+    const asked = {
+      prompt: $("prompt").value,
+      chat: !$("plain").checked,
+      model: $("model").value,
+      maxTokens: $("max-tokens").valueAsNumber,
+      deadlineMs: this.#deadlineMs,
+      onDeadline: $("ask").elements.on_deadline.value,
+      priority: $("ask").elements.priority.value,
+      exactly: $("exactly").checked,
+    };
+    const runs = Array.from({ length: $("copies").valueAsNumber }, () => new Run(asked));
+    for (const run of runs) {
+      this.#history.add(run);
+      run.addEventListener("change", () => this.#drawButtons());
+      run.start();
+    }
+    this.#look(runs[0]);
+    this.#drawButtons();
+  }
+
+  #retry(run, deadlineMs) {
+    this.#fill({ ...run.asked, deadlineMs });
+    this.submit();
+  }
+
+  #fill(asked) {
+    $("prompt").value = asked.prompt;
+    $("max-tokens").value = asked.maxTokens;
+    $("exactly").checked = asked.exactly;
+    $("ask").elements.on_deadline.value = asked.onDeadline;
+    this.#setDeadline(asked.deadlineMs);
+    $("send").focus();
+  }
+
+  #look(run) {
+    this.#answer.show(run);
+    this.#history.pick(run);
+  }
+
+  #drawButtons() {
+    $("cancel").disabled = this.#history.running.length === 0;
+  }
+
+  #setDeadline(deadlineMs, { slider = true, number = true } = {}) {
+    this.#deadlineMs = deadlineMs;
+    const range = $("deadline");
+    if (slider) range.value = stepOf(deadlineMs);
+    if (number) $("deadline-s").value = +(deadlineMs / 1000).toPrecision(4);
+    range.setAttribute("aria-valuetext", ms(deadlineMs));
+    const share = range.value / STEPS;
+    range.style.setProperty("--filled", `${100 * share}%`);
+  }
+}
+
+// The slider is logarithmic: a tenth matters as much at 50 ms as at 50 s.
+function ofStep(step) {
+  return LEAST_MS * (MOST_MS / LEAST_MS) ** (step / STEPS);
+}
+
+function stepOf(deadlineMs) {
+  const step = (STEPS * Math.log(deadlineMs / LEAST_MS)) / Math.log(MOST_MS / LEAST_MS);
+  return Math.round(Math.min(STEPS, Math.max(0, step)));
+}
+
+function round(deadlineMs) {
+  return Number(deadlineMs.toPrecision(2));
+}

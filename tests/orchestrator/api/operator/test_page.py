@@ -1,0 +1,80 @@
+"""The page's files over HTTP: whoever may load them, and what a browser is told of them."""
+
+import re
+
+import pytest
+
+from orchestrator.api.operator import page
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker
+
+OWN = sorted(name for name in page._FILES if not name.startswith("vendor/"))
+
+
+async def test_it_is_there_and_not_sent_twice(service: Service) -> None:
+    async with service.http.get("/") as response:
+        assert response.status == 200
+        assert response.content_type == "text/html"
+        assert "<title>Tidegate</title>" in await response.text()
+        etag = response.headers["ETag"]
+    async with service.http.get("/", headers={"If-None-Match": etag}) as response:
+        assert (response.status, await response.read()) == (304, b"")
+        assert response.headers["Cache-Control"] == "no-cache"
+    async with service.http.head("/") as response:
+        assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_it_may_load_and_ask_this_service_only(service: Service) -> None:
+    async with service.http.get("/") as response:
+        policy = response.headers["Content-Security-Policy"].split("; ")
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    allowed = {word for directive in policy for word in directive.split()[1:]}
+    assert allowed == {"'none'", "'self'", "'script'"}
+
+
+async def test_all_that_its_files_name_is_served(service: Service) -> None:
+    named = {"/"}
+    for name in OWN:
+        text = page._FILES[name].body.decode()
+        named |= set(re.findall(r'(?:src|href)="(/page/[^"]+)"', text))
+        named |= {f"/page/js/{file}" for file in re.findall(r'from "\./([^"]+)"', text)}
+    assert len(named) > 10
+    for path in named:
+        async with service.http.get(path) as response:
+            assert response.status == 200, path
+            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+            assert response.content_type == kind.get(path.rpartition(".")[2], "text/html")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_file_of_ours_names_another_host(name: str) -> None:
+    urls = re.findall(
+        r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", page._FILES[name].body.decode()
+    )
+    assert set(urls) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("path", ["/page/none.js", "/page/../auth.py", "/page/%2e%2e/page.py"])
+async def test_no_other_file_is_served(service: Service, path: str) -> None:
+    async with service.http.get(path) as response:
+        assert response.status == 404
+
+
+async def test_it_needs_no_key_and_what_it_asks_does(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token="opensesame-and-more")
+    for path in ("/", "/page/js/main.js"):
+        async with service.http.get(path) as response:
+            assert response.status == 200
+    async with service.http.get("/v1/models") as response:
+        assert response.status == 401
+
+
+async def test_a_strange_name_gets_no_page_while_there_is_no_key(service: Service) -> None:
+    async with service.http.get("/", headers={"Host": "evil.example"}) as response:
+        assert response.status == 403

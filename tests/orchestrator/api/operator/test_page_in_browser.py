@@ -1,0 +1,203 @@
+"""The page in a real Chromium, in front of a worker that does what each test needs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from orchestrator.prediction import StepModel
+from orchestrator.prediction.forecaster import Capacity
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import OnDeadline
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+
+# 10 ms a token for one.
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+KEY = "a-key-that-nobody-guesses"
+VERDICT = "document.querySelector('#verdict')"
+
+
+@asynccontextmanager
+async def page(devtools: str, service: Service, path: str = "/") -> AsyncIterator[Tab]:
+    """The page in a tab, once it knows the models; nothing it does may trouble a browser."""
+    async with open_tab(devtools, f"{service.url}{path}") as tab:
+        await tab.until("document.querySelector('#model').options.length")
+        yield tab
+        assert tab.console == []
+        hosts = {urlsplit(request["url"]).netloc for request in tab.requests}
+        assert hosts == {urlsplit(service.url).netloc}
+
+
+async def ended(tab: Tab) -> str:
+    kind = await tab.until(f"{VERDICT}.dataset.kind !== 'live' && {VERDICT}.dataset.kind")
+    assert isinstance(kind, str)
+    return kind
+
+
+def stalls(worker: FakeWorker, after: int) -> Plan:
+    """Every job makes ``after`` tokens and goes on once the plan is released."""
+    plan = Plan(stall_at=after)
+    worker.plan = lambda submit: plan
+    return plan
+
+
+async def test_send_and_watch_the_tokens_come(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    plan = stalls(worker, 3)
+    async with page(devtools, service) as tab:
+        await tab.click("#send")
+        await tab.until("document.querySelector('#text').innerText === 'w0 w1 w2 '")
+        assert await tab.text("#verdict") == "Running …"
+        assert "left" in await tab.text("#verdict-figures")
+        plan.release.set()
+        assert await ended(tab) == "met"
+        assert (await tab.text("#text")).startswith("w0 w1 w2 w3 ")
+        assert "to spare" in await tab.text("#verdict-figures")
+        bar = await tab.js("document.querySelector('#answer-bar .track').ariaLabel")
+        assert "left of 5.00 s" in bar
+        assert await tab.js("document.querySelectorAll('#history li').length") == 1
+    assert worker.submits[0].sampling.max_tokens == 160
+    assert service.outcomes() == ["met"]
+
+
+async def test_cancel_stops_it_at_the_worker(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    stalls(worker, 2)
+    async with page(devtools, service) as tab:
+        await tab.click("#send")
+        await tab.until("document.querySelector('#text').innerText.length")
+        await tab.click("#cancel")
+        assert await ended(tab) == "aborted"
+        assert await tab.js("document.querySelector('#cancel').disabled")
+        assert await tab.text("#text") == "w0 w1 "
+    await worker.until(lambda: not worker.running)
+    assert service.outcomes() == ["aborted"]
+
+
+async def test_a_refusal_says_why_and_what_would_do(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    async with page(devtools, service) as tab:
+        await tab.click("[data-try=refused]")
+        await tab.click("#send")
+        assert await ended(tab) == "refused"
+        reason = await tab.text("#reason")
+        assert "cannot do with less than" in reason  # the service's own words
+        assert "deadline_infeasible" in reason
+        assert worker.submits == []
+        await tab.click("#reason button")
+        assert await ended(tab) == "met"
+        # A browser reports each answer of 4xx and 5xx, whatever the page makes of it.
+        tab.console = [line for line in tab.console if "504" not in line]
+    assert service.outcomes() == ["refused", "met"]
+
+
+async def test_cut_to_fit_says_so(devtools: str, service: Service, worker: FakeWorker) -> None:
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    async with page(devtools, service) as tab:
+        await tab.click("[data-try=fit]")
+        await tab.js("document.querySelector('#deadline-s').value = '2.5'")
+        await tab.js("document.querySelector('#deadline-s').dispatchEvent(new Event('input'))")
+        await tab.click("#send")
+        assert await ended(tab) == "fitted"
+        fitted = worker.submits[0].sampling.max_tokens
+        assert fitted < 400
+        assert f"{fitted} tokens of the 400" in await tab.text("#reason")
+    assert worker.submits[0].on_deadline is OnDeadline.PARTIAL
+
+
+async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
+    stalls(worker, 1)
+    async with page(devtools, service) as tab:
+        await tab.press("/")
+        assert await tab.js("document.activeElement.id") == "prompt"
+        await tab.press("a", CTRL)
+        await tab.type("Say 1/2 t d")  # letters that would be shortcuts elsewhere
+        await tab.press("Tab")
+        await tab.press("Tab")
+        assert await tab.js("document.activeElement.id") == "deadline"
+        before = await tab.js("document.activeElement.ariaValueText")
+        await tab.press("ArrowRight")
+        assert await tab.js("document.activeElement.ariaValueText") != before
+        await tab.press("Enter", CTRL)
+        await tab.until("document.querySelector('#text').innerText.length")
+        await tab.press("Escape")
+        assert await ended(tab) == "aborted"
+        await tab.press("2")
+        await tab.until("!document.querySelector('#board').hidden")
+        await tab.press("1")
+        await tab.until("!document.querySelector('#play').hidden")
+        await tab.press("t")
+        assert await tab.js("document.documentElement.dataset.theme") == "light"
+        await tab.press("?")
+        assert await tab.js("document.querySelector('#help-dialog').open")
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('#help-dialog').open")
+    assert service.outcomes() == ["aborted"]
+    # The fake's tokenizer has a token per byte, and four special ones around a chat of one turn.
+    assert len(worker.submits[0].token_ids) == len("Say 1/2 t d") + 4
+
+
+async def test_a_key_is_asked_for_and_kept_in_the_tab(
+    devtools: str, worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token=KEY)
+    async with open_tab(devtools, service.url) as tab:
+        await tab.until("document.querySelector('#key-dialog').open")
+        await tab.type("not this one")
+        await tab.press("Enter")
+        await tab.until(
+            "document.querySelector('#key-why').innerText.includes('not the right one')"
+        )
+        await tab.type(KEY)
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#model').options.length")
+        assert not await tab.js("document.querySelector('#key-dialog').open")
+        await tab.click("#send")
+        assert await ended(tab) == "met"
+        assert await tab.js("Object.values(sessionStorage)") == [KEY]
+        assert await tab.js("Object.values(localStorage).join() + document.cookie") == ""
+        assert not any(KEY in request["url"] for request in tab.requests)
+
+
+async def test_no_key_no_answer_and_no_second_question(
+    devtools: str, worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token=KEY)
+    async with open_tab(devtools, service.url) as tab:
+        await tab.until("document.querySelector('#key-dialog').open")
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('#key-dialog').open")
+        await tab.click("#key-button")
+        assert await tab.js("document.querySelector('#key-dialog').open")
+
+
+async def test_it_says_that_the_service_drains(devtools: str, service: Service) -> None:
+    async with page(devtools, service) as tab:
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        service.parts.lifecycle.refuse_new_work()
+        await tab.until("document.querySelector('#status').dataset.state === 'draining'")
+        assert "draining" in await tab.text("#notice")
+        await tab.click("#send")
+        assert await ended(tab) == "refused"
+        assert "draining" in await tab.text("#reason")
+        tab.console = [line for line in tab.console if "503" not in line]
+
+
+async def test_nothing_is_wider_than_a_phone(devtools: str, service: Service) -> None:
+    async with page(devtools, service) as tab:
+        await tab.click("#send")
+        await ended(tab)
+        await tab.resize(360, 740)
+        for name in ("play", "board"):
+            await tab.js(f"location.hash = '#{name}'")
+            await asyncio.sleep(0)
+            assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
