@@ -35,6 +35,7 @@ from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import LaneConfig, StreamLane
 from orchestrator.lifecycle import Lifecycle
+from orchestrator.parsing import FormatConfig
 from orchestrator.placement import Placer
 from orchestrator.placement.metrics import PLACEMENT, POLICY
 from orchestrator.placement.policy import Policy
@@ -297,6 +298,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         ResponseStoreConfig(
             settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
         ),
+        FormatConfig(settings.tool_format, settings.reasoning_format),
     )
 
 

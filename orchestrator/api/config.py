@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from orchestrator.api.auth import Key
+from orchestrator.parsing import FormatConfig
 
 ANY = "*"
 """Any host, or any origin."""
@@ -72,6 +73,8 @@ class ApiConfig:
     connections: ConnectionConfig
     streams: StreamConfig
     responses: ResponseStoreConfig
+    formats: FormatConfig
+    """In which models write tool calls and what they think."""
 
 
 CONFIG = web.AppKey("config", ApiConfig)

@@ -6,11 +6,12 @@
 - ``calls``      tool calls in the formats of model families
 - ``json_call``  a call as a JSON object that is not complete yet
 - ``reasoning``  what stands in tags before the answer
+- ``tool_use``   which tools an answer may or must call
 
 A marker that the text so far only begins is held back; a call that is malformed becomes content.
 """
 
-from orchestrator.parsing.formats import CallFormat, OutputFormat, format_of
+from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of
 from orchestrator.parsing.parser import Call, Output, OutputParser, collect
 from orchestrator.parsing.pieces import (
     CallArguments,
@@ -21,6 +22,7 @@ from orchestrator.parsing.pieces import (
     Piece,
     Reasoning,
 )
+from orchestrator.parsing.tool_use import ToolUse
 
 __all__ = [
     "Call",
@@ -30,11 +32,13 @@ __all__ = [
     "CallFails",
     "CallFormat",
     "Content",
+    "FormatConfig",
     "Output",
     "OutputFormat",
     "OutputParser",
     "Piece",
     "Reasoning",
+    "ToolUse",
     "collect",
     "format_of",
 ]

@@ -27,8 +27,11 @@ _CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.LLAMA3: (Llama3Reader.TAG,),
     CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", "[ARGS]"),
 }
-_THINK = Tags("<think>", "</think>")
-_THINK_IN_BRACKETS = Tags("[THINK]", "[/THINK]")
+TAGS: Mapping[str, Tags] = {
+    "think": Tags("<think>", "</think>"),
+    "think_brackets": Tags("[THINK]", "[/THINK]"),
+}
+"""What models think in, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,39 @@ class OutputFormat:
     """None: it does not think in tags."""
 
     @property
+    def reasoning_name(self) -> str | None:
+        """As the setting has it."""
+        return next((name for name, tags in TAGS.items() if tags == self.reasoning), None)
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """What its output is told apart by. Some models have special tokens for them, which no text
         shows."""
         calls = () if self.calls is None else _CALL_MARKERS[self.calls]
         return (*calls, *(self.reasoning or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class FormatConfig:
+    """What the operator says of all models: ``auto`` is what their templates say, ``none`` none."""
+
+    tool_calls: str = "auto"
+    reasoning: str = "auto"
+
+    def of(self, chat_template: str) -> OutputFormat:
+        """A model's format."""
+        if self == _AUTO:
+            return format_of(chat_template)
+        told = format_of(chat_template)
+        calls, reasoning = told.calls, told.reasoning
+        if self.tool_calls != "auto":
+            calls = None if self.tool_calls == "none" else CallFormat(self.tool_calls)
+        if self.reasoning != "auto":
+            reasoning = None if self.reasoning == "none" else TAGS[self.reasoning]
+        return OutputFormat(calls, reasoning)
+
+
+_AUTO = FormatConfig()
 
 
 @lru_cache(maxsize=64)
@@ -68,7 +99,7 @@ def _calls_in(template: str) -> CallFormat | None:
 
 
 def _tags_in(template: str) -> Tags | None:
-    for tags in (_THINK, _THINK_IN_BRACKETS):
+    for tags in TAGS.values():
         if tags.close in template:
             return tags
     return None

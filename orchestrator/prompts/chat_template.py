@@ -13,6 +13,7 @@ from datetime import datetime
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -23,10 +24,10 @@ MAX_RENDER_CPU_S = 2.0
 
 MAX_GROWTH = 16
 """A rendered text is at most so many times as long as its messages, each counted with
-``_OWN_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
+``MESSAGE_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
 
 _OWN_CHARS = 65536
-_MESSAGE_CHARS = 256
+MESSAGE_CHARS = 256
 _REASON_CHARS = 200
 
 _TICK = " tick"
@@ -80,6 +81,8 @@ class ChatTemplate:
             self._template = jinja2.Template.from_code(
                 environment, environment.compile(tree), environment.make_globals(None)
             )
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+            """Names that it looks at and does not set itself."""
         except jinja2.TemplateSyntaxError as error:
             reason = _short(error).partition("\n")[0].rstrip(".")
             raise BadTemplate(f"line {error.lineno}: {reason}") from None
@@ -88,16 +91,20 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, object]],
         special_tokens: Mapping[str, str],
         *,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chars: int | None = None,
     ) -> str:
         """``messages`` have a role and a content; the model's turn is next, unless without
         ``add_generation_prompt``. Templates may look at ``arguments`` of their own, which replace
-        nothing. Raises ``Refused``."""
-        chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)
+        nothing. ``chars`` is how long messages and tools are, counted as ``MAX_GROWTH`` says; None:
+        all that they have is their content. Raises ``Refused``."""
+        if chars is None:
+            chars = sum(MESSAGE_CHARS + len(str(message["content"])) for message in messages)
         room = MAX_GROWTH * (_OWN_CHARS + chars)
         parts = []
         token = _budget.set(_Budget())
@@ -107,6 +114,7 @@ class ChatTemplate:
                     **(arguments or {}),
                     **special_tokens,
                     "messages": messages,
+                    "tools": tools,
                     "add_generation_prompt": add_generation_prompt,
                 }
             ):

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,8 +18,17 @@ from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
-from orchestrator.prompts.chat_template import BadTemplate, ChatTemplate, Refused
-from orchestrator.tasks.job import Chat, Message, Prompt
+from orchestrator.prompts.chat_template import MESSAGE_CHARS, BadTemplate, ChatTemplate, Refused
+from orchestrator.prompts.turns import (
+    Text,
+    chars_of,
+    rewritten,
+    texts_of,
+    tools_of,
+    turns_of,
+    uses_tools,
+)
+from orchestrator.tasks.job import Chat, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
 from worker.protocol.token_bytes import TokenBytes, TokenPieces, token_bytes_of
 
@@ -35,6 +43,9 @@ INLINE_HASH_TOKENS = 4096
 
 STEP_CHARS = 16_000
 """A step encodes about as many characters, in some ten milliseconds."""
+
+_TEXTS_PER_STEP = 4096
+"""Short ones, such as the keys of a schema, take half a microsecond each."""
 
 _LONG_CHARS = 4 * STEP_CHARS
 _SEARCH_CHARS = 16 * STEP_CHARS
@@ -123,6 +134,17 @@ class PromptEncoder:
                 self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
         self.token = lru_cache(maxsize=65536)(self._look_up)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether its chat template shows tools to the model."""
+        return self._template is not None and "tools" in self._template.variables
+
+    def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
+        """Those that are special tokens, which the text of an answer leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        wanted = set(spellings)
+        return {i: t.content for i, t in added.items() if t.special and t.content in wanted}
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
@@ -256,23 +278,23 @@ class PromptEncoder:
             text = self._normalized(text)
             return _split(text, (yield from _starts(self._special, text)))
         chat = _chat_of(prompt)
-        messages: Sequence[Message] = chat.messages
         if self._normalize is not None:
-            messages = [_with_content(m, self._normalized(m.content)) for m in messages]
-        broken = []
-        for message in messages:
-            is_own = message.role == "assistant"
-            lookalikes = self._special if is_own else self._special_or_mark
-            broken.append(
-                _split(message.content, (yield from _starts(lookalikes, message.content)))
-            )
-        if not any(len(parts) > 1 for parts in broken):
+            chat = rewritten(chat, lambda text: self._normalized(text.text))
+        broken: dict[Text, list[str]] = {}
+        for at, text_in in enumerate(texts_of(chat)):
+            if at % _TEXTS_PER_STEP == _TEXTS_PER_STEP - 1:
+                yield False
+            lookalikes = self._special if text_in.is_own else self._special_or_mark
+            parts = _split(text_in.text, (yield from _starts(lookalikes, text_in.text)))
+            if len(parts) > 1:
+                broken[text_in] = parts
+        if not broken:
             return [text]
-        mark = next((c for c in _MARKS if not any(c in m.content for m in messages)), None)
+        mark = next((c for c in _MARKS if not any(c in t.text for t in texts_of(chat))), None)
         if mark is None:
             raise InvalidRequest("messages hold every noncharacter there is", field="messages")
-        marked = (_with_content(m, mark.join(p)) for m, p in zip(messages, broken, strict=True))
-        return self._render(replace(chat, messages=tuple(marked))).split(mark)
+        marked = rewritten(chat, lambda text: mark.join(broken.get(text, (text.text,))))
+        return self._render(marked).split(mark)
 
     def _normalized(self, text: str) -> str:
         return text if self._normalize is None else self._normalize(text)
@@ -281,16 +303,24 @@ class PromptEncoder:
         if self._template is None:
             why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
-        turns = [{"role": m.role, "content": m.content} for m in chat.messages]
+        if uses_tools(chat) and not self.knows_tools:
+            raise InvalidRequest(
+                f"the chat template of {self.card.model!r} knows no tools, so tool calls are not "
+                "served with it",
+                field="tools" if chat.tools else "messages",
+            )
+        turns = turns_of(chat.messages)
         is_open = chat.messages[-1].is_open
         if is_open:
-            turns[-1]["content"] += _OPEN_END
+            turns[-1]["content"] = chat.messages[-1].content + _OPEN_END
         try:
             text = self._template.render(
                 turns,
                 self.card.special_tokens,
                 add_generation_prompt=chat.add_generation_prompt and not is_open,
                 arguments=chat.template_arguments,
+                tools=tools_of(chat),
+                chars=chars_of(chat, MESSAGE_CHARS),
             )
             if not is_open:
                 return text
@@ -347,9 +377,7 @@ def is_short(prompt: Prompt) -> bool:
         return len(prompt) <= INLINE_CHARS
     if _is_ids(prompt):
         return True
-    messages = _chat_of(prompt).messages
-    chars = sum(len(m.role) + len(m.content) + _MESSAGE_CHARS for m in messages)
-    return chars <= INLINE_CHARS
+    return chars_of(_chat_of(prompt), _MESSAGE_CHARS) <= INLINE_CHARS
 
 
 def bytes_of(prompt: Prompt) -> int:
@@ -358,7 +386,9 @@ def bytes_of(prompt: Prompt) -> int:
         return sys.getsizeof(prompt)
     if _is_ids(prompt):
         return 0
-    return sum(sys.getsizeof(message.content) for message in _chat_of(prompt).messages)
+    chat = _chat_of(prompt)
+    sizes = sum(sys.getsizeof(message.content) for message in chat.messages)
+    return sizes + (chars_of(chat, 0) if uses_tools(chat) else 0)
 
 
 def _is_ids(prompt: Prompt) -> bool:
@@ -380,10 +410,6 @@ def _with_roles_checked(chat: Chat) -> Chat:
                 field=f"messages[{at}].role",
             )
     return chat
-
-
-def _with_content(message: Message, content: str) -> Message:
-    return Message(message.role, content, message.is_open)
 
 
 def _starts(lookalikes: Lookalikes, text: str) -> Steps[list[int]]:

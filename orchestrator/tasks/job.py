@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
 from worker.protocol import Grammar, OnDeadline, Sampling
 
@@ -70,6 +71,14 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     content: str
     is_open: bool = False
     """The last one may be: the model goes on with it, rather than answer it."""
+    calls: tuple[ToolCall, ...] = ()
+    """What the model called in this turn of its own."""
+    reasoning: str = ""
+    """What it thought before it called."""
+    call_id: str = ""
+    """This turn is what came of that call."""
+    name: str = ""
+    """The tool that was called, where this is what came of it."""
 
 
 TemplateArgument = bool | int | float | str | None
@@ -83,6 +92,8 @@ class Chat:
     add_generation_prompt: bool = True
     """The model's turn is next. An open last message needs no such thing."""
     template_arguments: Mapping[str, TemplateArgument] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    """What the model may call."""
 
 
 Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat

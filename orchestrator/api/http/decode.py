@@ -36,9 +36,20 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def _invalid(message: str, expected: type) -> InvalidRequest:
+def decode_part(part: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T:
+    """The same for what was left raw of a body, at ``field``."""
+    try:
+        return decoder.decode(part)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), decoder.type, field) from None
+    except RecursionError:
+        raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
+
+
+def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
     where = _AT.search(message)
-    path = where[1] if where else ""
+    own = where[1] if where else ""
+    path = f"{inside}.{own}" if inside and own and own[0] != "[" else inside + own
     message = _AT.sub("", message)
     path = excerpt(path)
     for pattern, wording in (
@@ -53,7 +64,7 @@ def _invalid(message: str, expected: type) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {message}")
     if message.startswith(("Invalid enum value", "Invalid value")):
-        choices = ", ".join(choices_at(expected, path))
+        choices = ", ".join(choices_at(expected, own))
         if choices:
             message = f"{message}; expected one of: {choices}"
     return InvalidRequest(f"{path}: {message}", field=path)

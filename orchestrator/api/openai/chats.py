@@ -7,8 +7,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Chat, Message, TemplateArgument
+from orchestrator.tasks.tools import Tool
 
 _MOST_ARGUMENT_BYTES = 4096
 _arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
@@ -22,16 +24,31 @@ class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=Fal
     text: str
 
 
+class CalledFunction(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    arguments: str = ""
+    """A JSON object."""
+
+
+class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
+    """What the model called in an earlier turn, as it was sent to the client."""
+
+    function: CalledFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | tuple[TextPart, ...] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
-    tool_calls: list[None] | None = None
+    tool_calls: tuple[MessageToolCall, ...] | None = None
+    tool_call_id: str | None = None
     function_call: None = None
     audio: None = None
     annotations: list[None] | None = None
@@ -50,11 +67,12 @@ class StatesChat(Protocol):
     def chat_template_kwargs(self) -> msgspec.Raw: ...
 
 
-def chat_of(body: StatesChat) -> Chat:
+def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
     """Raises ``InvalidRequest`` for one that is not served."""
     if not body.messages:
         raise InvalidRequest("messages is empty; it needs at least one", field="messages")
-    messages = [_message(message, at) for at, message in enumerate(body.messages)]
+    called: dict[str, str] = {}
+    messages = [_message(message, at, called) for at, message in enumerate(body.messages)]
     if body.continue_final_message:
         if body.add_generation_prompt:
             raise InvalidRequest(
@@ -62,16 +80,18 @@ def chat_of(body: StatesChat) -> Chat:
                 field="continue_final_message",
             )
         last = messages[-1]
-        messages[-1] = Message(last.role, last.content, is_open=True)
+        messages[-1] = msgspec.structs.replace(last, is_open=True)
     return Chat(
         tuple(messages),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_arguments=_arguments(body.chat_template_kwargs),
+        tools=tools,
     )
 
 
-def _message(message: ChatMessage, at: int) -> Message:
-    """What a model was thinking is left out, as templates do with earlier turns."""
+def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
+    """What a model was thinking is left out, as templates do with earlier turns, unless it called
+    tools then: it goes on from there. ``called`` are the names of calls so far, by id."""
     content = message.content
     if content is None:
         if message.role != "assistant":
@@ -82,7 +102,32 @@ def _message(message: ChatMessage, at: int) -> Message:
         content = ""
     elif not isinstance(content, str):
         content = "".join(part.text for part in content)
-    return Message("system" if message.role == "developer" else message.role, content)
+    if message.role == "tool":
+        call_id = message.tool_call_id or ""
+        return Message(
+            "tool", content, call_id=call_id, name=message.name or called.get(call_id, "")
+        )
+    if not message.tool_calls:
+        return Message("system" if message.role == "developer" else message.role, content)
+    if message.role != "assistant":
+        where = f"messages[{at}].tool_calls"
+        raise InvalidRequest(f"{where}: only an assistant's message has tool calls", field=where)
+    for call in message.tool_calls:
+        called[call.id] = call.function.name
+    return Message(
+        "assistant",
+        content,
+        calls=tuple(
+            read_call(
+                call.id,
+                call.function.name,
+                call.function.arguments,
+                f"messages[{at}].tool_calls[{n}].function.arguments",
+            )
+            for n, call in enumerate(message.tool_calls)
+        ),
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
 
 
 def _arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:

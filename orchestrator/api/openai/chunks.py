@@ -6,15 +6,19 @@ probabilities, token ids, the usage so far) makes a token's chunk one of its own
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.shapes import Shape, token_counts
+from orchestrator.api.openai.shapes import Shape, delta_of, token_counts
+from orchestrator.parsing import Content
 from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta, TokenLogprob
 
@@ -94,10 +98,8 @@ class ChunkStream:
         if not self._before:
             self._open(task)
         tail = ending.tail + (ending.stop if self._options.stop_in_text else "")
-        choice = self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
-        last = self._chunk(
-            task, [choice | {"stop_reason": ending.stop or None}], task.completion_tokens
-        )
+        choice = self._last(ending, tail) | {"stop_reason": ending.stop or None}
+        last = self._chunk(task, [choice], task.completion_tokens)
         last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
         events = [_event(last)]
         if not is_over:
@@ -126,6 +128,14 @@ class ChunkStream:
             choice = self._shape.delta(self._index, None)
             self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
 
+    def _last(self, ending: Ending, tail: str) -> dict[str, object]:
+        """The choice of the last chunk."""
+        return self._shape.delta(self._index, tail or None, None, ending.finish_reason.value)
+
+    def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
+        """The choice of a token's own chunk."""
+        return self._shape.delta(self._index, text, logprobs)
+
     def _send_own_chunks(self, task: Task, delta: Delta) -> None:
         events = []
         token_of = self._encoder_of().token
@@ -139,7 +149,7 @@ class ChunkStream:
                     [token_id], [text], [entry], token_of, self._text_offset
                 )
             self._text_offset += len(text)
-            choice = self._shape.delta(self._index, text, logprobs)
+            choice = self._token(token_id, text, logprobs)
             if self._options.token_ids:
                 choice["token_ids"] = [token_id]
             events.append(_event(self._chunk(task, [choice], made)))
@@ -156,6 +166,40 @@ class ChunkStream:
         elif self._options.usage:
             chunk["usage"] = None
         return chunk
+
+
+class ParsedChunkStream(ChunkStream):
+    """The same for a chat in which the model may think in tags, or call tools."""
+
+    def __init__(self, output: TaskOutput, *args: Any, **kwargs: Any) -> None:
+        """The others are those of ``ChunkStream``."""
+        super().__init__(*args, **kwargs)
+        self._output = output
+
+    def started(self, task: Task) -> None:
+        self._output.begin(task)
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        if not self._before:
+            self._open(task)
+        if self._own_chunks:
+            self._send_own_chunks(task, delta)
+            return
+        pieces = self._output.feed(delta)
+        if len(pieces) == 1 and isinstance(pieces[0], Content):
+            self._stream.send(self._before + _encode(pieces[0].text) + self._after)
+        elif pieces and (said := delta_of(pieces)):
+            choice = self._shape.delta(self._index, None) | {"delta": said}
+            self._stream.send(_event(self._chunk(task, [choice])))
+
+    def _last(self, ending: Ending, tail: str) -> dict[str, object]:
+        said = delta_of(self._output.finish(tail))
+        reason = "tool_calls" if self._output.is_calling(ending) else ending.finish_reason.value
+        return self._shape.delta(self._index, None, None, reason) | {"delta": said}
+
+    def _token(self, token_id: int, text: str, logprobs: object) -> dict[str, object]:
+        said = delta_of(self._output.feed_token(token_id, text))
+        return self._shape.delta(self._index, None, logprobs) | {"delta": said}
 
 
 def _event(value: object) -> bytes:

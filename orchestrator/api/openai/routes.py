@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.outputs import TaskOutput, output_of, require_tools
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
@@ -20,7 +22,7 @@ from orchestrator.api.http.responses import (
 )
 from orchestrator.api.openai import tokens
 from orchestrator.api.openai.choices import Choices
-from orchestrator.api.openai.chunks import ChunkStream
+from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
 from orchestrator.api.openai.types import (
     ChatRequest,
@@ -29,11 +31,12 @@ from orchestrator.api.openai.types import (
     ParsedRequest,
 )
 from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.parsing import collect
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
+from worker.protocol import Delta
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -56,7 +59,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
 async def models(request: web.Request) -> web.Response:
     """Every model that is served."""
     orchestrator = request.app[ORCHESTRATOR]
-    data = [_model(orchestrator, name) for name in sorted(orchestrator.models.by_name())]
+    data = [_model(request, name) for name in sorted(orchestrator.models.by_name())]
     return json_response({"object": "list", "data": data})
 
 
@@ -65,7 +68,7 @@ async def model(request: web.Request) -> web.Response:
     orchestrator = request.app[ORCHESTRATOR]
     name = request.match_info["model"]
     orchestrator.model(name)
-    return json_response(_model(orchestrator, name))
+    return json_response(_model(request, name))
 
 
 def routes() -> list[web.RouteDef]:
@@ -82,7 +85,8 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
     body.refuse_unsupported()
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, api, keep=keep)
-    prompts = body.prompts()
+    use = body.tool_use()
+    prompts = body.prompts(use)
     n = body.choices_per_prompt(len(prompts))
     if keep and n * len(prompts) > 1:
         raise InvalidRequest(
@@ -96,12 +100,16 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
         n=n,
         is_streamed=bool(body.stream),
         options=body.answer_options(),
+        tools=use,
     )
 
 
 async def _complete(
     request: web.Request, parsed: ParsedRequest, shape: Shape
 ) -> web.StreamResponse:
+    if parsed.tools is not None:
+        encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
+        require_tools(request.app, encoder, parsed.tools)
     choices = Choices(request.app[ORCHESTRATOR], parsed)
     created = int(request[CONTEXT].arrival.unix)
     if parsed.is_streamed:
@@ -116,7 +124,10 @@ async def _stream(
     stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
 
     def listener_of(index: int) -> Listener:
-        return ChunkStream(
+        new_stream: Callable[..., ChunkStream] = ChunkStream
+        if shape.is_chat and (output := _output_of(request, choices)) is not None:
+            new_stream = partial(ParsedChunkStream, output)
+        return new_stream(
             stream,
             shape,
             choices,
@@ -139,7 +150,13 @@ async def _answer(
 ) -> web.Response:
     orchestrator, over = request.app[ORCHESTRATOR], asyncio.Event()
     texts = [_Text(choices, over) for _ in range(choices.count)]
-    async with _submitted(request, choices, texts.__getitem__):
+
+    def listener_of(index: int) -> Listener:
+        if shape.is_chat:
+            texts[index].output = _output_of(request, choices)
+        return texts[index]
+
+    async with _submitted(request, choices, listener_of):
         await over.wait()
     if choices.failed is not None:
         assert choices.failed.ending is not None and choices.failed.ending.error is not None
@@ -183,17 +200,20 @@ async def _submitted(
 class _Text(Transcript):
     """One choice's, for an answer in one piece."""
 
-    __slots__ = ("_choices", "_over", "prompt_ids")
+    __slots__ = ("_choices", "_over", "output", "prompt_ids")
 
     def __init__(self, choices: Choices, over: asyncio.Event) -> None:
         super().__init__()
         self._choices = choices
         self._over = over
         self.prompt_ids: Sequence[int] = ()
+        self.output: TaskOutput | None = None
 
     def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
         if self._choices.request.options.token_ids:
             self.prompt_ids = list(task.token_ids)  # a task that has ended has none
+        if self.output is not None:
+            self.output.begin(task)
 
     def ended(self, task: Task) -> None:  # type: ignore[override]
         if self._choices.ended(task):
@@ -205,12 +225,18 @@ class _Text(Transcript):
         """Its part of the answer."""
         ending, options = task.ending, self._choices.request.options
         assert ending is not None
-        text, logprobs = self.text() + ending.tail, None
+        tail, logprobs = ending.tail, None
         if self.logprobs:
             logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.token)
         if options.stop_in_text:
-            text += ending.stop
-        choice = shape.choice(index, text, logprobs, ending.finish_reason.value)
+            tail += ending.stop
+        reason = ending.finish_reason.value
+        if self.output is None:
+            choice = shape.choice(index, self.text() + tail, logprobs, reason)
+        else:
+            pieces = [*self.output.feed(Delta(0, self.ids, self.texts)), *self.output.finish(tail)]
+            reason = "tool_calls" if self.output.is_calling(ending) else reason
+            choice = shape.message(index, collect(pieces), logprobs, reason)
         choice["stop_reason"] = ending.stop or None
         if options.token_ids:
             choice["token_ids"] = self.ids
@@ -219,8 +245,19 @@ class _Text(Transcript):
         return choice
 
 
-def _model(orchestrator: Orchestrator, name: str) -> dict[str, object]:
-    """With the fields that vLLM adds, of which clients read the context's length."""
+def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
+    """One choice's, once its prompt is read; None where all that is said is content."""
+    job = choices.request.job
+    encoder = request.app[ORCHESTRATOR].model(job.model)
+    return output_of(request.app, encoder, job, choices.request.tools)
+
+
+def _model(request: web.Request, name: str) -> dict[str, object]:
+    """With the fields that vLLM adds, of which clients read the context's length, and with ours:
+    how the model writes tool calls and what it thinks."""
+    orchestrator = request.app[ORCHESTRATOR]
+    encoder = orchestrator.model(name)
+    format = request.app[CONFIG].formats.of(encoder.card.chat_template)
     return {
         "id": name,
         "object": "model",
@@ -228,5 +265,7 @@ def _model(orchestrator: Orchestrator, name: str) -> dict[str, object]:
         "owned_by": "tidegate",
         "root": name,
         "parent": None,
-        "max_model_len": orchestrator.model(name).card.context_tokens,
+        "max_model_len": encoder.card.context_tokens,
+        "tool_format": format.calls if encoder.knows_tools else None,
+        "reasoning_format": format.reasoning_name,
     }

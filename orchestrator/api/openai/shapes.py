@@ -4,9 +4,19 @@ The two differ in names and in how a choice carries text and log-probabilities; 
 that difference, so that streaming and answering in one piece are written once.
 """
 
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.parsing import (
+    CallArguments,
+    CallBegins,
+    CallFails,
+    Content,
+    Output,
+    Piece,
+    Reasoning,
+)
 from orchestrator.prompts.encoder import Token
 from orchestrator.tasks.task import Task
 from worker.protocol import TokenLogprob
@@ -55,6 +65,29 @@ class Shape:
             content = {"delta": {} if text is None else {"content": text}}
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
+    def message(
+        self, index: int, output: Output, logprobs: object, finish_reason: str
+    ) -> dict[str, object]:
+        """The same for what was taken apart; of chats."""
+        message: dict[str, object] = {
+            "role": "assistant",
+            "content": output.content or (None if output.calls else ""),
+            "refusal": None,
+        }
+        if output.reasoning:
+            message |= _reasoning(output.reasoning)
+        if output.calls:
+            message["tool_calls"] = [
+                {
+                    "id": new_call_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in output.calls
+            ]
+        choice = {"index": index, "message": message}
+        return {**choice, "logprobs": logprobs, "finish_reason": finish_reason}
+
     def logprobs(
         self,
         ids: Sequence[int],
@@ -87,6 +120,41 @@ class Shape:
             ],
             "text_offset": offsets,
         }
+
+
+def delta_of(pieces: Iterable[Piece]) -> dict[str, object]:
+    """What a chunk of a chat says more by them."""
+    reasoning = content = ""
+    calls: list[dict[str, object]] = []
+    for piece in pieces:
+        match piece:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallBegins(index, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": new_call_id(), "type": "function"}
+                calls.append(call | {"function": function})
+            case CallArguments(index, json):
+                calls.append({"index": index, "function": {"arguments": json}})
+            case CallFails(_, text, is_cut=False):
+                content += text  # what the client has of the call it cannot read
+    delta: dict[str, object] = _reasoning(reasoning) if reasoning else {}
+    if content:
+        delta["content"] = content
+    if calls:
+        delta["tool_calls"] = calls
+    return delta
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _reasoning(text: str) -> dict[str, object]:
+    """By the name that most clients look for, and by vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)

@@ -14,7 +14,9 @@ import msgspec
 
 from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
 from orchestrator.api.openai.chats import ChatMessage, chat_of
+from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
+from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.job import Job, Prompt
 
 MOST_CHOICES = 128
@@ -60,6 +62,7 @@ class ParsedRequest(NamedTuple):
     """Choices per prompt."""
     is_streamed: bool
     options: AnswerOptions
+    tools: ToolUse | None = None
 
 
 class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,9 +101,14 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
     def wants_one_piece(self) -> bool:
         return not self.stream
 
-    def prompts(self) -> tuple[Prompt, ...]:
-        """Each has choices of its own. Raises ``InvalidRequest`` for what is not served."""
-        return (self.prompt_of(),)
+    def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
+        """Each has choices of its own; the model is told of the tools that it may ``use``. Raises
+        ``InvalidRequest`` for what is not served."""
+        raise NotImplementedError
+
+    def tool_use(self) -> ToolUse | None:
+        """Which tools the answer may call; None: none. Raises ``InvalidRequest``."""
+        return None
 
     def choices_per_prompt(self, prompts: int) -> int:
         """With so many prompts. Raises ``InvalidRequest`` for too many."""
@@ -137,7 +145,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 
     tools: Unused = NULL
     tool_choice: Unused = NULL
-    parallel_tool_calls: Unused = NULL
+    parallel_tool_calls: bool | None = None
     functions: Unused = NULL
     function_call: Unused = NULL
     response_format: Unused = NULL
@@ -171,8 +179,11 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
         return None
 
-    def prompt_of(self) -> Prompt:
-        return chat_of(self)
+    def tool_use(self) -> ToolUse | None:
+        return tool_use_of(self)
+
+    def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
+        return (chat_of(self, use.tools if use else ()),)
 
 
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -190,7 +201,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
-    def prompts(self) -> tuple[Prompt, ...]:
+    def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         text = bytes(memoryview(self.prompt)).strip()
         is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
         try:
@@ -222,16 +233,13 @@ def _nothing(value: object) -> bool:
     return not value
 
 
-_NO_TOOLS = (_nothing, "tool calls are not served")
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stop_token_ids": (_nothing, "it must be empty; the model's own end tokens count"),
     "skip_special_tokens": (lambda value: value is True, "it must be true"),
     "echo": (_nothing, "it must be false"),
     "suffix": (_nothing, "it must be empty"),
-    "tools": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "tool_choice": (lambda value: value in ("none", "auto"), "tool calls are not served"),
-    "function_call": (lambda value: value in ("none", "auto"), "tool calls are not served"),
+    "functions": (_nothing, "send tools, which took its place"),
+    "function_call": (lambda value: value in ("none", "auto"), "send tool_choice instead"),
     "response_format": (lambda value: value == {"type": "text"}, "only text is served"),
     "modalities": (lambda value: value == ["text"], "only text is served"),
     "audio": (_nothing, "only text is served"),

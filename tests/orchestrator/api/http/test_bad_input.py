@@ -107,12 +107,12 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ),
     (
         "/v1/chat/completions",
-        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "robot", "content": "x"}]},
         400,
-        "expected one of: assistant, developer, system, user",
+        "expected one of: assistant, developer, system, tool, user",
         "messages[0].role",
     ),
-    ("/v1/chat/completions", {"tools": [{"type": "function"}]}, 400, "tool calls", "tools"),
+    ("/v1/chat/completions", {"tools": [{"type": "function"}]}, 400, "required", "function"),
     ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool calls", "tool_choice"),
     (
         "/v1/chat/completions",

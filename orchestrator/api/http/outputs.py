@@ -1,0 +1,104 @@
+"""What a task's model says, taken apart for whoever answers with it."""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from orchestrator.api.config import CONFIG
+from orchestrator.errors import InvalidRequest
+from orchestrator.parsing import OutputFormat, OutputParser, Piece, ToolUse
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Job
+from orchestrator.tasks.task import Task
+from worker.protocol import Delta, FinishReason
+
+_LOOKED_AT = 16
+"""Last tokens of a prompt, in which a template may begin the model's reasoning."""
+
+
+class TaskOutput:
+    """One task's, fed by its listener: ``begin``, ``feed`` with each delta, ``finish``."""
+
+    __slots__ = ("_encoder", "_format", "_parser", "_special", "_tools")
+
+    def __init__(self, format: OutputFormat, encoder: PromptEncoder, tools: ToolUse | None) -> None:
+        self._format = format
+        self._encoder = encoder
+        self._tools = tools
+        # A model's special tokens have no text: those that are markers get theirs back.
+        self._special = encoder.special_ids(format.markers)
+        self._parser = self._new_parser("")
+
+    def begin(self, task: Task) -> None:
+        """The worker has begun, so that the prompt is known."""
+        if self._format.reasoning is not None:
+            last = task.token_ids[-_LOOKED_AT:]
+            self._parser = self._new_parser("".join(map(self._encoder.token_text, last)))
+
+    def feed(self, delta: Delta) -> Sequence[Piece]:
+        """What new tokens come to; some text may be held back."""
+        texts = delta.texts
+        if self._special:
+            texts = list(map(self._text_of, delta.ids, texts))
+        return self._parser.feed(texts[0] if len(texts) == 1 else "".join(texts))
+
+    def feed_token(self, token_id: int, text: str) -> Sequence[Piece]:
+        """The same for one token."""
+        return self._parser.feed(self._text_of(token_id, text))
+
+    def finish(self, tail: str) -> Sequence[Piece]:
+        """The task has ended well, with ``tail`` behind its last token."""
+        return self._parser.finish(tail)
+
+    def is_calling(self, ending: Ending) -> bool:
+        """Whether it has ended with tool calls, rather than been cut after some."""
+        return bool(self._parser.calls_made) and ending.finish_reason is FinishReason.STOP
+
+    def _text_of(self, token_id: int, text: str) -> str:
+        return text or self._special.get(token_id, "")
+
+    def _new_parser(self, prompt_end: str) -> OutputParser:
+        tools = self._tools
+        return OutputParser(
+            self._format,
+            tools=None if tools is None else tools.names,
+            only_one_call=tools is not None and tools.only_one_call,
+            prompt_end=prompt_end,
+        )
+
+
+def output_of(
+    app: web.Application, encoder: PromptEncoder, job: Job, tools: ToolUse | None
+) -> TaskOutput | None:
+    """For one task; None where all that it says is content."""
+    format = app[CONFIG].formats.of(encoder.card.chat_template)
+    if job.grammar is not None:
+        # It holds from the first token on, so that there is no reasoning.
+        format = OutputFormat(format.calls)
+    if tools is None:
+        format = OutputFormat(None, format.reasoning)
+    if format.calls is None and format.reasoning is None:
+        return None
+    return TaskOutput(format, encoder, tools)
+
+
+def require_tools(app: web.Application, encoder: PromptEncoder, use: ToolUse) -> None:
+    """Raise ``InvalidRequest`` for a model whose tool calls could not be told from text."""
+    name = encoder.card.model
+    if not encoder.knows_tools:
+        raise InvalidRequest(
+            f"the chat template of {name!r} knows no tools, so tool calls are not served with it",
+            field="tools",
+        )
+    if app[CONFIG].formats.of(encoder.card.chat_template).calls is None:
+        raise InvalidRequest(
+            f"tool calls of {name!r} are in a format that is not known here: its operator may set "
+            "TIDEGATE_TOOL_FORMAT",
+            field="tools",
+        )
+    if use.must_call:
+        raise InvalidRequest(
+            "tool calls cannot be forced here: tool_choice must be auto or none",
+            field="tool_choice",
+        )

@@ -1,0 +1,78 @@
+"""What every dialect asks of tools: names, schemas and arguments within bounds."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.parsing.tool_use import ToolUse
+from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
+
+MOST_TOOLS = 512
+MOST_TOOL_BYTES = 512 * 1024
+"""Of all that is said of a request's tools: they are rendered into its prompt."""
+MOST_DEPTH = 64
+"""Levels of a schema or of arguments: whoever walks them calls itself for each."""
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+_object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
+def read_tool(
+    name: str, description: str | None, schema: msgspec.Raw | None, strict: bool | None, where: str
+) -> Tool:
+    """A tool that a body states at ``where``. Raises ``InvalidRequest``."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{where}.name must be 1 to 128 letters, digits or any of _ . : -",
+            field=f"{where}.name",
+        )
+    raw = b"" if schema is None else bytes(schema)
+    parameters = None
+    if raw and raw != b"null":
+        parameters = read_object(raw, f"{where}: its JSON Schema", where)
+    chars = len(name) + len(description or "") + len(raw)
+    return Tool(name, description or "", parameters, bool(strict), chars)
+
+
+def read_call(call_id: str, name: str, arguments: str | bytes, where: str) -> ToolCall:
+    """A call of an earlier turn; empty arguments are none. Raises ``InvalidRequest``."""
+    if not arguments.strip():
+        return ToolCall(call_id, name, {}, len(name))
+    stated = read_object(arguments, where, where)
+    return ToolCall(call_id, name, stated, len(name) + len(arguments))
+
+
+def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
+    """A JSON object that is not too deep. Raises ``InvalidRequest`` that names ``what``."""
+    try:
+        value = _object_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        raise InvalidRequest(f"{what} must be a JSON object", field=where) from None
+    level: list[object] = [value]
+    for _ in range(MOST_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise InvalidRequest(f"{what} must not be nested deeper than {MOST_DEPTH}", field=where)
+
+
+def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
+    """Raise ``InvalidRequest`` for tools of too many bytes, before they are decoded."""
+    if len(memoryview(raw)) > MOST_TOOL_BYTES:
+        raise InvalidRequest(f"{field} must have at most {MOST_TOOL_BYTES} bytes", field=field)
+
+
+def require_known(use: ToolUse, field: str = "tool_choice") -> None:
+    """Raise ``InvalidRequest`` for a choice of a tool that there is not, or for too many."""
+    if len(use.tools) > MOST_TOOLS:
+        raise InvalidRequest(f"tools: at most {MOST_TOOLS}, got {len(use.tools)}", field="tools")
+    if use.only and all(tool.name != use.only for tool in use.tools):
+        raise InvalidRequest(f"{field}: tools has none of that name", field=field)
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []

@@ -1,0 +1,92 @@
+"""Tools as OpenAI's chat bodies state them, and which of them may or must be called."""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from orchestrator.api.http.decode import decode_part
+from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.tools import read_tool, require_bounds, require_known
+from orchestrator.errors import InvalidRequest
+from orchestrator.parsing.tool_use import ToolUse
+
+
+class FunctionBody(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = NULL
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, frozen=True):
+    """The only kind of tool that is served."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class _ChosenFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: _ChosenFunction
+
+
+class StatesTools(Protocol):
+    """The fields of a body that are read here."""
+
+    @property
+    def tools(self) -> msgspec.Raw: ...
+    @property
+    def tool_choice(self) -> msgspec.Raw: ...
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+
+
+_tools_decoder: msgspec.json.Decoder[list[ToolBody] | None] = msgspec.json.Decoder(
+    list[ToolBody] | None
+)
+_choice_decoder: msgspec.json.Decoder[str | ChosenTool | None] = msgspec.json.Decoder(
+    str | ChosenTool | None
+)
+
+
+def tool_use_of(body: StatesTools) -> ToolUse | None:
+    """None where no tool may be called. Raises ``InvalidRequest``."""
+    require_bounds(body.tools)
+    require_bounds(body.tool_choice, "tool_choice")
+    choice = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        raise InvalidRequest(
+            "tool_choice must be auto, none, required, or name a function", field="tool_choice"
+        )
+    stated: list[ToolBody] | None = decode_part(body.tools, _tools_decoder, "tools")
+    tools = tuple(
+        read_tool(
+            tool.function.name,
+            tool.function.description,
+            tool.function.parameters,
+            tool.function.strict,
+            f"tools[{at}].function",
+        )
+        for at, tool in enumerate(stated or ())
+    )
+    if not tools and choice not in (None, "auto", "none"):
+        raise InvalidRequest(
+            "tool_choice asks for tool calls, and there are no tools", field="tool_choice"
+        )
+    if not tools or choice == "none":
+        return None
+    only = choice.function.name if isinstance(choice, ChosenTool) else ""
+    use = ToolUse(
+        tools,
+        must_call=choice == "required" or bool(only),
+        only=only,
+        only_one_call=bool(only) or body.parallel_tool_calls is False,
+    )
+    require_known(use)
+    return use

@@ -1,0 +1,147 @@
+"""A chat as templates are given it, and all the texts in it that are a client's.
+
+Those may be anywhere: in a message, in a tool's description, in the arguments of an earlier call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.tasks.job import Chat, Message
+from orchestrator.tasks.tools import JsonObject, ToolCall
+
+
+class Text(NamedTuple):
+    """One text in a chat."""
+
+    text: str
+    is_own: bool
+    """The model has written it."""
+
+
+Change = Callable[[Text], str]
+
+
+def texts_of(chat: Chat) -> Iterator[Text]:
+    """All of a chat."""
+    for message in chat.messages:
+        own = message.role == "assistant"
+        yield Text(message.content, own)
+        for text in (message.reasoning, message.call_id, message.name):
+            if text:
+                yield Text(text, own)
+        for call in message.calls:
+            yield Text(call.id, own)
+            yield Text(call.name, own)
+            yield from _texts_in(call.arguments, own)
+    for tool in chat.tools:
+        yield Text(tool.name, False)
+        yield Text(tool.description, False)
+        yield from _texts_in(tool.parameters, False)
+
+
+def rewritten(chat: Chat, change: Change) -> Chat:
+    """The same with other texts."""
+    messages = tuple(_rewritten(message, change) for message in chat.messages)
+    tools = tuple(
+        msgspec.structs.replace(
+            tool,
+            name=change(Text(tool.name, False)),
+            description=change(Text(tool.description, False)),
+            parameters=_changed(tool.parameters, change, False),
+        )
+        for tool in chat.tools
+    )
+    return replace(chat, messages=messages, tools=tools)
+
+
+def turns_of(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Messages as templates have them. Fields that a turn has no use for are absent."""
+    return [_turn(message) for message in messages]
+
+
+def tools_of(chat: Chat) -> list[JsonObject] | None:
+    """None where there are none, as ``transformers`` tells templates."""
+    return [tool.stated() for tool in chat.tools] or None
+
+
+def uses_tools(chat: Chat) -> bool:
+    """Whether there is anything that only a template with tools can show."""
+    return bool(chat.tools) or any(m.calls or m.role == "tool" for m in chat.messages)
+
+
+def chars_of(chat: Chat, per_message: int) -> int:
+    """About how long it is, each message counted with so many more."""
+    return sum(
+        per_message
+        + len(m.role)
+        + len(m.content)
+        + len(m.reasoning)
+        + sum(per_message + call.chars for call in m.calls)
+        for m in chat.messages
+    ) + sum(per_message + tool.chars for tool in chat.tools)
+
+
+def _turn(message: Message) -> dict[str, object]:
+    turn: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.calls:
+        turn["tool_calls"] = [call.stated() for call in message.calls]
+        if message.reasoning:
+            turn["reasoning_content"] = message.reasoning
+    if message.call_id:
+        turn["tool_call_id"] = message.call_id
+    if message.name:
+        turn["name"] = message.name
+    return turn
+
+
+def _rewritten(message: Message, change: Change) -> Message:
+    own = message.role == "assistant"
+    content = change(Text(message.content, own))
+    if not (message.calls or message.call_id or message.name or message.reasoning):
+        return Message(message.role, content, message.is_open)
+    return Message(
+        message.role,
+        content,
+        message.is_open,
+        calls=tuple(_call(call, change, own) for call in message.calls),
+        reasoning=change(Text(message.reasoning, own)),
+        call_id=change(Text(message.call_id, own)),
+        name=change(Text(message.name, own)),
+    )
+
+
+def _call(call: ToolCall, change: Change, own: bool) -> ToolCall:
+    arguments: JsonObject = _changed(call.arguments, change, own)  # type: ignore[assignment]
+    return msgspec.structs.replace(
+        call,
+        id=change(Text(call.id, own)),
+        name=change(Text(call.name, own)),
+        arguments=arguments,
+    )
+
+
+def _texts_in(value: object, own: bool) -> Iterator[Text]:
+    if isinstance(value, str):
+        yield Text(value, own)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield Text(key, own)
+            yield from _texts_in(inner, own)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner, own)
+
+
+def _changed(value: object, change: Change, own: bool) -> object:
+    if isinstance(value, str):
+        return change(Text(value, own))
+    if isinstance(value, Mapping):
+        return {
+            change(Text(key, own)): _changed(inner, change, own) for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_changed(inner, change, own) for inner in value]
+    return value

@@ -1,0 +1,40 @@
+"""Models that know tools and think, and what they say, for tests of every dialect."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.fake_worker import Plan
+from worker.protocol import FinishReason
+
+CARD: dict[str, Any] = {
+    "context_tokens": 8192,
+    "chat_template": (
+        "{{ bos_token }}{% if tools %}<|system|>{% for t in tools %}{{ t|tojson }}\n{% endfor %}"
+        "Answer in <tool_call></tool_call>.<|end|>{% endif %}"
+        "{% for m in messages %}<|{{ 'user' if m.role == 'tool' else m.role }}|>"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{% if m.role == 'tool' %}[{{ m.name }} {{ m.tool_call_id }}] {% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v|tojson }} {% endfor %}"
+        "</tool_call>{% endfor %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>"
+        "{% if thinks %}<think>\n{% elif thinks is defined %}<think>\n\n</think>\n\n{% endif %}"
+        "{% endif %}"
+    ),
+}
+"""A model with Hermes' calls that may think; tests tell it to by ``thinks``."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ARGUMENTS = '{"city": "Köln"}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
+def says(text: str, size: int = 3, reason: FinishReason = FinishReason.STOP) -> Plan:
+    """A job that says ``text``, so many characters per token."""
+    parts: Sequence[str] = [text[at : at + size] for at in range(0, len(text), size)]
+    return Plan(tokens=len(parts), text=lambda at: parts[at], reason=reason)
