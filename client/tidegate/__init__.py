@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TidegateError,
         Unavailable,
     )
+    from tidegate.listings import Instance, ModelInfo, TaskLine, TaskList
     from tidegate.requests import Message, Prompt, TaskOptions
     from tidegate.results import (
         Budget,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 _MODULES: Final = {
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
+    "tidegate.listings": {"Instance", "ModelInfo", "TaskLine", "TaskList"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
     "tidegate.retries": {"Retries"},
     "tidegate.streams": {"Stream"},
@@ -103,8 +105,10 @@ __all__ = [
     "Event",
     "Failed",
     "Generation",
+    "Instance",
     "InvalidRequest",
     "Message",
+    "ModelInfo",
     "NotFound",
     "Prompt",
     "ProtocolError",
@@ -118,6 +122,8 @@ __all__ = [
     "SyncStream",
     "TaskCancelled",
     "TaskError",
+    "TaskLine",
+    "TaskList",
     "TaskOptions",
     "TaskStatus",
     "TidegateError",

@@ -6,12 +6,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, TypeVar, Unpack
+from urllib.parse import quote
 
 from tidegate import _clock
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, TidegateError, error_class
 from tidegate.following import Follower
+from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.requests import Message, Prompt, TaskOptions, task_body
 from tidegate.results import (
     End,
@@ -32,6 +34,8 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 _CANCEL_WAIT_S = 2.0
 _LONGEST_TASK_S = 1800.0
 """The server clamps deadlines to this (DL-1), so no stream is silent for longer."""
+
+_T = TypeVar("_T")
 
 
 class Client:
@@ -71,13 +75,27 @@ class Client:
 
     async def models(self) -> list[str]:
         """Names of the models that are served."""
-        body = await self._transport.call(
-            Call("GET", "/v1/models", ends_at=due().at), dict[str, Any]
-        )
-        try:
-            return [str(entry["id"]) for entry in body["data"]]
-        except (KeyError, TypeError) as error:
-            raise ProtocolError(f"/v1/models answered without a list of models: {body}") from error
+        return [model.id for model in await self.model_infos()]
+
+    async def model_infos(self) -> tuple[ModelInfo, ...]:
+        """The models that are served, with what is known of them."""
+        return (await self._get("/v1/models", ModelList)).data
+
+    async def instances(self) -> tuple[Instance, ...]:
+        """The Tritons behind the service."""
+        return (await self._get("/v2/instances", InstanceList)).instances
+
+    async def metrics(self) -> str:
+        """What Prometheus would read, in its text format."""
+        return (await self._transport.send(Call("GET", "/metrics", ends_at=due().at))).decode()
+
+    async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
+        """Tasks of this client's key: those that run, then those that ended, newest first.
+
+        ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
+        """
+        chosen = "" if status is None else f"&status={quote(status)}"
+        return await self._get(f"/v2/tasks?limit={limit}{chosen}", TaskList)
 
     async def submit(
         self,
@@ -96,15 +114,14 @@ class Client:
 
     async def status(self, task_id: str) -> TaskStatus:
         """The task as it stands."""
-        call = Call("GET", f"/v2/tasks/{task_id}", ends_at=due().at)
-        return await self._transport.call(call, TaskStatus)
+        return await self._get(f"/v2/tasks/{quote(task_id, safe='')}", TaskStatus)
 
     async def cancel(self, task_id: str) -> None:
         """Stop a task. Idempotent; returns when the server has taken note, in a step it stops.
 
         It is sent past any deadline, too.
         """
-        await self._transport.send(Call("POST", f"/v2/tasks/{task_id}/cancel"))
+        await self._transport.send(Call("POST", f"/v2/tasks/{quote(task_id, safe='')}/cancel"))
 
     def events(
         self,
@@ -154,6 +171,9 @@ class Client:
         raise ProtocolError("the stream ended without a terminal event")
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    async def _get(self, path: str, result: type[_T]) -> _T:
+        return await self._transport.call(Call("GET", path, ends_at=due().at), result)
 
     async def _submit(self, submission: Call) -> Submitted:
         return await self._transport.call(submission, Submitted)

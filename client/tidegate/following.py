@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from random import Random
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -70,7 +71,7 @@ class Follower:
             headers["Last-Event-ID"] = last_event_id
         return Call(
             "GET",
-            f"/v2/tasks/{self._task_id}/events",
+            f"/v2/tasks/{quote(self._task_id, safe='')}/events",
             headers=headers,
             patience_s=max(self._give_up_at - _clock.now(), 0.001),
         )

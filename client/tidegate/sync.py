@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 
 from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.deadlines import Deadline
+from tidegate.listings import Instance, ModelInfo, TaskList
 from tidegate.requests import Prompt, TaskOptions
 from tidegate.results import Event, Generation, Submitted, TaskStatus
 from tidegate.retries import Retries
@@ -196,6 +197,22 @@ class SyncClient:
     def models(self) -> list[str]:
         """As ``Client.models``."""
         return self._loop.run(self._client.models)
+
+    def model_infos(self) -> tuple[ModelInfo, ...]:
+        """As ``Client.model_infos``."""
+        return self._loop.run(self._client.model_infos)
+
+    def instances(self) -> tuple[Instance, ...]:
+        """As ``Client.instances``."""
+        return self._loop.run(self._client.instances)
+
+    def metrics(self) -> str:
+        """As ``Client.metrics``."""
+        return self._loop.run(self._client.metrics)
+
+    def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
+        """As ``Client.tasks``."""
+        return self._loop.run(lambda: self._client.tasks(status=status, limit=limit))
 
     def submit(
         self,

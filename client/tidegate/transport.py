@@ -1,5 +1,6 @@
 """Calls over HTTP: sent again where that helps and the deadline allows it; errors as exceptions."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -138,6 +139,8 @@ class Transport:
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
             )
         reason = str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
+            reason = os.strerror(error.os_error.errno)  # without the names of three libraries
         return ConnectFailed(
             f"no answer from {self.base_url}: {reason}",
             is_sent=not isinstance(

@@ -1,7 +1,7 @@
 """Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
@@ -50,6 +50,12 @@ class TaskStore:
         if task is None:
             raise no_such_task(task_id)
         return task
+
+    def newest_first(self) -> Iterator[Task]:
+        """Those that run, then those that have ended, each by age."""
+        self.prune()
+        yield from reversed(self._running.values())
+        yield from reversed(self._ended.values())
 
     def prune(self) -> None:
         """Forget what is over a bound, oldest first."""

@@ -246,3 +246,35 @@ def test_chat_passes_on_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
         ("http://h:1", None, "secret", 500, None, None),
         ("http://127.0.0.1:8080", None, "secret", None, 200, 50),
     ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_and_answers(
+    shell: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"_TIDEGATE_COMPLETE={shell}_complete" in capsys.readouterr().out
+    monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "tidegate mod" if shell != "fish" else "tidegate ")
+    monkeypatch.setenv("COMP_CWORD", "1" if shell != "fish" else "mod")
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    assert "models" in capsys.readouterr().out
+
+
+def test_two_kinds_of_load_are_refused(capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "--rate", "3", "--concurrency", "2"])
+    assert "give one; see tidegate bench --help" in capsys.readouterr().err
+
+
+def test_whoever_reads_may_have_enough() -> None:
+    """``tidegate … | head`` ends without a word."""
+    program = "import sys; from tidegate.cli.main import main; sys.exit(main(['up', '--help']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=gone, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"")

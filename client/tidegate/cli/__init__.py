@@ -1,9 +1,17 @@
-"""The command ``tidegate``.
+"""The command ``tidegate``, on click.
 
-- ``main``       chooses the command
-- ``up``         ``tidegate up`` and ``tidegate worker``
-- ``serve``      ``tidegate serve``
+Click knows options, environment variables, sub-commands and completion in three shells, and needs
+nothing else; typer would add its own layer on it, and read annotations at every start.
+
+- ``main``       its first moments, and errors in one line
+- ``commands``   every command; one module each for their arguments: ``up`` (with ``worker``),
+                 ``serve``, ``talk`` (``chat``), ``lists`` (``models``, ``tasks``), ``measure``
+                 (``top``, ``bench``), ``doctor``; what they do is imported when they run:
+- ``launch``     ``tidegate up``: from ``options`` to the launcher
 - ``chat``       ``tidegate chat``
-- ``runtime``    where the code is that serves
-- ``arguments``, ``interrupt``
+- ``show``       ``tidegate models`` and ``tidegate tasks``
+- ``watch``      ``tidegate top``, with ``scrape`` and ``picture``
+- ``load``       ``tidegate bench``, with ``load_report``
+- ``diagnosis``  ``tidegate doctor``
+- ``arguments``, ``asking``, ``interrupt``, ``runtime``, ``terminal``
 """

@@ -1,59 +1,166 @@
 """What the commands' arguments have in common, with errors that say what was expected."""
 
-import argparse
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
 
 MOST_INSTANCES = 128
 """On one machine."""
 
+DEFAULT_URL = "http://127.0.0.1:8080"
 
-class Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of descriptions, in subcommands too."""
-
-    def __init__(self, **options: object) -> None:
-        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
-        super().__init__(**options)  # type: ignore[arg-type]  # argparse's own options
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
-else:  # argparse has no public name for it
-    Commands = object
+class Number(click.ParamType[float | int]):
+    """A number between two bounds, ``complaint`` for one outside; whole unless told otherwise."""
+
+    def __init__(
+        self, name: str, least: float, most: float, complaint: str, *, is_whole: bool = True
+    ) -> None:
+        self.name = name
+        self._least = least
+        self._most = most
+        self._complaint = complaint
+        self._is_whole = is_whole
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | int:
+        try:
+            number = int(value) if self._is_whole else float(value)
+        except ValueError:
+            if self._is_whole:
+                self.fail(f"expected a whole number, got {value!r}", param, ctx)
+            number = math.nan
+        if not self._least <= number <= self._most or number == math.inf:  # also catches NaN
+            shown = value if self._is_whole else repr(value)
+            self.fail(f"{self._complaint}, got {shown}", param, ctx)
+        return number
 
 
-def port(text: str) -> int:
-    number = whole_number(text)
-    if not 0 <= number < 65536:
-        raise argparse.ArgumentTypeError(f"a port is from 0 to 65535, got {number}")
-    return number
+PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
+POSITIVE = Number("number", 1, math.inf, "must be at least 1")
+SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
+RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False)
 
 
-def positive(text: str) -> int:
-    number = whole_number(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+class Instances(Number):
+    """How many Tritons."""
+
+    def __init__(self) -> None:
+        super().__init__("number", 1, math.inf, "must be at least 1")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | int:
+        number = super().convert(value, param, ctx)
+        if number > MOST_INSTANCES:
+            self.fail(f"must be at most {MOST_INSTANCES}, got {number}", param, ctx)
+        return number
 
 
-def instances(text: str) -> int:
-    number = positive(text)
-    if number > MOST_INSTANCES:
-        raise argparse.ArgumentTypeError(f"must be at most {MOST_INSTANCES}, got {number}")
-    return number
+class Words(click.ParamType[tuple[str, ...]]):
+    """Words between commas."""
+
+    name = "words"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(filter(None, str(value).split(",")))
 
 
-def whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+class Choice(click.Choice[str]):
+    """One of a few words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(
+                f"invalid choice: {value!r} (choose from {', '.join(self.choices)})", param, ctx
+            )
+        return str(value)
 
 
-def seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):  # also catches NaN
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 up, got {text!r}")
-    return number
+class Option(click.Option):
+    """An option that may belong to a section of its command's help."""
+
+    def __init__(self, *args: Any, section: str = "options", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.section = section
+
+
+class _KeepsLines(click.Command):
+    """Help with the line breaks that it was written with."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("\n" + (self.help or "").rstrip() + "\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog:
+            formatter.write("\n" + self.epilog.rstrip() + "\n")
+
+
+class Command(_KeepsLines):
+    """A command; its options come under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(_KeepsLines, click.Group):
+    """A command that has commands."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # not while a shell asks what could come
+            ctx.fail("the following arguments are required: COMMAND")
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they were added: what comes first is wanted first."""
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
+
+def option(*names: str, **settings: Any) -> Callable[[_F], _F]:
+    """``click.option`` with sections, which shows defaults and variables where there are some."""
+    return click.option(*names, cls=Option, show_default=True, **settings)
+
+
+def server_options(function: _F) -> _F:
+    """Which service, and with which key."""
+    function = option(
+        "--token",
+        envvar="TIDEGATE_TOKEN",
+        show_envvar=True,
+        help="bearer token",
+        metavar="TOKEN",
+    )(function)
+    return option(
+        "--url",
+        default=DEFAULT_URL,
+        envvar="TIDEGATE_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="the service",
+    )(function)
+
+
+def json_option(function: _F) -> _F:
+    return option("--json", "as_json", is_flag=True, help="for programs: JSON on stdout")(function)

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
+import msgspec
 from rich.console import Console
 
+from tidegate.cli.terminal import CONTROL_CHARACTERS
 from tidegate.client import Client, Message, TaskOptions
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, ConnectFailed, TidegateError
@@ -22,9 +24,6 @@ from tidegate.retries import NO_RETRIES
 
 ReadLine = Callable[[], str]
 """The next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
-
-_CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
-"""A model must not drive the terminal: escape sequences lose their first byte."""
 
 GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
 
@@ -56,15 +55,56 @@ async def run(
         if chosen not in models:
             console.print(f"No model {chosen!r} at {base_url}; served: {', '.join(models)}.")
             return 1
-        options = TaskOptions(model=chosen)
-        if deadline_ms is not None:
-            options["deadline"] = deadline_ms
-        if first_token_ms is not None:
-            options["first_token"] = first_token_ms
-        if token_gap_ms is not None:
-            options["token_gap"] = token_gap_ms
+        options = _options(deadline_ms, first_token_ms, token_gap_ms)
+        options["model"] = chosen
         console.print(f"{chosen} at {base_url}. {GREETING}", style="dim")
         return await Chat(client, console, _line_reader(), options).run()
+
+
+async def run_json(
+    base_url: str,
+    model: str | None = None,
+    token: str | None = None,
+    deadline_ms: int | None = None,
+    first_token_ms: int | None = None,
+    token_gap_ms: int | None = None,
+) -> int:
+    """The same conversation for programs: one JSON object on a line for each line of input."""
+    options = _options(deadline_ms, first_token_ms, token_gap_ms)
+    if model is not None:
+        options["model"] = model
+    turns: list[Message] = []
+    status = 0
+    async with Client(base_url, token=token, retries=NO_RETRIES) as client:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            if not line.strip():
+                continue
+            turns.append(Message(role="user", content=line.strip()))
+            try:
+                answer = await client.generate(turns, **options)
+            except TidegateError as error:
+                code = error.code if isinstance(error, ApiError) else type(error).__name__
+                status = 1
+                turns.pop()
+                said: object = {"error": {"code": code, "message": str(error)}}
+            else:
+                turns.append(Message(role="assistant", content=answer.text))
+                said = answer
+            print(msgspec.json.encode(said).decode(), flush=True)
+    return status
+
+
+def _options(
+    deadline_ms: int | None, first_token_ms: int | None, token_gap_ms: int | None
+) -> TaskOptions:
+    options = TaskOptions()
+    if deadline_ms is not None:
+        options["deadline"] = deadline_ms
+    if first_token_ms is not None:
+        options["first_token"] = first_token_ms
+    if token_gap_ms is not None:
+        options["token_gap"] = token_gap_ms
+    return options
 
 
 @dataclass
@@ -167,7 +207,7 @@ class Chat:
             async for event in events:
                 if isinstance(event, Token):
                     answer.add(event, time.monotonic())
-                    self._console.print(event.text.translate(_CONTROL_CHARACTERS), end="")
+                    self._console.print(event.text.translate(CONTROL_CHARACTERS), end="")
                 elif isinstance(event, End):
                     answer.end = event
 

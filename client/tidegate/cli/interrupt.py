@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,9 @@ INTERRUPTED = 130
 def importing() -> Iterator[None]:
     """Ctrl-C ends the process at once, since a module that is cut short may fail in its own way:
     numpy turns ``KeyboardInterrupt`` into an ``ImportError``."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored: so it stays
+    is_main = threading.current_thread() is threading.main_thread()  # another hears no signals
+    # ignored: so it stays
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

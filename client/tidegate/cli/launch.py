@@ -3,7 +3,6 @@
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from orchestrator.pool.console import curl_line
 from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from orchestrator.pool.spec import LaunchSpec
+from tidegate.cli.options import LaunchOptions
 from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"
@@ -22,8 +22,8 @@ _LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 
-def run(args: argparse.Namespace, *, serve: bool) -> int:
-    """Triton, and the orchestrator where ``serve`` says so; the exit status."""
+def run(args: LaunchOptions) -> int:
+    """Triton, and the orchestrator where that is asked for; the exit status."""
     worker_env = _worker_env(args)
     model_path = worker_env[_MODEL_PATH]
     if not os.path.isfile(os.path.join(model_path, "config.json")):
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace, *, serve: bool) -> int:
         return command.EXIT_FAILED
     spec = LaunchSpec(
         worker_env=worker_env,
-        host=args.host if serve else "127.0.0.1",
-        port=args.port if serve else 0,
-        serve=serve,
+        host=args.host,
+        port=args.port,
+        serve=args.serve,
         instances=args.instances,
         gpus=args.gpus,
         triton=args.triton,
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, *, serve: bool) -> int:
         state_file=args.state_file,
     )
     hint = None
-    if serve:
+    if args.serve:
         with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
         name = worker_env.get(_MODEL_NAME) or model_name(Path(model_path))
         hint = f"try it:\n  {curl_line('{url}', name, with_token=with_token)}"
@@ -75,7 +75,7 @@ def _lane_token(worker_env: dict[str, str]) -> str:
     return ours or workers
 
 
-def _worker_env(args: argparse.Namespace) -> dict[str, str]:
+def _worker_env(args: LaunchOptions) -> dict[str, str]:
     """``TIDEGATE_WORKER_…``: what was asked for here, over the environment, over the demo model."""
     env = {key: value for key, value in os.environ.items() if key.startswith("TIDEGATE_WORKER_")}
     asked = {

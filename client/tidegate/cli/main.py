@@ -1,72 +1,65 @@
-"""The command ``tidegate``. Nothing is imported that its command does not need."""
+"""The command ``tidegate``: its first moments, and what it says when something is wrong."""
 
-import argparse
 import os
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tidegate.cli import serve, up
-from tidegate.cli.arguments import Parser, positive
 from tidegate.cli.interrupt import INTERRUPTED, importing
 
-DESCRIPTION = """\
-Deadline-keeping generation on NVIDIA Triton.
+if TYPE_CHECKING:
+    import click
 
-  tidegate up --device cpu               the demo model on this machine, no GPU needed
-  tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
-  tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
-  tidegate chat                          talk to it
-"""
-
-CHAT_DESCRIPTION = """\
-Talk to a model; the answer appears as it is generated.
-
-  tidegate chat
-  tidegate chat --url http://127.0.0.1:9000 --deadline-ms 2000
-"""
+USAGE = 2
+FAILED = 1
+_COMPLETION = "_TIDEGATE_COMPLETE"
+"""Set by a shell that asks what could come next."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit status."""
+    """Entry point; the exit status. Raises ``SystemExit`` after help and for wrong usage."""
     try:
-        args = _parser().parse_args(argv)
-        status: int = args.run(args)
+        with importing():
+            import click  # late, as all that takes long: Ctrl-C is handled from the first moment on
+
+            from tidegate.cli.commands import tidegate
+        if _COMPLETION in os.environ:
+            tidegate.main(prog_name="tidegate", complete_var=_COMPLETION)
+        try:
+            with tidegate.make_context(
+                "tidegate", list(sys.argv[1:] if argv is None else argv)
+            ) as ctx:
+                status: int = tidegate.invoke(ctx) or 0
+                sys.stdout.flush()
+        except click.exceptions.Exit as end:
+            raise SystemExit(end.exit_code) from None
+        except click.UsageError as error:
+            print(_usage(error), file=sys.stderr)
+            raise SystemExit(USAGE) from None
+        except click.ClickException as error:
+            print(f"tidegate: {error.format_message()}", file=sys.stderr)
+            return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read this has enough (`| head`). What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tidegate", description=DESCRIPTION)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    up.add_to(commands)
-    serve.add_to(commands)
+def _usage(error: "click.UsageError") -> str:
+    """One line: where, what, and where to read on."""
+    import click
 
-    chat = commands.add_parser("chat", help="talk to a model", description=CHAT_DESCRIPTION)
-    chat.set_defaults(run=_chat)
-    chat.add_argument("--url", default="http://127.0.0.1:8080", help="server (%(default)s)")
-    chat.add_argument("--model", help="a served model (the only one)")
-    chat.add_argument(
-        "--token", default=os.environ.get("TIDEGATE_TOKEN"), help="bearer token (TIDEGATE_TOKEN)"
-    )
-    chat.add_argument("--deadline-ms", type=positive, help="give every answer this long")
-    chat.add_argument("--first-token-ms", type=positive, help="and its first token this long")
-    chat.add_argument("--token-gap-ms", type=positive, help="then a token at least this often")
-    return parser
-
-
-def _chat(args: argparse.Namespace) -> int:
-    with importing():
-        import asyncio  # late, as all that takes long: Ctrl-C is handled from the first moment on
-
-        from tidegate.cli import chat
-
-    return asyncio.run(
-        chat.run(
-            args.url,
-            args.model,
-            args.token,
-            args.deadline_ms,
-            args.first_token_ms,
-            args.token_gap_ms,
-        )
-    )
+    where = "tidegate" if error.ctx is None else error.ctx.command_path
+    message = error.message
+    if type(error) is click.BadParameter and error.param is not None:
+        parameter = error.param
+        name = parameter.make_metavar(error.ctx) if error.ctx is not None else parameter.name
+        if isinstance(parameter, click.Option):
+            name = "/".join(parameter.opts)
+        message = f"argument {name}: {message}"
+    else:
+        message = error.format_message().replace("\n", " ").rstrip(".")
+    return f"{where}: {message}; see {where} --help"

@@ -1,11 +1,12 @@
 """``tidegate serve``: this process becomes the orchestrator."""
 
-import argparse
 import os
 import signal
 import sys
 
-from tidegate.cli.arguments import Commands, port
+import click
+
+from tidegate.cli.arguments import PORT, Command, option
 from tidegate.cli.runtime import environment
 
 DESCRIPTION = """\
@@ -15,24 +16,17 @@ Start the orchestrator alone, for Tritons that run elsewhere.
 """
 
 
-def add_to(commands: Commands) -> None:
-    """The command and its arguments."""
-    serve = commands.add_parser(
-        "serve", help="start the orchestrator only", description=DESCRIPTION
-    )
-    serve.set_defaults(run=run)
-    serve.add_argument("--host", help="address to listen on (TIDEGATE_HOST, 127.0.0.1)")
-    serve.add_argument("--port", type=port, help="port to listen on (TIDEGATE_PORT, 8080)")
-    serve.add_argument(
-        "--instances-at",
-        metavar="HOST:PORT,…",
-        help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+@click.command(cls=Command, help=DESCRIPTION, short_help="start the orchestrator only")
+@option("--host", help="address to listen on (TIDEGATE_HOST, 127.0.0.1)")
+@option("--port", type=PORT, help="port to listen on (TIDEGATE_PORT, 8080)")
+@option(
+    "--instances-at",
+    metavar="HOST:PORT,…",
+    help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
+)
+def serve(host: str | None, port: int | None, instances_at: str | None) -> int:
     """Does not return: the orchestrator's exit status is this process's."""
-    given = {"--host": args.host, "--port": args.port, "--instances": args.instances_at}
+    given = {"--host": host, "--port": port, "--instances": instances_at}
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]

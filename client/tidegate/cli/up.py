@@ -1,12 +1,17 @@
 """``tidegate up`` and ``tidegate worker``: their arguments."""
 
-import argparse
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+import click
 
 from tidegate.cli import runtime
-from tidegate.cli.arguments import Commands, instances, port, seconds
+from tidegate.cli.arguments import PORT, SECONDS, Choice, Command, Instances, Words, option
 from tidegate.cli.interrupt import importing
+from tidegate.cli.options import LaunchOptions
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 UP_DESCRIPTION = """\
 Start everything on this machine and keep it up: Triton with the model, and the orchestrator in
@@ -49,118 +54,153 @@ Ends as `tidegate up` does: drain, SIGTERM, SIGKILL of what is left.
 """
 
 
-def add_to(commands: Commands) -> None:
-    """The commands and their arguments."""
-    up = commands.add_parser(
-        "up", help="start everything on this machine", description=UP_DESCRIPTION, epilog=UP_EPILOG
-    )
-    up.set_defaults(run=_launch, serve=True)
-    _add_listening(up, "TIDEGATE_HOST", "TIDEGATE_PORT")
-    _add_worker(up)
-    _add_triton(up, ports=(0, 0, 0))
+def _listening(function: _F) -> _F:
+    function = option(
+        "--port",
+        type=PORT,
+        default=8080,
+        envvar="TIDEGATE_PORT",
+        show_envvar=True,
+        help="port to listen on, 0 for a free one",
+    )(function)
+    return option(
+        "--host",
+        default="127.0.0.1",
+        envvar="TIDEGATE_HOST",
+        show_envvar=True,
+        help="address to listen on",
+    )(function)
 
-    worker = commands.add_parser(
-        "worker", help="start Triton only", description=WORKER_DESCRIPTION, epilog=UP_EPILOG
-    )
-    worker.set_defaults(run=_launch, serve=False)
-    _add_worker(worker)
-    _add_triton(worker, ports=(8000, 8001, 8002))
+
+def _worker_options(function: _F) -> _F:
+    choices: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--model",
+            {"type": Path, "metavar": "PATH", "help": "checkpoint directory (the demo model)"},
+        ),
+        ("--model-name", {"metavar": "NAME", "help": "what clients call it (its directory)"}),
+        (
+            "--device",
+            {"type": Choice(["cuda", "cpu"]), "help": "never falls back to another (cuda)"},
+        ),
+        (
+            "--engine",
+            {
+                "type": Choice(["torch", "synthetic-free", "synthetic-paced"]),
+                "help": "synthetic: made-up tokens, for benchmarks (torch)",
+            },
+        ),
+        ("--instances", {"type": Instances(), "default": 1, "help": "Tritons to run"}),
+        (
+            "--gpus",
+            {
+                "type": Words(),
+                "default": (),
+                "metavar": "ID,…",
+                "help": "CUDA devices, dealt out to the instances in turn (all to each)",
+            },
+        ),
+    ]
+    for name, settings in reversed(choices):
+        function = option(name, section="the model", **settings)(function)
+    return function
 
 
-def _launch(args: argparse.Namespace) -> int:
+def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
+    choices: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--triton",
+            {
+                "type": Path,
+                "metavar": "PATH",
+                "envvar": "TIDEGATE_TRITON",
+                "show_envvar": True,
+                "help": "a server to use: the binary, or the directory above bin/",
+            },
+        ),
+        ("--triton-host", {"default": "127.0.0.1", "help": "where Triton listens"}),
+        (
+            "--triton-open",
+            {
+                "is_flag": True,
+                "help": "off loopback, let whoever reaches Triton's ports generate without a token",
+            },
+        ),
+        *(
+            (
+                f"--{name}-port",
+                {
+                    "type": PORT,
+                    "default": usual,
+                    "help": f"Triton's {name} port, 0 for a free one; the next instance's is 10 "
+                    "higher",
+                },
+            )
+            for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
+        ),
+        (
+            "--load-timeout",
+            {
+                "type": SECONDS,
+                "default": 300.0,
+                "metavar": "S",
+                "help": "seconds that loading may take",
+            },
+        ),
+        (
+            "--drain",
+            {
+                "type": SECONDS,
+                "default": 1.0,
+                "metavar": "S",
+                "help": "seconds that running work is given at the end",
+            },
+        ),
+        ("--log-to-stderr", {"is_flag": True, "help": "logs to stderr, not to files"}),
+        (
+            "--state-file",
+            {
+                "type": Path,
+                "metavar": "PATH",
+                "help": "keep address, ports and process ids there as JSON while it serves",
+            },
+        ),
+        ("--follow-parent", {"is_flag": True, "help": "end with the process that started this"}),
+    ]
+
+    def add(function: _F) -> _F:
+        for name, settings in reversed(choices):
+            function = option(name, section="Triton", **settings)(function)
+        return function
+
+    return add
+
+
+@click.command(
+    cls=Command,
+    help=UP_DESCRIPTION,
+    epilog=UP_EPILOG,
+    short_help="start everything on this machine",
+)
+@_listening
+@_worker_options
+@_triton_options(ports=(0, 0, 0))
+def up(**given: Any) -> int:
+    return _launch(LaunchOptions(**given))
+
+
+@click.command(
+    cls=Command, help=WORKER_DESCRIPTION, epilog=UP_EPILOG, short_help="start Triton only"
+)
+@_worker_options
+@_triton_options(ports=(8000, 8001, 8002))
+def worker(**given: Any) -> int:
+    return _launch(LaunchOptions(**given, serve=False))
+
+
+def _launch(options: LaunchOptions) -> int:
     with importing():
         runtime.add_to_path()
         from tidegate.cli import launch  # imports the launcher, which other commands do without
 
-    return launch.run(args, serve=args.serve)
-
-
-def _add_listening(parser: argparse.ArgumentParser, host_env: str, port_env: str) -> None:
-    parser.add_argument(
-        "--host",
-        default=os.environ.get(host_env, "127.0.0.1"),
-        help=f"address to listen on ({host_env}, %(default)s)",
-    )
-    parser.add_argument(
-        "--port",
-        type=port,
-        default=os.environ.get(port_env, "8080"),
-        help=f"port to listen on, 0 for a free one ({port_env}, %(default)s)",
-    )
-
-
-def _add_worker(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the model")
-    group.add_argument(
-        "--model", type=Path, metavar="PATH", help="checkpoint directory (the demo model)"
-    )
-    group.add_argument("--model-name", metavar="NAME", help="what clients call it (its directory)")
-    group.add_argument(
-        "--device", choices=["cuda", "cpu"], help="never falls back to another (cuda)"
-    )
-    group.add_argument(
-        "--engine",
-        choices=["torch", "synthetic-free", "synthetic-paced"],
-        help="synthetic: made-up tokens, for benchmarks (torch)",
-    )
-    group.add_argument(
-        "--instances", type=instances, default=1, help="Tritons to run (%(default)s)"
-    )
-    group.add_argument(
-        "--gpus",
-        type=lambda text: tuple(filter(None, text.split(","))),
-        default=(),
-        metavar="ID,…",
-        help="CUDA devices, dealt out to the instances in turn (all to each)",
-    )
-
-
-def _add_triton(parser: argparse.ArgumentParser, ports: tuple[int, int, int]) -> None:
-    group = parser.add_argument_group("Triton")
-    group.add_argument(
-        "--triton",
-        type=Path,
-        metavar="PATH",
-        default=os.environ.get("TIDEGATE_TRITON") or None,
-        help="a server to use: the binary, or the directory above bin/ (TIDEGATE_TRITON)",
-    )
-    group.add_argument(
-        "--triton-host", default="127.0.0.1", help="where Triton listens (%(default)s)"
-    )
-    group.add_argument(
-        "--triton-open",
-        action="store_true",
-        help="off loopback, let whoever reaches Triton's ports generate without a token",
-    )
-    for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True):
-        group.add_argument(
-            f"--{name}-port",
-            type=port,
-            default=usual,
-            help=f"Triton's {name} port, 0 for a free one; the next instance's is 10 higher "
-            "(%(default)s)",
-        )
-    group.add_argument(
-        "--load-timeout",
-        type=seconds,
-        default=300.0,
-        metavar="S",
-        help="seconds that loading may take (%(default)g)",
-    )
-    group.add_argument(
-        "--drain",
-        type=seconds,
-        default=1.0,
-        metavar="S",
-        help="seconds that running work is given at the end (%(default)g)",
-    )
-    group.add_argument("--log-to-stderr", action="store_true", help="logs to stderr, not to files")
-    group.add_argument(
-        "--state-file",
-        type=Path,
-        metavar="PATH",
-        help="keep address, ports and process ids there as JSON while it serves",
-    )
-    group.add_argument(
-        "--follow-parent", action="store_true", help="end with the process that started this"
-    )
+    return launch.run(options)

@@ -25,13 +25,14 @@ from orchestrator.api.native.events import (
     read_last_event_id,
     usage,
 )
+from orchestrator.api.native.listing import listing, status_of
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
 
 SUBMISSIONS = web.AppKey("submissions", Submissions)
 
@@ -66,7 +67,7 @@ async def submit(request: web.Request) -> web.Response:
         )
     answer = {
         "task_id": task.id,
-        "status": _status(task),
+        "status": status_of(task),
         "queue_position": orchestrator.queue_position(task),
         "predicted_start_ms": round(orchestrator.predicted_start_ms(task), 1),
         "events_url": f"/v2/tasks/{task.id}/events",
@@ -87,7 +88,7 @@ async def status(request: web.Request) -> web.Response:
     ending = task.ending
     answer: dict[str, object] = {
         "task_id": task.id,
-        "status": _status(task),
+        "status": status_of(task),
         "correlation_id": task.correlation_id,
         "model": task.model,
         "text": task.record().text() + (ending.tail if ending is not None else ""),
@@ -140,7 +141,7 @@ async def cancel(request: web.Request) -> web.Response:
     task = _task_of(request)
     orchestrator.cancel(task)
     return json_response(
-        {"task_id": task.id, "status": _status(task), "correlation_id": task.correlation_id},
+        {"task_id": task.id, "status": status_of(task), "correlation_id": task.correlation_id},
         status=202,
     )
 
@@ -148,6 +149,7 @@ async def cancel(request: web.Request) -> web.Response:
 def routes() -> list[web.RouteDef]:
     return [
         web.post("/v2/tasks", submit),
+        web.get("/v2/tasks", listing),
         web.get("/v2/tasks/{task_id}", status),
         web.delete("/v2/tasks/{task_id}", cancel),
         # Its bytes go straight to the socket, where an answer to HEAD must have none.
@@ -174,10 +176,6 @@ def _task_of(request: web.Request) -> Task:
     if task.job.key != key.fingerprint and not key.is_admin:
         raise no_such_task(task_id)
     return task
-
-
-def _status(task: Task) -> str:
-    return "queued" if task.stage <= Stage.QUEUED else task.stage.name.lower()
 
 
 def _followers(task: Task) -> list[TaskEvents]:

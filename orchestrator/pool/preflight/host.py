@@ -63,17 +63,26 @@ def check_stub_python(stub: Path) -> None:
         )
 
 
+def libpython_name() -> str:
+    """The file that Triton's Python stub loads."""
+    return f"libpython{python_version()}.so.1.0"
+
+
+def libpython_places() -> list[str]:
+    """Where it may be, likeliest first."""
+    configured = sysconfig.get_config_var("LIBDIR")
+    return [*filter(None, [configured, f"{sys.base_prefix}/lib"]), *_SYSTEM_LIBRARIES]
+
+
 def libpython_dir(stub: Path) -> Path | None:
     """Directory of the shared libpython that ``stub`` needs; None when it brings its own.
 
     Raises ``MachineUnfit`` when the machine has none.
     """
-    name = f"libpython{python_version()}.so.1.0"
+    name = libpython_name()
     if name.encode() not in stub.read_bytes():
         return None
-    configured = sysconfig.get_config_var("LIBDIR")
-    candidates = [configured, f"{sys.base_prefix}/lib", *_SYSTEM_LIBRARIES]
-    for directory in filter(None, candidates):
+    for directory in libpython_places():
         if (Path(directory) / name).exists():
             return Path(directory)
     raise MachineUnfit(

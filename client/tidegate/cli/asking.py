@@ -1,0 +1,44 @@
+"""One question to a service: its answer, or one line that says what to do."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+from tidegate.client import Client
+from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
+from tidegate.retries import NO_RETRIES
+
+FAILED = 1
+
+
+def ask(
+    command: str, url: str, token: str | None, action: Callable[[Client], Awaitable[int]]
+) -> int:
+    """Run ``action`` with a client; the exit status."""
+
+    async def run() -> int:
+        # Whoever sits here sees what is wrong, and tries again by hand.
+        async with Client(url, token=token, retries=NO_RETRIES) as client:
+            return await action(client)
+
+    try:
+        return asyncio.run(run())
+    except TidegateError as error:
+        print(f"tidegate {command}: {advice(error)}", file=sys.stderr)
+    except ValueError as error:  # a URL that is none
+        print(f"tidegate {command}: {url} cannot be asked: {error}", file=sys.stderr)
+    return FAILED
+
+
+def advice(error: TidegateError) -> str:
+    """What was wrong and what to do, in one line."""
+    said = " ".join(str(error).split())
+    if isinstance(error, ConnectFailed):
+        return f"{said}; start a service with `tidegate up`, or name another with --url"
+    if isinstance(error, AuthFailed):
+        return f"{said}; give its token with --token or TIDEGATE_TOKEN"
+    if isinstance(error, NotFound):
+        return f"{said}; `tidegate tasks list` and `tidegate models` show what there is"
+    if isinstance(error, DeadlineExceeded):
+        return f"{said}; give it more time"
+    return said

@@ -1,0 +1,60 @@
+"""Every command, and the one that finds them. What a command needs is imported when it runs."""
+
+import click
+
+from tidegate.cli.arguments import Choice, Command, Group
+from tidegate.cli.doctor import doctor
+from tidegate.cli.lists import models, tasks
+from tidegate.cli.measure import bench, top
+from tidegate.cli.serve import serve
+from tidegate.cli.talk import chat
+from tidegate.cli.up import up, worker
+
+DESCRIPTION = """\
+Deadline-keeping generation on NVIDIA Triton.
+
+  tidegate up --device cpu               the demo model on this machine, no GPU needed
+  tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
+  tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
+  tidegate chat                          talk to it
+  tidegate doctor                        what this machine lacks, and what to do about it
+"""
+
+EPILOG = """\
+exit status: 0 well, 1 it did not work (the reason is on stderr), 2 wrong usage, 130 Ctrl-C
+"""
+
+COMPLETION_DESCRIPTION = """\
+Print a script that completes commands and options in your shell.
+
+  bash   echo 'eval "$(tidegate completion bash)"' >> ~/.bashrc
+  zsh    echo 'eval "$(tidegate completion zsh)"' >> ~/.zshrc
+  fish   tidegate completion fish > ~/.config/fish/completions/tidegate.fish
+"""
+
+
+@click.group(
+    cls=Group,
+    help=DESCRIPTION,
+    epilog=EPILOG,
+    no_args_is_help=False,
+    context_settings={"max_content_width": 100},
+)
+@click.version_option(package_name="tidegate", prog_name="tidegate")
+def tidegate() -> None:
+    pass
+
+
+@click.command(cls=Command, help=COMPLETION_DESCRIPTION, short_help="completion for your shell")
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(tidegate, {}, "tidegate", "_TIDEGATE_COMPLETE").source())
+    return 0
+
+
+for command in (up, chat, models, tasks, top, bench, doctor, serve, worker, completion):
+    tidegate.add_command(command)

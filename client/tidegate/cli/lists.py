@@ -1,0 +1,92 @@
+"""``tidegate models`` and ``tidegate tasks``: their arguments."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from tidegate.cli.arguments import (
+    POSITIVE,
+    Choice,
+    Command,
+    Group,
+    json_option,
+    option,
+    server_options,
+)
+from tidegate.cli.interrupt import importing
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+
+TASKS_DESCRIPTION = """\
+What a service works on, and what it has done: without a word of what was asked or answered.
+
+  tidegate tasks list --status running
+  tidegate tasks show TASK
+  tidegate tasks cancel TASK TASK
+"""
+
+
+@click.command(cls=Command, help="Models that a service has.", short_help="what is served")
+@server_options
+@json_option
+def models(url: str, token: str | None, as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask("models", url, token, lambda client: show.models(client, as_json=as_json))
+
+
+@click.group(
+    cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on", no_args_is_help=False
+)
+def tasks() -> None:
+    pass
+
+
+@tasks.command("list", help="Tasks, newest first.", short_help="the latest ones")
+@server_options
+@option(
+    "--status",
+    type=Choice(["queued", "dispatched", "running", "ended"]),
+    help="only those that stand there",
+)
+@option("--limit", type=POSITIVE, default=20, help="so many at most")
+@json_option
+def list_tasks(url: str, token: str | None, status: str | None, limit: int, as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask(
+        "tasks list",
+        url,
+        token,
+        lambda client: show.tasks(client, status=status, limit=limit, as_json=as_json),
+    )
+
+
+@tasks.command("show", help="One task, with its text so far.", short_help="one task")
+@click.argument("task")
+@server_options
+@json_option
+def show_task(url: str, token: str | None, task: str, as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask("tasks show", url, token, lambda client: show.task(client, task, as_json=as_json))
+
+
+@tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
+@click.argument("task", nargs=-1, required=True)
+@server_options
+@json_option
+def cancel_tasks(url: str, token: str | None, task: tuple[str, ...], as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask("tasks cancel", url, token, lambda client: show.cancel(client, task, as_json))
+
+
+def _ask(
+    command: str, url: str, token: str | None, action: Callable[["Client"], Awaitable[int]]
+) -> int:
+    with importing():
+        from tidegate.cli import asking
+    return asking.ask(command, url, token, action)

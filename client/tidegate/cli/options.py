@@ -1,0 +1,30 @@
+"""What ``tidegate up`` and ``tidegate worker`` were asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Named as on the command line; times are seconds. ``serve``: with an orchestrator."""
+
+    model: Path | None
+    model_name: str | None
+    device: str | None
+    engine: str | None
+    instances: int
+    gpus: tuple[str, ...]
+    triton: Path | None
+    triton_host: str
+    triton_open: bool
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    load_timeout: float
+    drain: float
+    log_to_stderr: bool
+    state_file: Path | None
+    follow_parent: bool
+    host: str = "127.0.0.1"
+    port: int = 0
+    serve: bool = True

@@ -1,0 +1,155 @@
+"""``tidegate top``: one look at a service, drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tidegate.cli.scrape import Samples
+from tidegate.cli.terminal import count, duration, share, table
+from tidegate.listings import Instance
+
+_BAR = 20
+_OUTCOMES = ("met", "partial", "missed", "refused", "aborted", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What was seen; ``before`` is the look that rates count from."""
+
+    url: str
+    instances: Sequence[Instance]
+    samples: Samples
+    before: Samples | None = None
+    trouble: str = ""
+
+    def with_trouble(self, trouble: str) -> "Picture":
+        """The same, no longer true."""
+        return replace(self, trouble=trouble)
+
+    def facts(self) -> dict[str, object]:
+        """For programs. Times are milliseconds, shares 0 to 1."""
+        samples = self.samples
+        return {
+            "url": self.url,
+            "instances": self.instances,
+            "queue": {
+                "waiting": samples.total("tidegate_queue_depth"),
+                "work_ms": samples.total("tidegate_queue_work_ms"),
+            },
+            "outcomes": {name: self._outcome(name) for name in _OUTCOMES},
+            "offered": samples.total("tidegate_offered_total"),
+            "tokens": samples.total("tidegate_tokens_generated_total"),
+            "attainment": samples.total("tidegate_attainment"),
+            "waste": samples.total("tidegate_waste"),
+            "offered_per_s": samples.rate("tidegate_offered_total", self.before),
+            "met_per_s": samples.rate("tidegate_outcomes_total", self.before, outcome="met"),
+            "tokens_per_s": samples.rate("tidegate_tokens_generated_total", self.before),
+            "ttft_p50_ms": samples.quantile("tidegate_ttft_ms", 0.5),
+            "ttft_p99_ms": samples.quantile("tidegate_ttft_ms", 0.99),
+            "kv_blocks": samples.by("tidegate_kv_blocks", "kind"),
+        }
+
+    def render(self) -> RenderableType:
+        """For people."""
+        ready = sum(instance.ready for instance in self.instances)
+        head = Text(f"{self.url}   {ready} of {len(self.instances)} instances ready", style="bold")
+        parts: list[RenderableType] = [head]
+        if self.trouble:
+            parts.append(Text(f"as it was: {self.trouble}", style="bold red"))
+        return Group(*parts, Text(), self._service(), Text(), self._instances())
+
+    def _service(self) -> RenderableType:
+        samples, before = self.samples, self.before
+        rates = {
+            "offered": samples.rate("tidegate_offered_total", before),
+            "met": samples.rate("tidegate_outcomes_total", before, outcome="met"),
+            "tokens": samples.rate("tidegate_tokens_generated_total", before),
+        }
+        lines = [
+            (
+                "queue",
+                f"{count(samples.total('tidegate_queue_depth'))} waiting",
+                f"{duration(samples.total('tidegate_queue_work_ms'))} of work",
+            ),
+            (
+                "goodput",
+                f"{_rate(rates['met'])} met/s",
+                f"of {_rate(rates['offered'])} offered/s, {_rate(rates['tokens'])} tokens/s",
+            ),
+            (
+                "kept",
+                share(samples.total("tidegate_attainment")),
+                f"since it began; {share(samples.total('tidegate_waste'))} of tokens wasted",
+            ),
+            (
+                "first token",
+                f"p50 {_end(samples.quantile('tidegate_ttft_ms', 0.5, before))}",
+                f"p99 {_end(samples.quantile('tidegate_ttft_ms', 0.99, before))}",
+            ),
+            (
+                "outcomes",
+                " · ".join(
+                    f"{name} {count(self._outcome(name))}"
+                    for name in _OUTCOMES
+                    if self._outcome(name) or name == "met"
+                ),
+                "",
+            ),
+        ]
+        text = Text()
+        for title, value, rest in lines:
+            text.append(f"{title:<13}", style="dim")
+            text.append(value, style="bold")
+            text.append(f"   {rest}\n" if rest else "\n")
+        text.rstrip()
+        return text
+
+    def _instances(self) -> RenderableType:
+        columns = ("INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE")
+        rows = [self._instance(instance) for instance in self.instances]
+        return table(columns, rows, numbers=columns[4:7])
+
+    def _instance(self, instance: Instance) -> tuple[str, ...]:
+        state = "draining" if instance.draining else instance.state
+        if instance.breaker not in ("", "closed"):
+            state += f", breaker {instance.breaker}"
+        slots = "–"
+        if instance.slots_total is not None:
+            taken = instance.slots_total - (instance.slots_free or 0)
+            slots = f"{taken}/{instance.slots_total}"
+        return (
+            instance.address,
+            state,
+            instance.model or "–",
+            instance.device or "–",
+            count(instance.load),
+            slots,
+            count(instance.perf_tokens_per_s),
+            self._kv(instance.address),
+        )
+
+    def _kv(self, address: str) -> str:
+        samples = self.samples
+        used = samples.total("tidegate_kv_blocks", instance=address, kind="used")
+        free = samples.total("tidegate_kv_blocks", instance=address, kind="free")
+        if used is None or free is None or used + free <= 0:
+            return "–"
+        part = used / (used + free)
+        filled = round(part * _BAR)
+        return f"{'█' * filled}{'░' * (_BAR - filled)} {100 * part:.0f} %"
+
+    def _outcome(self, name: str) -> float:
+        return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _end(value: float | None) -> str:
+    """Of the bucket that it is in."""
+    if value is None:
+        return "–"
+    return "over the last bucket" if value == float("inf") else f"≤ {duration(value)}"

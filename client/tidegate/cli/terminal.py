@@ -1,0 +1,65 @@
+"""What commands print: tables for people, JSON for programs.
+
+Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. What is no terminal gets neither
+colour nor lines that are cut.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+_WIDE = 400
+"""Columns of what is no terminal: nothing is cut."""
+
+CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
+"""A model must not drive the terminal: escape sequences lose their first byte."""
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    file = sys.stderr if to_stderr else sys.stdout
+    width = None if file.isatty() or "COLUMNS" in os.environ else _WIDE
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_json(value: object) -> None:
+    """One document, indented for whoever looks at it."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str]
+) -> Table:
+    """With the columns of ``numbers`` to the right."""
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        is_number = column in numbers
+        made.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def duration(ms: float | None) -> str:
+    """``7 ms``, ``1.2 s``, ``3 min``."""
+    if ms is None:
+        return "–"
+    size = abs(ms)
+    if size < 10:
+        return f"{ms:.1f} ms"
+    if size < 1000:
+        return f"{ms:.0f} ms"
+    if size < 100_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms / 60_000:.0f} min"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}".replace(",", " ")

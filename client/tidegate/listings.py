@@ -1,0 +1,71 @@
+"""What a service tells about itself, as types. Times are milliseconds."""
+
+import msgspec
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """A model that is served. ``max_model_len``: tokens of prompt and answer together."""
+
+    id: str
+    max_model_len: int | None = None
+    created: float | None = None
+
+
+class TaskLine(msgspec.Struct, frozen=True):
+    """One task in a list: how it stands, without its text.
+
+    ``left_ms`` is what was left of its deadline at its end, or is now; negative when it is late.
+    """
+
+    task_id: str
+    status: str
+    model: str = ""
+    correlation_id: str = ""
+    age_ms: float = 0.0
+    took_ms: float = 0.0
+    left_ms: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    outcome: str | None = None
+    finish_reason: str | None = None
+    code: str | None = None
+
+
+class TaskList(msgspec.Struct, frozen=True):
+    """Tasks, newest first; ``has_more``: older ones were left out."""
+
+    tasks: tuple[TaskLine, ...]
+    has_more: bool = False
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One Triton behind the service. None: its worker has not told yet."""
+
+    address: str
+    state: str
+    ready: bool = False
+    draining: bool = False
+    reason: str | None = None
+    breaker: str = ""
+    load: int = 0
+    model: str | None = None
+    device: str | None = None
+    context_tokens: int | None = None
+    slots_total: int | None = None
+    slots_free: int | None = None
+    perf_tokens_per_s: float | None = None
+    first_token_ms: float | None = None
+    kv_blocks_free: int | None = None
+
+
+class InstanceList(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    instances: tuple[Instance, ...]
+    snapshot_version: int = 0
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """As OpenAI's route has it."""
+
+    data: tuple[ModelInfo, ...]

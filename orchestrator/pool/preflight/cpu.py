@@ -1,0 +1,65 @@
+"""This machine's CPU and memory, as Linux tells of them. Standard library only."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+_FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 bf16",
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX bf16",
+}
+"""What makes products on the CPU fast, by its name in ``flags``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """``cores`` is what this process may use, a container's quota included."""
+
+    cores: float
+    features: tuple[str, ...]
+
+
+def look() -> Cpu:
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)
+    except OSError:
+        flags = None
+    there = set(flags[1].split()) if flags else set()
+    return Cpu(_cores(), tuple(name for flag, name in _FEATURES.items() if flag in there))
+
+
+def memory_free() -> int | None:
+    """Bytes that programs could still have; None where nobody tells."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", MEMINFO.read_text(), re.M)
+    except OSError:
+        return None
+    free = int(found[1]) * 1024 if found else None
+    limit, used = _number("memory.max"), _number("memory.current")
+    if limit is not None and used is not None:
+        free = limit - used if free is None else min(free, limit - used)
+    return free
+
+
+def _cores() -> float:
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def _number(name: str) -> int | None:
+    try:
+        return int((CGROUP / name).read_text())
+    except (OSError, ValueError):  # "max": no limit
+        return None

@@ -1,0 +1,236 @@
+"""Every command that asks a service, before a real orchestrator in front of a fake worker."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker, Plan
+from tidegate import Client
+from tidegate.cli.interrupt import INTERRUPTED
+from tidegate.cli.main import main
+from tidegate.cli.picture import Picture
+from tidegate.cli.scrape import Samples
+from tidegate.listings import Instance
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Ask:
+    """Run a command beside the service; its exit status, stdout and stderr."""
+    monkeypatch.setenv("TIDEGATE_URL", service.url)
+    monkeypatch.delenv("TIDEGATE_TOKEN", raising=False)
+
+    async def run(*argv: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, argv)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+async def ask_json(ask: Ask, *argv: str) -> Any:
+    status, out, err = await ask(*argv, "--json")
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+async def test_models(ask: Ask, worker: FakeWorker) -> None:
+    status, out, err = await ask("models")
+    assert (status, err) == (0, "")
+    header, line = out.splitlines()
+    assert header.split()[:3] == ["MODEL", "CONTEXT", "INSTANCES"]
+    assert line.split()[:4] == ["fake", "512", "1/1", "cpu"]
+    assert await ask_json(ask, "models") == [
+        {"model": "fake", "max_model_len": 512, "instances": [worker.address]}
+    ]
+
+
+async def test_tasks_are_listed_shown_and_cancelled(
+    ask: Ask, service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=2) if submit.sampling.max_tokens == 9 else Plan()
+    async with Client(service.url) as client:
+        await client.generate("a", max_tokens=3)
+        stalled = (await client.submit("b", max_tokens=9)).task_id
+    listed = await ask_json(ask, "tasks", "list")
+    assert [task["task_id"] == stalled for task in listed["tasks"]] == [True, False]
+    status, out, _ = await ask("tasks", "list", "--limit", "1")
+    assert status == 0
+    assert stalled in out and "--limit 2 shows more" in out
+    status, out, _ = await ask("tasks", "cancel", stalled)
+    assert (status, out) == (0, f"cancelled {stalled}\n")
+    await worker.until(lambda: len(worker.cancels) == 1)
+    ended = await ask_json(ask, "tasks", "list", "--status", "ended")
+    assert [task["outcome"] for task in ended["tasks"]] == ["aborted", "met"]
+    status, out, _ = await ask("tasks", "show", ended["tasks"][1]["task_id"])
+    assert status == 0
+    assert "met · length" in out and "w0 w1 w2" in out and "1 read, 3 made" in out
+    assert (await ask_json(ask, "tasks", "show", stalled))["outcome"] == "aborted"
+    assert (await ask_json(ask, "tasks", "cancel", stalled)) == {"cancelled": [stalled]}
+
+
+async def test_top_once(ask: Ask, service: Service, worker: FakeWorker) -> None:
+    async with Client(service.url) as client:
+        await client.generate("a", max_tokens=3)
+    status, out, err = await ask("top", "--every", "0")
+    assert (status, err) == (0, "")
+    assert "1 of 1 instances ready" in out and "met 1" in out and worker.address in out
+    facts = await ask_json(ask, "top", "--every", "0.001")
+    assert facts["outcomes"]["met"] == facts["offered"] == 1
+    assert facts["tokens"] == 3
+    assert facts["met_per_s"] == 0
+    assert facts["instances"][0]["address"] == worker.address
+
+
+async def test_bench_closed_and_open(ask: Ask, worker: FakeWorker) -> None:
+    report = await ask_json(
+        ask, "bench", "--requests", "6", "--concurrency", "3", "--max-tokens", "4"
+    )
+    assert (report["requests"], report["outcomes"], report["attainment"]) == (6, {"met": 6}, 1)
+    assert report["tokens"] == 24
+    assert report["loop"] == "closed"
+    assert 0 < report["ttft_ms"]["p50"] <= report["total_ms"]["most"]
+    assert len({tuple(submit.token_ids) for submit in worker.submits}) == 6  # nothing is cached
+    status, out, err = await ask(
+        "bench", "--rate", "1000", "--requests", "5", "--max-tokens", "2", "--stop-early"
+    )
+    assert (status, err) == (0, "")
+    assert "deadlines kept  100.0 %" in out and "met 5" in out and "1000 requests/s" in out
+
+
+async def test_bench_counts_what_was_not_met(ask: Ask, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(fail_at=1)
+    report = await ask_json(ask, "bench", "--requests", "2")
+    assert report["outcomes"] == {"failed": 2}
+    assert report["codes"] == {"engine_error": 2}
+    assert report["attainment"] == 0
+
+
+async def test_chat_for_programs(
+    ask: Ask, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.plan = lambda submit: Plan(tokens=3)
+    read, write = os.pipe()
+    os.write(write, b"one\n\ntwo\n")
+    os.close(write)
+    with os.fdopen(read) as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        status, out, err = await ask("chat", "--json", "--deadline-ms", "5000")
+    assert (status, err) == (0, ""), out
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["outcome"] for answer in answers] == ["met", "met"]
+    assert len(worker.submits[1].token_ids) > len(worker.submits[0].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["tasks", "show", "none"], "there is no task 'none'"),
+        (["tasks", "cancel", "none"], "`tidegate tasks list`"),
+        (["bench", "--model", "other", "--requests", "1"], "other"),
+    ],
+)
+async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str], said: str) -> None:
+    status, out, err = await ask(*argv)
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1
+    assert err.startswith(f"tidegate {argv[0]}") and said in err
+
+
+@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"], ["bench"]])
+def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
+    assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Connection refused; start a service with `tidegate up`" in err
+
+
+async def test_a_token_is_asked_for(
+    worker: FakeWorker, make_service: MakeService, capsys: Any
+) -> None:
+    service = await make_service(worker, token="secret")
+    argv = ["models", "--url", service.url]
+    assert await asyncio.to_thread(main, argv) == 1
+    assert "give its token with --token or TIDEGATE_TOKEN" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, [*argv, "--token", "secret"]) == 0
+
+
+async def test_ctrl_c_ends_a_benchmark_and_its_work(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tidegate", "bench", "--url", service.url, "--concurrency", "3"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    await worker.until(lambda: len(worker.submits) == 3)
+    process.send_signal(signal.SIGINT)
+    assert await process.communicate() == (b"", b"")
+    assert process.returncode == INTERRUPTED
+    await service.until(lambda: service.outcomes() == ["aborted"] * 3)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service, colour: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    environment |= {} if colour else {"NO_COLOR": "1"}
+    environment.pop("FORCE_COLOR", None)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tidegate", "top", "--url", service.url, "--every", "0.01"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    shown = b""
+    while shown.count(b"instances ready") < 3:
+        shown += await asyncio.to_thread(os.read, ours, 65536)
+    process.send_signal(signal.SIGINT)
+    try:
+        while data := await asyncio.to_thread(os.read, ours, 65536):
+            shown += data
+    except OSError:  # a terminal whose other side is gone
+        pass
+    os.close(ours)
+    assert await process.wait() == 0
+    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
+    assert b"Traceback" not in shown
+
+
+def test_a_picture_counts_since_the_one_before() -> None:
+    def samples(at: float, met: int, fast: int, slow: int) -> Samples:
+        return Samples.parse(
+            "# HELP tidegate_offered_total Requests\n"
+            f'tidegate_outcomes_total{{outcome="met",model="a \\"b\\" }}"}} {met}.0\n'
+            f'tidegate_outcomes_total{{outcome="met",model="c"}} {met}\n'
+            f'tidegate_ttft_ms_bucket{{le="10.0"}} {fast}\n'
+            f'tidegate_ttft_ms_bucket{{le="+Inf"}} {fast + slow}\n'
+            'tidegate_kv_blocks{instance="h:1",kind="used"} 5.0\n'
+            'tidegate_kv_blocks{instance="h:1",kind="free"} 15.0\n'
+            "tidegate_waste NaN\n",
+            at,
+        )
+
+    first, second = samples(10, 5, 100, 0), samples(12, 8, 101, 3)
+    assert second.rate("tidegate_outcomes_total", first, outcome="met") == 3
+    assert second.rate("tidegate_outcomes_total", None) is None
+    assert second.quantile("tidegate_ttft_ms", 0.5) == 10
+    assert second.quantile("tidegate_ttft_ms", 0.5, first) == float("inf")
+    assert first.quantile("tidegate_ttft_ms", 0.5, first) is None
+    picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
+    assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
+    assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25 %"
