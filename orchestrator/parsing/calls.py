@@ -216,6 +216,7 @@ class MistralReader(CallReader):
     """
 
     MARK = "[TOOL_CALLS]"
+    ARGS = "[ARGS]"
 
     _is_list = False
 

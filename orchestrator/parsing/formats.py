@@ -25,7 +25,7 @@ READERS: Mapping[CallFormat, type[CallReader]] = {
 _CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.HERMES: (HermesReader.OPEN, HermesReader.CLOSE),
     CallFormat.LLAMA3: (Llama3Reader.TAG,),
-    CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", "[ARGS]"),
+    CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", MistralReader.ARGS),
 }
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
@@ -42,6 +42,8 @@ class OutputFormat:
     """None: none that is known here."""
     reasoning: Tags | None = None
     """None: it does not think in tags."""
+    names_first: bool = False
+    """Of Mistral's: a call is a name and then its arguments, rather than one object."""
 
     @property
     def reasoning_name(self) -> str | None:
@@ -73,7 +75,7 @@ class FormatConfig:
             calls = None if self.tool_calls == "none" else CallFormat(self.tool_calls)
         if self.reasoning != "auto":
             reasoning = None if self.reasoning == "none" else TAGS[self.reasoning]
-        return OutputFormat(calls, reasoning)
+        return OutputFormat(calls, reasoning, told.names_first)
 
 
 _AUTO = FormatConfig()
@@ -82,7 +84,8 @@ _AUTO = FormatConfig()
 @lru_cache(maxsize=64)
 def format_of(chat_template: str) -> OutputFormat:
     """The format that a template writes earlier turns in, and asks for."""
-    return OutputFormat(_calls_in(chat_template), _tags_in(chat_template))
+    names_first = MistralReader.ARGS in chat_template
+    return OutputFormat(_calls_in(chat_template), _tags_in(chat_template), names_first)
 
 
 def _calls_in(template: str) -> CallFormat | None:

@@ -37,7 +37,7 @@ def decode(ids: list[int]) -> str:
     return text
 
 
-def render(messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+def render(messages: list[dict[str, Any]], add_generation_prompt: bool = False, **more: Any) -> str:
     """Render the chat template the way that transformers does."""
 
     def raise_exception(message: str) -> None:
@@ -46,11 +46,13 @@ def render(messages: list[dict[str, str]], add_generation_prompt: bool = False) 
     config = read_json("tokenizer_config.json")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = json.dumps
     return environment.from_string(config["chat_template"]).render(
         messages=messages,
         add_generation_prompt=add_generation_prompt,
         bos_token=config["bos_token"],
         eos_token=config["eos_token"],
+        **more,
     )
 
 
@@ -170,3 +172,22 @@ def test_a_story_keeps_to_its_brief(seed: int, kind: str, thing: str) -> None:
     assert kind in text
     assert "Zorblat" in text
     assert thing in text
+
+
+def test_the_template_knows_tools() -> None:
+    """In Hermes' format; what has no tools looks as the model was trained on."""
+    function = {"name": "get_weather", "arguments": {"city": "Bonn"}}
+    call = {"id": "1", "type": "function", "function": function}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "Rain.", "tool_call_id": "1"},
+    ]
+    written = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+    text = render(messages, tools=[{"type": "function", "function": {"name": "get_weather"}}])
+    assert text.startswith("<|bos|><|system|>Be kind.\n\n") and '"name": "get_weather"}}\n' in text
+    assert text.endswith(
+        f"<|end|><|user|>Where?<|end|><|assistant|>{written}\n{written}<|end|>"
+        "<|user|><tool_response>\nRain.\n</tool_response><|end|>"
+    )

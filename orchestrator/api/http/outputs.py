@@ -1,17 +1,19 @@
 """What a task's model says, taken apart for whoever answers with it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import OutputFormat, OutputParser, Piece, ToolUse
+from orchestrator.parsing.call_grammar import forced_calls, strict_calls
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, FinishReason
+from worker.protocol import Delta, FinishReason, Grammar, InvalidGrammar
 
 _LOOKED_AT = 16
 """Last tokens of a prompt, in which a template may begin the model's reasoning."""
@@ -73,32 +75,58 @@ def output_of(
 ) -> TaskOutput | None:
     """For one task; None where all that it says is content."""
     format = app[CONFIG].formats.of(encoder.card.chat_template)
-    if job.grammar is not None:
+    if job.grammar is not None and (tools is None or tools.must_call):
         # It holds from the first token on, so that there is no reasoning.
-        format = OutputFormat(format.calls)
+        format = replace(format, reasoning=None)
     if tools is None:
-        format = OutputFormat(None, format.reasoning)
+        format = replace(format, calls=None)
     if format.calls is None and format.reasoning is None:
         return None
     return TaskOutput(format, encoder, tools)
 
 
-def require_tools(app: web.Application, encoder: PromptEncoder, use: ToolUse) -> None:
-    """Raise ``InvalidRequest`` for a model whose tool calls could not be told from text."""
+def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: ToolUse) -> Job:
+    """The job with a grammar of its calls, where they must be made or must match a schema.
+
+    Raises ``InvalidRequest`` for a model whose tool calls could not be told from text.
+    """
     name = encoder.card.model
     if not encoder.knows_tools:
         raise InvalidRequest(
             f"the chat template of {name!r} knows no tools, so tool calls are not served with it",
             field="tools",
         )
-    if app[CONFIG].formats.of(encoder.card.chat_template).calls is None:
+    format = app[CONFIG].formats.of(encoder.card.chat_template)
+    if format.calls is None:
         raise InvalidRequest(
             f"tool calls of {name!r} are in a format that is not known here: its operator may set "
             "TIDEGATE_TOOL_FORMAT",
             field="tools",
         )
-    if use.must_call:
+    special = encoder.special_ids(format.markers)
+    if not use.must_call:
+        grammar = job.grammar
+        if grammar is None and encoder.card.grammars:
+            grammar = strict_calls(use, format, special)
+        return job if grammar is None else replace(job, grammar=_checked(grammar))
+    if not encoder.card.grammars:
         raise InvalidRequest(
-            "tool calls cannot be forced here: tool_choice must be auto or none",
+            f"tool calls of {name!r} cannot be forced: its worker enforces no grammars; "
+            "tool_choice must be auto or none",
             field="tool_choice",
         )
+    if job.grammar is not None:
+        raise InvalidRequest(
+            "an answer cannot be both tool calls and text of a stated form: tool_choice must be "
+            "auto or none",
+            field="tool_choice",
+        )
+    return replace(job, grammar=_checked(forced_calls(use, format, special)))
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    try:
+        grammar.check()
+    except InvalidGrammar as error:
+        raise InvalidRequest(f"tools: {error}", field="tools") from None
+    return grammar

@@ -13,7 +13,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.outputs import TaskOutput, output_of, require_tools
+from orchestrator.api.http.outputs import TaskOutput, output_of, with_tools
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
@@ -109,7 +109,8 @@ async def _complete(
 ) -> web.StreamResponse:
     if parsed.tools is not None:
         encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
-        require_tools(request.app, encoder, parsed.tools)
+        job = with_tools(request.app, encoder, parsed.job, parsed.tools)
+        parsed = parsed._replace(job=job)
     choices = Choices(request.app[ORCHESTRATOR], parsed)
     created = int(request[CONTEXT].arrival.unix)
     if parsed.is_streamed:

@@ -35,15 +35,39 @@ _PRINTABLE: Final = [chr(code) for code in range(32, 127)] + ["\n"]
 
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
+    "{% if tools %}"
+    "{{ '<|system|>' }}"
+    "{% if messages[0]['role'] == 'system' %}"
+    "{{ messages[0]['content'] | trim + '\\n\\n' }}"
+    "{% set messages = messages[1:] %}"
+    "{% endif %}"
+    "{{ 'You may call these tools:\\n<tools>\\n' }}"
+    "{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    "{{ '</tools>\\nA call is written as:\\n<tool_call>\\n'"
+    ' + \'{"name": <its name>, "arguments": <an object>}\''
+    " + '\\n</tool_call><|end|>' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{% if message['role'] == 'tool' and message['tool_call_id'] %}"
+    "{{ '<|user|><tool_response>\\n' + message['content'] | trim + '\\n</tool_response><|end|>' }}"
+    "{% elif message['role'] not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('unknown role: ' + message['role']"
     " + '; expected system, user or assistant') }}"
-    "{% endif %}"
+    "{% elif message['tool_calls'] %}"
+    "{{ '<|assistant|>' + message['content'] | trim }}"
+    "{% for call in message['tool_calls'] %}"
+    "{{ '\\n' if message['content'] | trim or not loop.first else '' }}"
+    "{{ '<tool_call>\\n{\"name\": ' + call['function']['name'] | tojson }}"
+    "{{ ', \"arguments\": ' + call['function']['arguments'] | tojson + '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
+    "{% else %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Calls in Hermes' format, which the model never saw: a grammar makes it write them."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -321,3 +321,44 @@ async def test_a_template_without_tools(make_service: MakeService, make_worker: 
     body = CHAT | {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}
     error = (await answer_of(service, PATH, body, status=400))["error"]
     assert "knows no tools" in error["message"]
+
+
+FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+
+
+@pytest.mark.parametrize("choice", FORCED)
+async def test_a_call_that_must_be_made(
+    make_worker: MakeWorker, make_service: MakeService, choice: object
+) -> None:
+    """By a grammar of the model's own format; nothing is thought before it."""
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    worker.plan = lambda submit: says(CALL)
+    other = {"type": "function", "function": {"name": "other"}}
+    body = ASK | {
+        "tools": [TOOL, other],
+        "tool_choice": choice,
+        "chat_template_kwargs": {"thinks": True},
+    }
+    (answer,) = (await answer_of(service, PATH, body))["choices"]
+    assert answer["finish_reason"] == "tool_calls" and len(answer["message"]["tool_calls"]) == 1
+    grammar = worker.submits[-1].grammar
+    assert grammar is not None and grammar.kind == "lark"
+    assert ("other" in grammar.text) is (choice == "required")
+
+
+async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) -> None:
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    await answer_of(service, PATH, ASK | {"tools": [strict]})
+    grammar = worker.submits[-1].grammar
+    assert grammar is not None and grammar.kind == "structural_tag"
+    await answer_of(service, PATH, ASK)
+    assert worker.submits[-1].grammar is None
+
+
+@pytest.mark.parametrize("choice", FORCED)
+async def test_no_call_is_forced_without_a_grammar_engine(service: Service, choice: object) -> None:
+    error = (await answer_of(service, PATH, ASK | {"tool_choice": choice}, status=400))["error"]
+    assert error["param"] == "tool_choice" and "grammars" in error["message"]
