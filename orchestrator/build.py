@@ -61,6 +61,7 @@ from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
 
 ENCODING_THREADS = 2
@@ -247,7 +248,8 @@ def build(
         ),
         isolate_tenants=settings.isolate_tenants,
     )
-    orchestrator = Orchestrator(stages, service, metrics, clock, rng)
+    tracing = open_tracing(settings.otlp_endpoint, clock)
+    orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)
     return Components(
         settings=settings,

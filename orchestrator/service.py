@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter
@@ -32,6 +32,9 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause
+
+if TYPE_CHECKING:
+    from orchestrator.tasks.spans import Tracing
 
 T = TypeVar("T")
 
@@ -79,11 +82,15 @@ class Orchestrator:
         metrics: Metrics,
         clock: Clock,
         rng: random.Random,
+        tracing: "Tracing | None" = None,
     ) -> None:
-        """``rng`` makes task ids: whoever knows one can read its text."""
+        """``rng`` makes task ids: whoever knows one can read its text. Without ``tracing`` no
+        traces are sent.
+        """
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
+        self.tracing = tracing
         self.limits = stages.limits
         self.registry = stages.registry
         self.models = stages.models
@@ -124,6 +131,8 @@ class Orchestrator:
         self.stages.settler.metrics.offered.labels(job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)
+        if self.tracing is not None:
+            task.spans = self.tracing.of_task(task)
         with self._admitting(task):
             await self._read(task, prompt)
         return task

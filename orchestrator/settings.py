@@ -281,6 +281,9 @@ class Settings(BaseSettings):
     interrupt_grace_s: float = Field(default=2.0, ge=0)
     """The same for Ctrl-C."""
 
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
+    """Where traces go, by OTLP over HTTP, such as http://localhost:4318; none are made without.
+    It needs ``tidegate[otel]``."""
     log_format: LogFormat = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

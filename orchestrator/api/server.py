@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
@@ -28,6 +29,7 @@ from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
+from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
@@ -83,7 +85,10 @@ def build_app(
     orchestrator: Orchestrator, health: HealthBoard, discovery: DiscoverySync, config: ApiConfig
 ) -> web.Application:
     """The application over an orchestrator, which whoever calls this starts and ends."""
-    app = web.Application(middlewares=[_edge], client_max_size=config.bodies.max_bytes)
+    middlewares: list[Middleware] = [_edge]
+    if orchestrator.tracing is not None:
+        middlewares.insert(0, tracing_middleware(orchestrator.tracing))
+    app = web.Application(middlewares=middlewares, client_max_size=config.bodies.max_bytes)
     app[CONFIG] = config
     app[HEALTH] = health
     app[instances.DISCOVERY] = discovery

@@ -54,6 +54,7 @@ class Completion:
         Returns when the task is to be tried again, if it is.
         """
         now = self._clock.now()
+        _trace(attempt, end, now)
         self._measure(attempt, end, now)
         instance = self._registry.instances.get(attempt.address)
         record_end(self._registry.breakers, instance, attempt, end, now)
@@ -77,6 +78,7 @@ class Completion:
     ) -> RetryAfter | None:
         """The lane is gone, and what the job did with it; returns what ``ended`` does."""
         now = self._clock.now()
+        _trace(attempt, None, now)
         self._settler.metrics.count_late(attempt.late_tokens)
         instance = self._registry.instances.get(attempt.address)
         record_end(self._registry.breakers, instance, attempt, None, now)
@@ -153,6 +155,13 @@ class Completion:
             return None
         in_time = task.deadline.left_ms(now) >= 0
         return Ending(Outcome.MET, reason) if in_time else overdue(task, now)
+
+
+def _trace(attempt: Attempt, end: End | None, now: float) -> None:
+    task = attempt.task
+    if task.spans is not None:
+        first = task.marks.first_token
+        task.spans.attempt_ended(attempt.address, attempt.dispatched_at, first, end, now)
 
 
 def _abort_cause(attempt: Attempt, end: End) -> str:

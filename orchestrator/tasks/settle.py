@@ -44,6 +44,8 @@ class Settler:
         )
         task.end(ending, now)
         self.metrics.ended(task, ending)
+        if task.spans is not None:
+            task.spans.ended(task)
         self._write(task, ending)
         return True
 

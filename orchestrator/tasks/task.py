@@ -21,7 +21,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta
+from worker.protocol import Delta, End
 
 _BIAS_BYTES = 128
 
@@ -76,6 +76,18 @@ class Abandonable(Protocol):
         """The task has ended without the worker: stop the job, count what still comes."""
 
 
+class Traced(Protocol):
+    """Makes spans of a task's life."""
+
+    def attempt_ended(
+        self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
+    ) -> None:
+        """A worker is done with a job, or, without ``end``, was lost with it."""
+
+    def ended(self, task: "Task") -> None:
+        """``task.ending`` is set."""
+
+
 class Task:
     """One offered request."""
 
@@ -118,6 +130,7 @@ class Task:
         "rank",
         "refusal_sample",
         "sampling",
+        "spans",
         "stage",
         "timer",
         "token_ids",
@@ -198,6 +211,8 @@ class Task:
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
         self.timer: Timer | None = None
+        self.spans: Traced | None = None
+        """Where its trace is kept."""
         self.ending: Ending | None = None
 
     @property

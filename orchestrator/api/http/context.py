@@ -15,6 +15,7 @@ from orchestrator.health import HealthBoard
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Task
+from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
@@ -81,6 +82,8 @@ class Context:
 
 
 CONTEXT = web.RequestKey("context", Context)
+TRACE = web.RequestKey("trace", TraceContext)
+"""What spans of the request go beneath; where traces are sent."""
 
 
 def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Dialect]) -> Context:
@@ -107,3 +110,8 @@ def read_correlation_id(request: web.Request, default: str) -> str:
             field=CORRELATION_HEADER,
         )
     return given
+
+
+def trace_of(request: web.Request) -> TraceContext | None:
+    """What the request is part of: the span that was made of it, else the caller's own."""
+    return request.get(TRACE) or read_traceparent(request.headers.get("traceparent"))

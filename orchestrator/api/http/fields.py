@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.config import SessionConfig
@@ -20,7 +20,6 @@ from orchestrator.tasks.job import (
     Priority,
     Prompt,
 )
-from orchestrator.telemetry.trace_context import read_traceparent
 from worker.protocol import (
     MAX_LOGIT_BIASES,
     InvalidSampling,
@@ -161,7 +160,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
-        trace=read_traceparent(request.headers.get("traceparent")),
+        trace=trace_of(request),
     )
 
 

@@ -1,0 +1,254 @@
+"""Traces (OR-16): a request's life as spans of OpenTelemetry, beneath the caller's own.
+
+    POST /v1/chat/completions          the HTTP request, until its answer is written
+     └ chat llm                        the task: outcome, tokens, budget
+        ├ admission                    tokenising, limits, feasibility
+        ├ queue
+        └ lane                         one per attempt, with its instance
+           ├ wait                      in the worker, until it began
+           ├ prefill
+           └ decode                    all tokens, never one span each
+
+Spans are made when what they tell of is over, from times that are kept anyway: a worker's own are
+in its ``End``, so nothing runs on the path of a token, and workers need no OpenTelemetry. What a
+span carries is what a log line does: no prompt, no text, no query string.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from orchestrator.clock import Clock
+from orchestrator.tasks.gen_ai import PROVIDER, operation_of
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import Field, service_log
+from orchestrator.telemetry.trace_context import TraceContext
+from worker.protocol import End, Outcome
+
+CLOSE_S: Final = 2.0
+"""What the last spans are given to leave."""
+SET_S: Final = 0.05
+"""Wall time that moves by more than this against the monotonic clock was set by somebody."""
+_GOOD = (Outcome.MET, Outcome.PARTIAL)
+
+
+class Tracing:
+    """Makes spans; one per orchestrator. Their times are of the clock, in seconds."""
+
+    def __init__(self, provider: TracerProvider, clock: Clock) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("tidegate")
+        self._clock = clock
+        self._offset_s = clock.unix() - clock.now()
+
+    def of_request(self, name: str, parent: TraceContext | None) -> "RequestSpan":
+        """An HTTP request has come, beneath the caller's span where it names one."""
+        span = self._tracer.start_span(
+            name,
+            None if parent is None else context_of(parent),
+            SpanKind.SERVER,
+            start_time=self._unix_ns(self._clock.now()),
+        )
+        return RequestSpan(span, self)
+
+    def of_task(self, task: Task) -> "TaskSpans | None":
+        """Spans of a task, beneath its request's; None where the caller's trace is not kept."""
+        trace = task.job.trace
+        return None if trace is None or not trace.sampled else TaskSpans(self, task, trace)
+
+    async def close(self) -> None:
+        """Send what is left, for as long as that is of use."""
+        done, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(done.set)
+
+        # A thread that nobody waits for: a receiver that hangs must not keep the process.
+        threading.Thread(target=shut_down, name="tidegate-traces", daemon=True).start()
+        try:
+            await asyncio.wait_for(done.wait(), CLOSE_S)
+        except TimeoutError:
+            service_log.warning("the last traces could not be sent: the receiver does not answer")
+
+    def add(
+        self,
+        name: str,
+        parent: Context,
+        begun: float,
+        ended: float,
+        attributes: Mapping[str, Field],
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: str = "",
+    ) -> Span:
+        """A span of something that is over. ``error`` is a code, empty where it went well."""
+        span = self._tracer.start_span(
+            name,
+            parent,
+            kind,
+            {key: value for key, value in attributes.items() if value is not None},
+            start_time=self._unix_ns(begun),
+        )
+        if error:
+            span.set_attribute("error.type", error)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(self._unix_ns(max(begun, ended)))
+        return span
+
+    def end(self, span: Span) -> None:
+        """Now."""
+        span.end(self._unix_ns(self._clock.now()))
+
+    def start(self, name: str, parent: Context, begun: float) -> Span:
+        """A span that others go beneath before it is over."""
+        return self._tracer.start_span(name, parent, start_time=self._unix_ns(begun))
+
+    def _unix_ns(self, at: float) -> int:
+        # One offset for all, so that what follows begins no earlier; anew where wall time was set.
+        offset_s = self._clock.unix() - self._clock.now()
+        if abs(offset_s - self._offset_s) > SET_S:
+            self._offset_s = offset_s
+        return int(1e9 * (at + self._offset_s))
+
+
+class RequestSpan:
+    """An HTTP request, until its answer is written."""
+
+    def __init__(self, span: Span, tracing: Tracing) -> None:
+        self._span = span
+        self._tracing = tracing
+        made = span.get_span_context()
+        self.trace = TraceContext(
+            f"{made.trace_id:032x}", f"{made.span_id:016x}", made.trace_flags.sampled
+        )
+        """What is beneath it."""
+
+    def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
+        """Its answer is written, or never will be."""
+        for key, value in attributes.items():
+            if value is not None:
+                self._span.set_attribute(key, value)
+        if failed:
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._tracing.end(self._span)
+
+
+class TaskSpans:
+    """One task's. It and what is beneath it may end in any order: a worker confirms the end of a
+    job that was stopped after its task has ended.
+    """
+
+    def __init__(self, tracing: Tracing, task: Task, parent: TraceContext) -> None:
+        self._tracing = tracing
+        operation = operation_of(task.job.api)
+        self._span = tracing.start(operation, context_of(parent), task.marks.received)
+        self._context = set_span_in_context(self._span)
+        self._attempts = 0
+
+    def attempt_ended(
+        self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
+    ) -> None:
+        """A worker is done with a job, or, without ``end``, was lost with it."""
+        self._attempts += 1
+        error = "instance_lost" if end is None else (end.code or "")
+        lane = self._tracing.add(
+            "lane",
+            self._context,
+            dispatched_at,
+            now,
+            {
+                "server.address": address,
+                "tidegate.attempt": self._attempts,
+                "tidegate.finish_reason": None if end is None else end.reason.value,
+                "tidegate.late_tokens": None if end is None else end.late_tokens,
+            },
+            kind=SpanKind.CLIENT,
+            error=error,
+        )
+        if end is None:
+            return
+        # The worker tells how long, not when: the first token is the border of the two.
+        parent, prefilled = set_span_in_context(lane), first_token_at
+        if not dispatched_at <= prefilled <= now:
+            prefilled = now - end.decode_ms / 1000
+        began = max(dispatched_at, prefilled - end.prefill_ms / 1000)
+        waited = max(dispatched_at, began - end.wait_ms / 1000)
+        self._tracing.add("wait", parent, waited, began, {})
+        if end.prefill_ms:
+            self._tracing.add(
+                "prefill",
+                parent,
+                began,
+                prefilled,
+                {
+                    "gen_ai.usage.input_tokens": end.prompt_tokens,
+                    "tidegate.cached_tokens": end.cached_tokens,
+                },
+            )
+        if end.decode_ms:
+            self._tracing.add(
+                "decode",
+                parent,
+                prefilled,
+                min(now, prefilled + end.decode_ms / 1000),
+                {"gen_ai.usage.output_tokens": end.completion_tokens},
+            )
+
+    def ended(self, task: Task) -> None:
+        """``task.ending`` is set."""
+        ending, job, marks, span = task.ending, task.job, task.marks, self._span
+        assert ending is not None
+        if task.model:
+            span.update_name(f"{operation_of(job.api)} {task.model}")
+        code = ending.error.code.value if ending.error is not None else None
+        budget = ending.budget
+        attributes: dict[str, Field] = {
+            "gen_ai.operation.name": operation_of(job.api),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": task.model or None,
+            "gen_ai.usage.input_tokens": task.prompt_tokens,
+            "gen_ai.usage.output_tokens": task.completion_tokens,
+            "gen_ai.response.finish_reasons": ending.finish_reason.value,
+            "error.type": code,
+            "tidegate.api": job.api.value,
+            "tidegate.task_id": task.id,
+            "tidegate.correlation_id": task.correlation_id,
+            "tidegate.class": job.priority.value,
+            "tidegate.outcome": ending.outcome.value,
+            "tidegate.missed_part": ending.missed_part.value if ending.missed_part else None,
+            "tidegate.deadline_ms": round(task.deadline.left_ms(marks.received), 3),
+            "tidegate.left_ms": round(budget.left_ms, 3),
+            "tidegate.attempts": task.attempts + bool(marks.dispatched),
+        }
+        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+        if ending.outcome not in _GOOD:
+            span.set_status(Status(StatusCode.ERROR))
+        add = self._tracing.add
+        add("admission", self._context, marks.received, marks.queued or marks.ended, {})
+        if marks.queued:
+            add("queue", self._context, marks.queued, marks.dispatched or marks.ended, {})
+        self._tracing.end(span)
+
+
+def context_of(trace: TraceContext) -> Context:
+    """What a span is to be beneath."""
+    flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
+    made = SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags)
+    return set_span_in_context(NonRecordingSpan(made))
