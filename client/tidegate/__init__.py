@@ -61,8 +61,10 @@ if TYPE_CHECKING:
         Usage,
     )
     from tidegate.retries import Retries
+    from tidegate.sessions import Session, SessionInfo, SessionList
     from tidegate.streams import Stream
     from tidegate.sync import SyncClient, SyncStream
+    from tidegate.sync_sessions import SyncSession
 
 _MODULES: Final = {
     "tidegate.client": {"Client"},
@@ -70,8 +72,10 @@ _MODULES: Final = {
     "tidegate.listings": {"Instance", "ModelInfo", "TaskLine", "TaskList"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
     "tidegate.retries": {"Retries"},
+    "tidegate.sessions": {"Session", "SessionInfo", "SessionList"},
     "tidegate.streams": {"Stream"},
     "tidegate.sync": {"SyncClient", "SyncStream"},
+    "tidegate.sync_sessions": {"SyncSession"},
 }
 """Where names are; all others are in one of the last two."""
 _LARGE_MODULES: Final = ("tidegate.errors", "tidegate.results")
@@ -114,11 +118,15 @@ __all__ = [
     "ProtocolError",
     "Queued",
     "Retries",
+    "Session",
+    "SessionInfo",
+    "SessionList",
     "Started",
     "Stream",
     "StreamLost",
     "Submitted",
     "SyncClient",
+    "SyncSession",
     "SyncStream",
     "TaskCancelled",
     "TaskError",

@@ -25,6 +25,7 @@ from tidegate.results import (
     Token,
 )
 from tidegate.retries import Retries
+from tidegate.sessions import Sessions
 from tidegate.streams import Stream
 from tidegate.transport import AFTER_DEADLINE_S, Call, Transport, due
 
@@ -55,6 +56,8 @@ class Client:
     ) -> None:
         self._reconnect_for_s = reconnect_for.total_seconds()
         self._transport = Transport(base_url, token, retries or Retries())
+        self.sessions = Sessions(self, self._transport)
+        """Conversations that the service keeps."""
 
     async def __aenter__(self) -> Self:
         return self

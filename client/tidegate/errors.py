@@ -115,6 +115,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "no_capacity": Unavailable,
     "not_ready": Unavailable,
     "draining": Unavailable,
+    "session_busy": Unavailable,
     "instance_lost": Unavailable,
 }
 

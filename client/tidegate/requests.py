@@ -41,6 +41,7 @@ class TaskOptions(TypedDict, total=False):
     priority: Literal["interactive", "batch"]
     tenant: str
     session_id: str
+    idle_keep_s: float
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
@@ -48,6 +49,8 @@ class TaskOptions(TypedDict, total=False):
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """Text, the turns of a conversation, or token ids."""
+
+Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
@@ -62,10 +65,16 @@ def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict
         body["first_token_ms"] = to_seconds(options["first_token"]) * 1000
     if "token_gap" in options:
         body["token_gap_ms"] = to_seconds(options["token_gap"]) * 1000
+    return body | prompt_fields(prompt)
+
+
+def kind_of(prompt: Prompt) -> Kind:
+    """The field that a prompt of its kind stands in."""
     if isinstance(prompt, str):
-        body["prompt"] = prompt
-    elif prompt and isinstance(prompt[0], int):
-        body["prompt_token_ids"] = list(prompt)
-    else:
-        body["messages"] = list(prompt)
-    return body
+        return "prompt"
+    return "prompt_token_ids" if prompt and isinstance(prompt[0], int) else "messages"
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """That field, with the prompt."""
+    return {kind_of(prompt): prompt if isinstance(prompt, str) else list(prompt)}

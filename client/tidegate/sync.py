@@ -20,6 +20,7 @@ from tidegate.requests import Prompt, TaskOptions
 from tidegate.results import Event, Generation, Submitted, TaskStatus
 from tidegate.retries import Retries
 from tidegate.streams import Stream
+from tidegate.sync_sessions import SyncSessions
 
 _INTERRUPTED_WAIT_S = 3.0
 """What Ctrl-C cut short may tell the server for so long."""
@@ -178,6 +179,8 @@ class SyncClient:
             )
         )
         self._loop.on_close.append(self._client.close)
+        self.sessions = SyncSessions(self, self._loop, self._client.sessions)
+        """Conversations that the service keeps."""
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ import click
 
 from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
-from tidegate.cli.lists import models, tasks
+from tidegate.cli.lists import models, sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.serve import serve
 from tidegate.cli.talk import chat
@@ -56,5 +56,5 @@ def completion(shell: str) -> int:
     return 0
 
 
-for command in (up, chat, models, tasks, top, bench, doctor, serve, worker, completion):
+for command in (up, chat, models, tasks, sessions, top, bench, doctor, serve, worker, completion):
     tidegate.add_command(command)

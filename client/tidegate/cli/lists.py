@@ -1,4 +1,4 @@
-"""``tidegate models`` and ``tidegate tasks``: their arguments."""
+"""``tidegate models``, ``tidegate tasks`` and ``tidegate sessions``: their arguments."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -25,6 +25,14 @@ What a service works on, and what it has done: without a word of what was asked 
   tidegate tasks list --status running
   tidegate tasks show TASK
   tidegate tasks cancel TASK TASK
+"""
+
+SESSIONS_DESCRIPTION = """\
+Conversations that a service keeps for its clients, with their KV.
+
+  tidegate sessions list
+  tidegate sessions show SESSION
+  tidegate sessions delete SESSION SESSION
 """
 
 
@@ -82,6 +90,46 @@ def cancel_tasks(url: str, token: str | None, task: tuple[str, ...], as_json: bo
     with importing():
         from tidegate.cli import show
     return _ask("tasks cancel", url, token, lambda client: show.cancel(client, task, as_json))
+
+
+@click.group(
+    cls=Group, help=SESSIONS_DESCRIPTION, short_help="conversations", no_args_is_help=False
+)
+def sessions() -> None:
+    pass
+
+
+@sessions.command("list", help="Sessions, oldest first.", short_help="all of them")
+@server_options
+@json_option
+def list_sessions(url: str, token: str | None, as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask("sessions list", url, token, lambda client: show.sessions(client, as_json=as_json))
+
+
+@sessions.command("show", help="One session, with what was said.", short_help="one session")
+@click.argument("session")
+@server_options
+@json_option
+def show_session(url: str, token: str | None, session: str, as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask(
+        "sessions show", url, token, lambda client: show.session(client, session, as_json=as_json)
+    )
+
+
+@sessions.command(
+    "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
+)
+@click.argument("session", nargs=-1, required=True)
+@server_options
+@json_option
+def delete_sessions(url: str, token: str | None, session: tuple[str, ...], as_json: bool) -> int:
+    with importing():
+        from tidegate.cli import show
+    return _ask("sessions delete", url, token, lambda client: show.delete(client, session, as_json))
 
 
 def _ask(

@@ -1,4 +1,4 @@
-"""``tidegate models`` and ``tidegate tasks``: what they print."""
+"""``tidegate models``, ``tidegate tasks`` and ``tidegate sessions``: what they print."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,9 @@ from tidegate.cli.terminal import CONTROL_CHARACTERS, console, count, duration, 
 from tidegate.client import Client
 from tidegate.listings import Instance, TaskLine
 from tidegate.results import TaskStatus
+from tidegate.sessions import SessionInfo
+
+_PAGE = 100
 
 
 async def models(client: Client, *, as_json: bool) -> int:
@@ -112,4 +115,60 @@ async def cancel(client: Client, task_ids: Sequence[str], as_json: bool) -> int:
         print_json({"cancelled": list(task_ids)})
     else:
         console().print(f"cancelled {', '.join(task_ids)}")
+    return 0
+
+
+async def sessions(client: Client, *, as_json: bool) -> int:
+    found: list[SessionInfo] = []
+    after: int | None = 0
+    while after is not None:
+        page = await client.sessions.list(limit=_PAGE, after=after)
+        found += page.sessions
+        after = page.next_after
+    if as_json:
+        print_json(found)
+        return 0
+    columns = ("SESSION", "STATUS", "MODEL", "TURNS", "BYTES", "EXPIRES IN")
+    rows = [
+        (
+            each.session_id,
+            each.status,
+            each.model or "–",
+            count(each.turns),
+            count(each.bytes),
+            duration(None if each.expires_in_s is None else 1000 * each.expires_in_s),
+        )
+        for each in found
+    ]
+    console().print(table(columns, rows, numbers=columns[3:]))
+    return 0
+
+
+async def session(client: Client, session_id: str, *, as_json: bool) -> int:
+    found = await client.sessions.get(session_id)
+    if as_json:
+        print_json(found)
+        return 0
+    out = console()
+    out.print(f"session     {found.session_id}")
+    out.print(f"status      {found.status}, {found.turns} turns")
+    for message in found.messages:
+        out.print()
+        out.print(f"{message['role']}:", style="bold")
+        out.print(message["content"].translate(CONTROL_CHARACTERS), soft_wrap=True)
+    if found.prompt:
+        out.print()
+        out.print(found.prompt.translate(CONTROL_CHARACTERS), soft_wrap=True)
+    if found.prompt_token_ids:
+        out.print(f"tokens      {len(found.prompt_token_ids)}")
+    return 0
+
+
+async def delete(client: Client, session_ids: Sequence[str], as_json: bool) -> int:
+    for session_id in session_ids:
+        await client.sessions.delete(session_id)
+    if as_json:
+        print_json({"deleted": list(session_ids)})
+    else:
+        console().print(f"deleted {', '.join(session_ids)}")
     return 0

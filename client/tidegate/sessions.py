@@ -1,0 +1,142 @@
+"""Conversations that the service keeps, with their KV: a turn sends only what is new.
+
+::
+
+    async with client.sessions.open([{"role": "system", "content": "Answer briefly."}]) as session:
+        print((await session.generate("What is a tide?")).text)
+        print((await session.generate("And a gate?")).text)
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Unpack
+from urllib.parse import quote
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.requests import Kind, Message, Prompt, TaskOptions, kind_of, prompt_fields
+from tidegate.results import Event, Generation
+from tidegate.streams import Stream
+from tidegate.transport import Call, Transport, due
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+
+_PATH = "/v2/sessions"
+_DELETE_WAIT_S = 2.0
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """A session as it stands. What was said is there when one is asked for alone, by its kind."""
+
+    session_id: str
+    status: str
+    task_id: str | None = None
+    model: str | None = None
+    kind: str | None = None
+    turns: int = 0
+    bytes: int = 0
+    max_bytes: int | None = None
+    idle_keep_s: float | None = None
+    created_unix_ms: float | None = None
+    expires_in_s: float | None = None
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+class SessionList(msgspec.Struct, frozen=True):
+    """Sessions, oldest first; ``next_after`` begins the next page, None after the last."""
+
+    sessions: tuple[SessionInfo, ...]
+    next_after: int | None = None
+
+
+def turn(kind: Kind, said: Prompt) -> Prompt:
+    """What to send: in a session of messages, plain text is what its user says."""
+    if kind == "messages" and isinstance(said, str):
+        return [Message(role="user", content=said)]
+    return said
+
+
+class Session:
+    """One conversation. Its turns come one after the other: the service refuses two at a time."""
+
+    def __init__(self, client: "Client", session_id: str, kind: Kind = "messages") -> None:
+        self.id = session_id
+        self.kind: Kind = kind
+        self._client = client
+
+    def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
+        """The next turn, as ``Client.stream``."""
+        options["session_id"] = self.id
+        return self._client.stream(turn(self.kind, said), **options)
+
+    async def generate(self, said: Prompt, **options: Unpack[TaskOptions]) -> Generation:
+        """The next turn, as ``Client.generate``."""
+        options["session_id"] = self.id
+        return await self._client.generate(turn(self.kind, said), **options)
+
+    async def info(self) -> SessionInfo:
+        """The session with all that was said."""
+        return await self._client.sessions.get(self.id)
+
+
+class Sessions:
+    """``Client.sessions``."""
+
+    def __init__(self, client: "Client", transport: Transport) -> None:
+        self._client = client
+        self._transport = transport
+
+    @asynccontextmanager
+    async def open(
+        self,
+        begin: Prompt | None = None,
+        *,
+        model: str | None = None,
+        idle_keep_s: float | None = None,
+    ) -> AsyncIterator[Session]:
+        """A session for a block; it is deleted when the block is left."""
+        session = await self.create(begin, model=model, idle_keep_s=idle_keep_s)
+        try:
+            yield session
+        finally:
+            with suppress(TidegateError, TimeoutError):
+                async with asyncio.timeout(_DELETE_WAIT_S):
+                    await self.delete(session.id)
+
+    async def create(
+        self,
+        begin: Prompt | None = None,
+        *,
+        model: str | None = None,
+        idle_keep_s: float | None = None,
+    ) -> Session:
+        """A session that begins with these messages, this text or these token ids, or with nothing.
+
+        ``idle_keep_s``: how long its KV is kept for it between two turns.
+        """
+        body: dict[str, Any] = {} if begin is None else prompt_fields(begin)
+        kind: Kind = "messages" if begin is None else kind_of(begin)
+        body |= {} if model is None else {"model": model}
+        body |= {} if idle_keep_s is None else {"idle_keep_s": idle_keep_s}
+        call = Call("POST", _PATH, body=body, is_idempotent=False, ends_at=due().at)
+        made = await self._transport.call(call, SessionInfo)
+        return Session(self._client, made.session_id, kind)
+
+    async def get(self, session_id: str) -> SessionInfo:
+        """One session, with all that was said."""
+        call = Call("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
+        return await self._transport.call(call, SessionInfo)
+
+    async def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
+        """This client's key's own, oldest first."""
+        call = Call("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
+        return await self._transport.call(call, SessionList)
+
+    async def delete(self, session_id: str) -> None:
+        """Forget one; a turn that runs is cancelled. It is sent past any deadline, too."""
+        await self._transport.send(Call("DELETE", f"{_PATH}/{quote(session_id, safe='')}"))
