@@ -194,7 +194,7 @@ class Orchestrator:
         task.token_ids = await self._encode(task, encoder, prompt)
         task.prompt_tokens = len(task.token_ids)
         task.block_tokens = encoder.card.block_tokens
-        if stages.registry.prefixes:
+        if stages.registry.prefixes and task.sampling.prompt_logprobs is None:
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
         stages.limits.charge(task)

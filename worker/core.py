@@ -19,6 +19,7 @@ from worker.protocol import (
     Grammar,
     KvReport,
     OnDeadline,
+    PromptLogprobs,
     Sampling,
     TokenLogprob,
     WorkerStats,
@@ -79,6 +80,14 @@ class JobTokens(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True, frozen=True)
+class JobPrompt:
+    """Log-probabilities of the prompt's next tokens: one or more for each step that read any."""
+
+    job: Job
+    logprobs: PromptLogprobs
+
+
+@dataclass(slots=True, frozen=True)
 class JobPaused:
     """The job stands still from here on; one that was started keeps its KV blocks."""
 
@@ -115,7 +124,7 @@ class JobFinished:
     spared: bool = False
 
 
-Event = JobStarted | JobTokens | JobPaused | JobResumed | JobFinished
+Event = JobStarted | JobPrompt | JobTokens | JobPaused | JobResumed | JobFinished
 EventSink = Callable[[list[Event]], None]
 
 

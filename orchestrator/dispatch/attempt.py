@@ -13,7 +13,7 @@ from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, StepModel
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import AbortCause, Delta, End
+from worker.protocol import AbortCause, Delta, End, PromptLogprobs
 
 
 class AttemptOwner(Protocol):
@@ -95,6 +95,13 @@ class Attempt:
             self.task.begin(self._owner.now(), wait_ms)
         except Exception:
             self._owner.listener_failed(self)
+
+    def on_prompt(self, logprobs: PromptLogprobs) -> None:
+        task = self.task
+        if task.hedge is not None and (task.attempt is self or task.hedge is self):
+            self._owner.first_token(self)
+        if task.attempt is self:
+            task.deliver_prompt(logprobs)
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         task = self.task

@@ -18,7 +18,9 @@ from worker.protocol import FinishReason, Sampling
 def is_resumable(sampling: Sampling) -> bool:
     """Whether what is drawn next depends on nothing but the text, its length and the seed."""
     return (
-        (sampling.temperature == 0 or sampling.seed is not None)
+        sampling.max_tokens > 0
+        and sampling.prompt_logprobs is None
+        and (sampling.temperature == 0 or sampling.seed is not None)
         and not sampling.stop
         and sampling.logprobs is None
         and sampling.repetition_penalty == 1

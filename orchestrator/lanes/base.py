@@ -11,7 +11,16 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
-from worker.protocol import AbortCause, Delta, End, Frame, Grammar, OnDeadline, Sampling
+from worker.protocol import (
+    AbortCause,
+    Delta,
+    End,
+    Frame,
+    Grammar,
+    OnDeadline,
+    PromptLogprobs,
+    Sampling,
+)
 
 
 class JobSink(Protocol):
@@ -19,6 +28,9 @@ class JobSink(Protocol):
 
     def on_started(self, wait_ms: float) -> None:
         """The worker began with the job, which had waited there for ``wait_ms``."""
+
+    def on_prompt(self, logprobs: PromptLogprobs) -> None:
+        """Those of its prompt's next tokens, where it asks for them."""
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         """Its next tokens; ``now`` is in seconds of the clock."""
@@ -179,6 +191,10 @@ class Lane(ABC):
             sink = jobs.get(started.handle)
             if sink is not None:
                 sink.on_started(started.wait_ms)
+        for handle, prompt in frame.prompts:
+            sink = jobs.get(handle)
+            if sink is not None:
+                sink.on_prompt(prompt)
         tokens = 0
         for delta in frame.deltas:
             tokens += len(delta.ids)

@@ -21,7 +21,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, End
+from worker.protocol import Delta, End, PromptLogprobs
 
 _BIAS_BYTES = 128
 
@@ -125,6 +125,7 @@ class Task:
         "pauses",
         "predicted_start",
         "prefix_hashes",
+        "prompt_logprobs",
         "prompt_ready_at",
         "prompt_tokens",
         "rank",
@@ -206,6 +207,9 @@ class Task:
         self.listeners: list[Listener] = []
         self.on_end: list[Callable[[Task], None]] = []
         """Called after the listeners have heard of the end."""
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        """In the order of the prompt, for those that ask for them; complete with the first token,
+        or the end of a task that has none."""
         self.transcript: Transcript | None = None
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
@@ -229,6 +233,7 @@ class Task:
         job = self.job
         stated = sum(map(getsizeof, (*job.sampling.stop, *job.placement.instances)))
         stated += _BIAS_BYTES * len(job.sampling.logit_bias)
+        stated += sum(read.kept_bytes for read in self.prompt_logprobs)
         return TASK_BYTES + stated + (self.transcript.kept_bytes if self.transcript else 0)
 
     def missed_at(self, now: float) -> Part | None:
@@ -286,6 +291,12 @@ class Task:
             self.late_part = Part.TOKEN_GAP
         for listener in self.listeners:
             listener.tokens(self, delta)
+
+    def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
+        """What the worker has read of the prompt; from its first token again after a retry."""
+        if logprobs.first == 1:
+            self.prompt_logprobs = []
+        self.prompt_logprobs.append(logprobs)
 
     def end(self, ending: Ending, now: float) -> None:
         """The one end. Whoever ends a task checks ``ending`` first."""

@@ -67,6 +67,27 @@ async def test_the_same_text_on_every_api(demo: Stack, http: aiohttp.ClientSessi
     assert native == whole.choices[0].text
 
 
+async def test_a_prompts_logprobs_with_the_openai_sdk(demo: Stack) -> None:
+    """As lm-eval asks: what was generated is as likely when it is read as when it was drawn."""
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        made = await client.completions.create(
+            **STORY, logprobs=1, extra_body={"return_token_ids": True}
+        )
+        (choice,) = made.choices
+        assert choice.logprobs is not None and choice.model_extra is not None
+        ids = [*choice.model_extra["prompt_token_ids"], *choice.model_extra["token_ids"]]
+        read = await client.completions.create(
+            model="demo", prompt=[ids, ids[:5]], echo=True, max_tokens=0, logprobs=1
+        )
+    whole, short = (choice.logprobs for choice in read.choices)
+    assert whole is not None and short is not None
+    assert whole.token_logprobs is not None and short.token_logprobs is not None
+    assert whole.token_logprobs[-24:] == pytest.approx(choice.logprobs.token_logprobs, abs=1e-2)
+    assert short.token_logprobs == pytest.approx(whole.token_logprobs[:5], abs=1e-2)
+    assert read.choices[0].text.endswith(choice.text)
+    assert read.usage is not None and read.usage.completion_tokens == 0
+
+
 async def test_several_choices_with_the_openai_sdk(demo: Stack) -> None:
     """OR-3: each is what a request of its own would have got."""
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:

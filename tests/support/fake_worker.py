@@ -31,6 +31,7 @@ from worker.protocol import (
     OnDeadline,
     Open,
     Pause,
+    PromptLogprobs,
     Resume,
     Started,
     Submit,
@@ -443,6 +444,8 @@ class _FakeLane:
         if plan.begin is not None:
             await plan.begin.wait()
         await self.send(started=[Started(job.handle, 0.0)])
+        if (top := job.sampling.prompt_logprobs) is not None:
+            await self._read_prompt(job, top)
         total = job.sampling.max_tokens if plan.tokens is None else plan.tokens
         made = 0
         while made < total:
@@ -461,6 +464,18 @@ class _FakeLane:
             made += count
             self.worker.tokens_total += count
         return made, plan.reason, None, ""
+
+    async def _read_prompt(self, job: Submit, top: int) -> None:
+        """In two pieces: each token is as likely as its place in the prompt says."""
+        entries = [
+            TokenLogprob(-float(at), [(one, -0.25) for one in range(10, 10 + top)], rank=at + 1)
+            for at in range(len(job.token_ids))
+        ]
+        middle = 1 + len(entries) // 2
+        for first, end in ((1, middle), (middle, len(entries))):
+            if first < end:
+                piece = PromptLogprobs.pack(first, entries[first:end])
+                await self.send(prompts=[(job.handle, piece)])
 
     def _delta(self, job: Submit, plan: Plan, indices: Sequence[int]) -> Delta:
         spoken = [(i % 200, plan.text(i)) for i in indices]

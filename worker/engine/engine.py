@@ -25,6 +25,7 @@ from worker.core import (
     EventSink,
     Job,
     JobFinished,
+    JobPrompt,
     JobStarted,
     JobTokens,
 )
@@ -38,6 +39,7 @@ from worker.protocol import (
     AbortCause,
     FinishReason,
     KvReport,
+    PromptLogprobs,
     TokenLogprob,
     WorkerStats,
     prefix_salt,
@@ -344,6 +346,8 @@ class Engine:
         # For each row of each step: what does not change is looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
         deferred, has_no_end, tokens = self._deferred, self._eos.isdisjoint, 0
+        if done.result.prompts:
+            self._tell_prompts(plan, done.result.prompts, now, events)
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
@@ -362,14 +366,34 @@ class Engine:
                 request.first_token_at = now
             new = len(ids)
             tokens += new
-            events.append(JobTokens(job, ids, row_logprobs))
             text_tokens = row.start + row.count + new
-            if end_reason is None and text_tokens >= request.limit_tokens:
+            if end_reason is None:
+                if text_tokens < request.limit_tokens:
+                    events.append(JobTokens(job, ids, row_logprobs))
+                    continue
                 end_reason = LENGTH
-            if end_reason is not None:
+            if job.sampling.max_tokens:
+                events.append(JobTokens(job, ids, row_logprobs))
                 self._step_time.answered(text_tokens - request.prompt_tokens)
-                self._finish(request, end_reason, events)
+            else:  # it was to read its prompt only
+                tokens -= new
+                end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
+            self._finish(request, end_reason, events)
         self._totals.tokens += tokens
+
+    def _tell_prompts(
+        self,
+        plan: Plan,
+        prompts: dict[int, list[PromptLogprobs]],
+        now: float,
+        events: list[Event],
+    ) -> None:
+        """Publish what jobs have read of their prompts, but for those that were to stop."""
+        for index, read in prompts.items():
+            request = plan.rows[index].request
+            job = request.job
+            if job.abort is None and now < job.deadline and request not in self._deferred:
+                events += [JobPrompt(job, piece) for piece in read]
 
     def _end_late(
         self, row: Row, tokens: int, now: float, done: Executed, events: list[Event]

@@ -27,6 +27,11 @@ Frames are arrays rather than maps on the wire, since they are the hot path; fie
 appended, with a default.
 """
 
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
 from worker.protocol.card import ModelCard
@@ -149,6 +154,72 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
     logprob: float
     top: list[tuple[int, float]] = []
     rank: int = 0
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities of a prompt's tokens from position ``first`` (1 or more) on, packed.
+
+    Numbers of 4 bytes, little-endian, since a long prompt has many: ``logprobs`` (float) and
+    ``ranks`` (int) of each token, ``top_ids`` (int) and ``top_logprobs`` (float) of the ``top``
+    likeliest at its place. They mean what those of ``TokenLogprob`` mean.
+    """
+
+    first: int
+    top: int
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+    @classmethod
+    def pack(cls, first: int, entries: Sequence[TokenLogprob]) -> "PromptLogprobs":
+        """Of ``entries`` that have equally many likeliest tokens each."""
+        top = [one for entry in entries for one in entry.top]
+        return cls(
+            first,
+            len(top) // max(1, len(entries)),
+            _packed("f", [entry.logprob for entry in entries]),
+            _packed("i", [entry.rank for entry in entries]),
+            _packed("i", [token_id for token_id, _ in top]),
+            _packed("f", [logprob for _, logprob in top]),
+        )
+
+    def __len__(self) -> int:
+        """How many tokens it is about."""
+        return len(self.ranks) // 4
+
+    @property
+    def kept_bytes(self) -> int:
+        """About what it takes in memory."""
+        return 400 + (8 + 8 * self.top) * len(self)
+
+    def unpack(self) -> list[TokenLogprob]:
+        """One for each token."""
+        logprobs, ranks = _unpacked("f", self.logprobs), _unpacked("i", self.ranks)
+        ids, values = _unpacked("i", self.top_ids), _unpacked("f", self.top_logprobs)
+        k = self.top
+        return [
+            TokenLogprob(
+                logprobs[i],
+                list(zip(ids[i * k : i * k + k], values[i * k : i * k + k], strict=True)),
+                ranks[i],
+            )
+            for i in range(len(self))
+        ]
+
+
+def _packed(code: str, values: Sequence[float]) -> bytes:
+    numbers = array(code, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _unpacked(code: str, data: bytes) -> Any:
+    numbers = array(code, data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):
@@ -277,9 +348,10 @@ class LaneError(msgspec.Struct, array_like=True, frozen=True):
 class Frame(msgspec.Struct, array_like=True):
     """Everything that happened for one lane since its last frame.
 
-    Order within: ``started``, then ``deltas``, ``paused``, ``resumed``, then ``ends``. A job that
-    starts and ends within one frame is in all three. One that is in ``paused`` and ``resumed``
-    stood still in between and goes on.
+    Order within: ``started``, then ``prompts``, ``deltas``, ``paused``, ``resumed``, then ``ends``.
+    A job that starts and ends within one frame is in all three. One that is in ``paused`` and
+    ``resumed`` stood still in between and goes on. ``prompts`` are by handle, each job's in the
+    order of its prompt, over as many frames as it takes.
     """
 
     seq: int
@@ -293,6 +365,7 @@ class Frame(msgspec.Struct, array_like=True):
     error: LaneError | None = None
     paused: list[int] = []
     resumed: list[int] = []
+    prompts: list[tuple[int, PromptLogprobs]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,6 +39,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     answer, and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
     their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
     OpenAI documents them. ``logit_bias`` is ``(token id, what to add to its logit)`` for each.
+
+    ``prompt_logprobs`` asks for those of the prompt's own tokens, in ``logprobs``' terms; only with
+    it may ``max_tokens`` be 0, where the prompt is read and nothing generated.
     """
 
     max_tokens: int
@@ -55,14 +58,18 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: int | None = None
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ``InvalidSampling`` on the first value that is out of range.
 
         Token ids are held against the vocabulary where its size is known.
         """
-        if not 1 <= self.max_tokens <= MAX_INT:
-            raise InvalidSampling("max_tokens", f"must be 1 to {MAX_INT}, got {self.max_tokens}")
+        least = 1 if self.prompt_logprobs is None else 0
+        if not least <= self.max_tokens <= MAX_INT:
+            raise InvalidSampling(
+                "max_tokens", f"must be {least} to {MAX_INT}, got {self.max_tokens}"
+            )
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InvalidSampling(
                 "min_tokens",
@@ -82,8 +89,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             )
         if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
             raise InvalidSampling("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidSampling("logprobs", f"must be 0 to {MAX_LOGPROBS}, got {self.logprobs}")
+        for name in ("logprobs", "prompt_logprobs"):
+            top: int | None = getattr(self, name)
+            if top is not None and not 0 <= top <= MAX_LOGPROBS:
+                raise InvalidSampling(name, f"must be 0 to {MAX_LOGPROBS}, got {top}")
         if not 0.0 <= self.min_p <= 1.0:
             raise InvalidSampling("min_p", f"must be from 0 to 1, got {self.min_p}")
         if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:

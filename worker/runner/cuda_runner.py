@@ -27,7 +27,8 @@ from worker.runner.cuda_graphs import (
 from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import SlotLimits, TorchRunner, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
-from worker.sampling.sampler import Sampled, Sampler
+from worker.sampling.prompt_scores import PromptScores
+from worker.sampling.sampler import Sampled, Sampler, send
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.request import Request
 
@@ -108,17 +109,20 @@ class CudaRunner(TorchRunner):
         self.meter.begin()
         slots = self._table.slots_of(plan.rows, self._begin)
         sampled: Sampled | None = None
+        scores: PromptScores | None = None
         sampling: Sequence[int] = range(len(plan.rows))
         if self._graphs is not None and plan.decodes == len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
         else:
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            sampled = self._mixed(forward, state, plan, slots, sampling)
+            sampled, scores = self._mixed(forward, state, plan, slots, sampling)
         there = sampled.on_its_way() if sampled is not None else None
+        if scores is not None:
+            scores = scores.on_its_way(send)
         self.meter.end()
         done = _done_event(self._device)
         done.record()
-        return LaunchedOnDevice(self, len(plan.rows), sampling, there, done)
+        return LaunchedOnDevice(self, len(plan.rows), sampling, there, done, scores)
 
     def _decode(
         self, graphs: DecodeGraphs, state: SlotState, plan: Plan, slots: NDArray[np.int64]
@@ -144,22 +148,24 @@ class CudaRunner(TorchRunner):
         plan: Plan,
         slots: NDArray[np.int64],
         sampling: Sequence[int],
-    ) -> Sampled | None:
-        """Any step, kernel by kernel; None when no row samples."""
+    ) -> tuple[Sampled | None, PromptScores | None]:
+        """Any step, kernel by kernel; None when no row samples, or none asks what its prompt's
+        chances were."""
         batch, token_ids, positions = self._pack(plan, slots)
         if plan.decodes:
             head = token_ids[: plan.decodes]
             head.copy_(state.known(head, self._to_device(slots[: plan.decodes])))
         hidden = forward.hidden(batch, token_ids, positions)
+        scores = self._scores(forward, plan, hidden)
         if not sampling:
-            return None
+            return None, scores
         last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
         logits = forward.logits(hidden[last_tokens])
         sampled = self._sampler.sample(
             logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
         )
         state.last_ids.index_copy_(0, self._to_device(slots[sampling]), sampled.ids)
-        return sampled
+        return sampled, scores
 
     def _begin(self, slot: int, request: Request) -> None:
         super()._begin(slot, request)
@@ -233,7 +239,7 @@ def warm_up(
 
 
 class LaunchedOnDevice:
-    """A ``LaunchedStep``; ``sampled`` is being copied to the host when ``done`` comes."""
+    """A ``LaunchedStep``; what it gives is on the host when ``done`` comes."""
 
     def __init__(
         self,
@@ -242,12 +248,14 @@ class LaunchedOnDevice:
         sampling: Sequence[int],
         sampled: Sampled | None,
         done: Event,
+        scores: PromptScores | None = None,
     ) -> None:
         self._runner = runner
         self._rows = rows
         self._sampling = sampling
         self._sampled = sampled
         self._done = done
+        self._scores = scores
 
     def collect(self) -> StepResult:
         """See ``LaunchedStep``."""
@@ -256,10 +264,11 @@ class LaunchedOnDevice:
         except Exception:
             self._runner.settle()
             raise
+        prompts = None if self._scores is None else self._scores.read()
         if self._sampled is None:
-            return StepResult([[] for _ in range(self._rows)])
+            return StepResult([[] for _ in range(self._rows)], prompts=prompts)
         ids, logprobs = self._sampled.read()
-        return spread(self._rows, self._sampling, ids, logprobs)
+        return spread(self._rows, self._sampling, ids, logprobs, prompts)
 
 
 def _done_event(device: torch.device) -> Event:

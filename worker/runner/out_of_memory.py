@@ -11,11 +11,11 @@ Only a request of which not even one token can be computed fails.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
-from worker.protocol import Code, FinishReason, TokenLogprob
+from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.runner.base import Runner
 from worker.runner.memory import MemoryGuard, is_out_of_memory
 from worker.scheduler.end_reason import EndReason
@@ -37,6 +37,15 @@ class StepOutcome:
     plan: Plan
     result: StepResult
     failed: list[tuple[Request, EndReason]]
+
+
+class _Done(NamedTuple):
+    """What was computed of a row."""
+
+    row: Row
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    read: list[PromptLogprobs]
 
 
 class StepMemory:
@@ -93,7 +102,7 @@ class StepMemory:
             plan.tokens,
             problem,
         )
-        done: list[tuple[Row, list[int], list[TokenLogprob] | None]] = []
+        done: list[_Done] = []
         # The whole of it once more: there may be room now.
         waiting, fits = [plan], 1
         self._drop_caches()
@@ -102,7 +111,8 @@ class StepMemory:
             result = _try(runner, part)
             if isinstance(result, StepResult):
                 logprobs = result.logprobs or [None] * len(part.rows)
-                done += zip(part.rows, result.ids, logprobs, strict=True)
+                read = [(result.prompts or {}).get(i, []) for i in range(len(part.rows))]
+                done += map(_Done, part.rows, result.ids, logprobs, read)
                 fits = max(fits, part.tokens)
                 continue
             self._drop_caches()
@@ -179,16 +189,15 @@ def _decodes(row: Row) -> bool:
     return row.count == 1 and row.samples
 
 
-def _joined(
-    done: list[tuple[Row, list[int], list[TokenLogprob] | None]],
-    failed: list[tuple[Request, EndReason]],
-) -> StepOutcome:
-    plan = _plan_of([row for row, _, _ in done])
-    by_row = {id(row): (ids, logprobs) for row, ids, logprobs in done}
+def _joined(done: list[_Done], failed: list[tuple[Request, EndReason]]) -> StepOutcome:
+    plan = _plan_of([one.row for one in done])
+    by_row = {id(one.row): one for one in done}
     results = [by_row[id(row)] for row in plan.rows]
-    logprobs = [found for _, found in results]
+    logprobs = [one.logprobs for one in results]
     result = StepResult(
-        [ids for ids, _ in results], None if all(x is None for x in logprobs) else logprobs
+        [one.ids for one in results],
+        None if all(x is None for x in logprobs) else logprobs,
+        {i: one.read for i, one in enumerate(results) if one.read} or None,
     )
     return StepOutcome(plan, result, failed)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.core import Clock
-from worker.protocol import TokenLogprob
+from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.base import BuiltRunner, Runner
-from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 from worker.settings import WorkerSettings
 
@@ -78,8 +78,11 @@ class FreeRunner:
         ids: list[list[int]] = []
         logprobs: list[list[TokenLogprob] | None] = []
         wants_logprobs = False
+        prompts: dict[int, list[PromptLogprobs]] = {}
         take, most = self._cycle.take, self._tokens_per_step
-        for row in plan.rows:
+        for index, row in enumerate(plan.rows):
+            if row.request.job.sampling.prompt_logprobs is not None and (read := _read(row)):
+                prompts[index] = [read]
             if not row.samples:
                 ids.append([])
                 continue
@@ -94,11 +97,11 @@ class FreeRunner:
             ids.append(row_ids)
             wants_logprobs = wants_logprobs or request.job.sampling.logprobs is not None
         if not wants_logprobs:
-            return StepResult(ids)
+            return StepResult(ids, prompts=prompts)
         for row, row_ids in zip(plan.rows, ids, strict=True):
             top = row.request.job.sampling.logprobs
             logprobs.append(None if top is None else [_certain(i, top) for i in row_ids])
-        return StepResult(ids, logprobs)
+        return StepResult(ids, logprobs, prompts)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -211,6 +214,15 @@ def _read_factor(file: Path) -> float:
         return float(file.read_text())
     except (OSError, ValueError):
         return 1.0
+
+
+def _read(row: Row) -> PromptLogprobs | None:
+    """Of the prompt's tokens that this row tells the chances of: certain, too."""
+    request, top = row.request, row.request.job.sampling.prompt_logprobs or 0
+    ids = request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_tokens)]
+    if not ids:
+        return None
+    return PromptLogprobs.pack(row.start + 1, [_certain(token, top) for token in ids])
 
 
 def _certain(token: int, top: int) -> TokenLogprob:

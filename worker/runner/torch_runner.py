@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
-from worker.protocol import TokenLogprob
+from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
+from worker.sampling.prompt_scores import PromptScores, score_prompts
 from worker.sampling.sampler import Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
@@ -55,6 +56,8 @@ class TorchRunner:
             slots = self._table.slots_of(plan.rows, self._begin)
             batch, token_ids, positions = self._pack(plan, slots)
             hidden = self._forward.hidden(batch, token_ids, positions)
+            scores = self._scores(self._forward, plan, hidden)
+            prompts = None if scores is None else scores.read()
             sampling: Sequence[int] = range(len(plan.rows))
             if plan.decodes == len(plan.rows):  # each token is the last of its row
                 logits = self._forward.logits(hidden)
@@ -62,7 +65,7 @@ class TorchRunner:
             else:
                 sampling = [i for i, row in enumerate(plan.rows) if row.samples]
                 if not sampling:
-                    return StepResult([[] for _ in plan.rows])
+                    return StepResult([[] for _ in plan.rows], prompts=prompts)
                 last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
                 logits = self._forward.logits(hidden[last_tokens])
                 sampled = self._sampler.sample(
@@ -73,7 +76,7 @@ class TorchRunner:
             if self._device.type == "cuda":
                 # The caller may free the rows' blocks at once, also after a failure (WP-4).
                 torch.cuda.synchronize(self._device)
-        return spread(len(plan.rows), sampling, ids, logprobs)
+        return spread(len(plan.rows), sampling, ids, logprobs, prompts)
 
     def close(self) -> None:
         """Drop model and pool."""
@@ -84,6 +87,11 @@ class TorchRunner:
     def _begin(self, slot: int, request: Request) -> None:
         """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
         self._sampler.begin(slot, request)
+
+    def _scores(self, forward: Forward, plan: Plan, hidden: torch.Tensor) -> PromptScores | None:
+        """What those rows that ask for it have read of their prompts."""
+        vocab_size, device = self._sampler.vocab_size, self._device
+        return score_prompts(plan, hidden, forward.logits, vocab_size=vocab_size, device=device)
 
     def _pack(
         self, plan: Plan, slots: NDArray[np.int64]
@@ -153,11 +161,12 @@ def spread(
     sampling: Sequence[int],
     ids: Sequence[int],
     logprobs: Sequence[TokenLogprob | None] | None,
+    prompts: dict[int, list[PromptLogprobs]] | None = None,
 ) -> StepResult:
     """Results of the rows that sampled, laid out over all rows."""
     if len(sampling) == rows and logprobs is None:
-        return StepResult([[token] for token in ids])
-    result = StepResult([[] for _ in range(rows)])
+        return StepResult([[token] for token in ids], prompts=prompts)
+    result = StepResult([[] for _ in range(rows)], prompts=prompts)
     for row, token in zip(sampling, ids, strict=True):
         result.ids[row] = [token]
     if logprobs is not None:

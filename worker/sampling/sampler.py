@@ -49,8 +49,8 @@ class Sampled:
     def on_its_way(self) -> "Sampled":
         """A copy that the device is going to write to host memory; to be read after an event."""
         if self.logprobs is None:
-            return Sampled(_send(self.ids))
-        return Sampled(_send(self.ids), self.logprobs.on_its_way())
+            return Sampled(send(self.ids))
+        return Sampled(send(self.ids), self.logprobs.on_its_way())
 
 
 class Sampler:
@@ -68,7 +68,7 @@ class Sampler:
         """``max_tokens`` is the longest text that one slot can hold."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
         self._device = device
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._table = SamplingTable.empty(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
@@ -135,7 +135,7 @@ class Sampler:
         temperature (0: the likeliest token), ``min_p``, a number in [0, 1). None when one of them
         asks for more than that.
         """
-        table, vocabulary = self._table, self._vocab_size
+        table, vocabulary = self._table, self.vocab_size
         needs, top_k = table.needs[slots], table.top_k[slots]
         is_drawn = needs == DRAWS
         is_filtered = ((top_k > 0) & (top_k < vocabulary)) | (table.top_p[slots] < 1)
@@ -219,7 +219,7 @@ class _Logprobs:
     def on_its_way(self) -> "_Logprobs":
         """See ``Sampled.on_its_way``."""
         tensors = self.own, self.ranks, self.top_values, self.top_ids
-        return _Logprobs(self.wanting, self.counts, *map(_send, tensors))
+        return _Logprobs(self.wanting, self.counts, *map(send, tensors))
 
     def read(self, rows: int) -> list[TokenLogprob | None]:
         found: list[TokenLogprob | None] = [None] * rows
@@ -241,7 +241,7 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _send(tensor: Tensor) -> Tensor:
+def send(tensor: Tensor) -> Tensor:
     """Into pinned memory, where torch lets a copy run on without waiting for it."""
     if tensor.device.type == "cpu":
         return tensor.clone()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from worker.protocol import TokenLogprob
+from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.scheduler.request import Request
 
 
@@ -35,8 +35,9 @@ class StepResult:
     """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
-    None when no row asked.
+    None when no row asked. ``prompts[i]`` is what row i read of its prompt, for those that ask.
     """
 
     ids: list[list[int]]
     logprobs: list[list[TokenLogprob] | None] | None = None
+    prompts: dict[int, list[PromptLogprobs]] | None = None

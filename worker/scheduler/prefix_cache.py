@@ -35,7 +35,10 @@ class PrefixCache:
             request.hashes = block_hashes(request.tokens, self._block_tokens, salt)
 
     def shareable_blocks(self, request: Request) -> int:
-        """Full blocks of the prompt, but for one that would leave no token to compute."""
+        """Full blocks of the prompt, but for one that would leave no token to compute; none where
+        the log-probabilities of all its tokens are asked for, which no cache has."""
+        if request.job.sampling.prompt_logprobs is not None:
+            return 0
         return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 
     def reserve(self, request: Request, blocks: int) -> bool:

@@ -72,7 +72,8 @@ class Scheduler:
         """Put a request in the queue, or say why not."""
         refusal = self._refusal(request, now)
         if refusal is None:
-            wanted = request.prompt_tokens + request.job.sampling.max_tokens
+            # One that only reads its prompt makes a token all the same, which nobody is told of.
+            wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
             request.limit_tokens = min(wanted, self.capacity_tokens)
             room = request.limit_tokens - request.prompt_tokens
             request.least_tokens = min(request.least_tokens, room)

@@ -25,6 +25,7 @@ from worker.core import (
     Job,
     JobFinished,
     JobPaused,
+    JobPrompt,
     JobResumed,
     JobStarted,
     JobTokens,
@@ -228,6 +229,8 @@ class Emitter:
                         job_reply.paused()
                     elif isinstance(event, JobResumed):
                         job_reply.resumed()
+                    elif isinstance(event, JobPrompt):
+                        job_reply.prompt(event)
                     else:
                         del job_replies[event.job]
                         job_reply.finished(event)

@@ -1,6 +1,6 @@
 """The lane contract: many jobs on one stream, answered by one frame for all that happened."""
 
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.errors import code_of
 from worker.protocol import (
     Delta,
@@ -8,6 +8,7 @@ from worker.protocol import (
     FinishReason,
     Frame,
     ModelCard,
+    PromptLogprobs,
     Started,
     WorkerStats,
     encode,
@@ -17,6 +18,9 @@ from worker.service.call import Responder, strings
 from worker.service.kv_events import KvEvents
 from worker.service.replies import as_shown
 from worker.text.text_stream import TextStream
+
+_PROMPT_TOKENS = 512
+"""Of prompts, whose log-probabilities one frame carries: 200 KB where each has 20 likeliest."""
 
 
 class Lane:
@@ -33,6 +37,7 @@ class Lane:
         self._ended = False
         self._seq = 0
         self._deltas: dict[int, Delta] = {}
+        self._prompts: list[tuple[int, PromptLogprobs]] = []
         self._frame = Frame(0)
         self._pending = False
 
@@ -58,6 +63,10 @@ class Lane:
 
     def started(self, handle: int, wait_ms: float) -> None:
         self._frame.started.append(Started(handle, wait_ms))
+        self._pending = True
+
+    def prompt(self, handle: int, logprobs: PromptLogprobs) -> None:
+        self._prompts.append((handle, logprobs))
         self._pending = True
 
     def add(self, delta: Delta) -> None:
@@ -92,13 +101,34 @@ class Lane:
     def flush(self) -> None:
         if not self._pending or self._ended:
             return
+        if self._prompts:
+            self._send_prompts()
         frame = self._frame
-        frame.seq = self._seq
         frame.deltas = list(self._deltas.values())
-        self._seq += 1
         self._frame = Frame(0)
         self._deltas = {}
         self._pending = False
+        self._send(frame)
+
+    def _send_prompts(self) -> None:
+        """Ahead of what else is pending, and few in a frame: nobody's tokens are to wait for the
+        reading of long prompts' numbers at the other end."""
+        prompts, self._prompts = self._prompts, []
+        ahead = Frame(0, started=self._frame.started)
+        self._frame.started = []
+        read = 0
+        for prompt in prompts:
+            ahead.prompts.append(prompt)
+            read += len(prompt[1])
+            if read >= _PROMPT_TOKENS:
+                self._send(ahead)
+                ahead, read = Frame(0), 0
+        if read:
+            self._send(ahead)
+
+    def _send(self, frame: Frame) -> None:
+        frame.seq = self._seq
+        self._seq += 1
         self.responder.send({FRAME: strings(encode(frame))})
 
     def close(self) -> None:
@@ -122,6 +152,9 @@ class LaneJob:
 
     def started(self, event: JobStarted) -> None:
         self.lane.started(self.handle, event.wait_ms)
+
+    def prompt(self, event: JobPrompt) -> None:
+        self.lane.prompt(self.handle, event.logprobs)
 
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.protocol import Code, TokenLogprob
 from worker.protocol import tensors as names
 from worker.service.call import Responder, Tensors, strings
@@ -55,6 +55,9 @@ class PlainReply:
     def started(self, event: JobStarted) -> None:
         pass
 
+    def prompt(self, event: JobPrompt) -> None:
+        """Nobody can ask for it in this contract."""
+
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:
             return False
@@ -71,7 +74,7 @@ class PlainReply:
         return self._stopped
 
     def paused(self) -> None:
-        """Nobody can ask for it in this contract."""
+        """Nor for this."""
 
     def resumed(self) -> None: ...
 

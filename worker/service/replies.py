@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Protocol
 
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.protocol import FinishReason
 from worker.service.call import Responder
 
@@ -45,6 +45,8 @@ class JobReply(Protocol):
         """What they are sent with."""
 
     def started(self, event: JobStarted) -> None: ...
+
+    def prompt(self, event: JobPrompt) -> None: ...
 
     def tokens(self, event: JobTokens) -> bool:
         """True when the text has just reached a stop string; tokens after it are ignored."""

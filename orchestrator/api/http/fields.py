@@ -97,6 +97,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """How many alternatives' log-probabilities to tell per token; None: not even its own."""
         raise NotImplementedError
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's own tokens."""
+        return None
+
     def wants_one_piece(self) -> bool:
         """Whether the client waits for all of the answer at once."""
         return False
@@ -138,6 +142,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
             stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
             ignore_eos=body.ignore_eos,
             logprobs=body.wanted_logprobs(),
+            prompt_logprobs=body.wanted_prompt_logprobs(),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_logit_bias(body.logit_bias),

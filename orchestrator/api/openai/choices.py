@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import msgspec
 
+from orchestrator.api.openai.echo import require_few_numbers
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedRequest
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.job import Job
+from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 8
@@ -34,6 +35,10 @@ class Choices:
         """The first of each prompt whose choices have not begun."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
+
+    def prompt_of(self, index: int) -> Prompt:
+        """What the choice of that index continues."""
+        return self.request.prompts[index // self.request.n]
 
     @property
     def first(self) -> Task | None:
@@ -110,6 +115,10 @@ class Choices:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
             self._read_ahead.append(await self._orchestrator.prepare(self.request.job, prompt))
+        top = self.request.job.sampling.prompt_logprobs
+        if top is not None:
+            tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
+            require_few_numbers(tokens, top, is_streamed=self.request.is_streamed)
 
     def _stopped(self) -> bool:
         """Whether one of them has failed, so that no more are to be offered."""

@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
+from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.errors import error_body
 from orchestrator.api.openai.shapes import Shape, delta_of, token_counts
@@ -59,11 +60,14 @@ class ChunkStream:
         self._before = b""
         self._after = b""
         self._text_offset = 0
+        self._prompt_ids: Sequence[int] = ()
 
     # as a listener
 
     def started(self, task: Task) -> None:
         """Nothing to send: the first byte is the first token's, so that errors stay a status."""
+        if self._options.needs_prompt_ids:
+            self._prompt_ids = list(task.token_ids)  # a task that has ended has none
 
     def tokens(self, task: Task, delta: Delta) -> None:
         if not self._before:
@@ -116,7 +120,7 @@ class ChunkStream:
         """Encode what every chunk has in common; a chat begins with the speaker's role."""
         whole = _event(self._chunk(task, [self._shape.delta(self._index, _PLACE)]))
         self._before, _, self._after = whole.partition(_encode(_PLACE))
-        ids = list(task.token_ids) if self._options.token_ids else None
+        ids = self._prompt_ids if self._options.token_ids else None
         if self._shape.is_chat:
             choice = self._shape.delta(self._index, None)
             choice["delta"] = {"role": "assistant", "content": ""}
@@ -127,6 +131,19 @@ class ChunkStream:
         elif ids is not None:
             choice = self._shape.delta(self._index, None)
             self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
+        if self._options.echo:
+            self._send_echo(task)
+
+    def _send_echo(self, task: Task) -> None:
+        encoder, ids = self._encoder_of(), self._prompt_ids
+        text = echo.text_of(self._choices.prompt_of(self._index), ids, encoder)
+        logprobs: msgspec.Raw | None = None
+        if (top := task.sampling.logprobs) is not None:
+            turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, encoder, {})
+            logprobs = echo.at_once(turns)  # few: they are bounded
+        self._text_offset = len(text)
+        choice = self._shape.delta(self._index, text, logprobs)
+        self._stream.send(_event(self._chunk(task, [choice])))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
         """The choice of the last chunk."""
@@ -177,6 +194,7 @@ class ParsedChunkStream(ChunkStream):
         self._output = output
 
     def started(self, task: Task) -> None:
+        super().started(task)
         self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:

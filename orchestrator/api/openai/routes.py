@@ -20,7 +20,7 @@ from orchestrator.api.http.responses import (
     task_fields,
     task_headers,
 )
-from orchestrator.api.openai import tokens
+from orchestrator.api.openai import echo, tokens
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
@@ -166,15 +166,18 @@ async def _answer(
     tasks = choices.tasks
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     encoder = orchestrator.model(last.model)
+    told = [
+        await texts[index].choice(index, task, shape, encoder) for index, task in enumerate(tasks)
+    ]
     body = shape.head(tasks[0], created, chunk=False) | {
-        "choices": [
-            texts[index].choice(index, task, shape, encoder) for index, task in enumerate(tasks)
-        ],
+        "choices": told,
         "usage": choices.usage(),
         **task_fields(last),
     }
     if shape.is_chat and choices.request.options.token_ids:
         body["prompt_token_ids"] = texts[0].prompt_ids
+    if shape.is_chat and choices.request.options.prompt_logprobs is not None:
+        body["prompt_logprobs"] = told[0].pop("prompt_logprobs")
     return json_response(body, headers=task_headers(last, orchestrator.clock.now()))
 
 
@@ -211,7 +214,7 @@ class _Text(Transcript):
         self.output: TaskOutput | None = None
 
     def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
-        if self._choices.request.options.token_ids:
+        if self._choices.request.options.needs_prompt_ids:
             self.prompt_ids = list(task.token_ids)  # a task that has ended has none
         if self.output is not None:
             self.output.begin(task)
@@ -220,7 +223,7 @@ class _Text(Transcript):
         if self._choices.ended(task):
             self._over.set()
 
-    def choice(
+    async def choice(
         self, index: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
         """Its part of the answer."""
@@ -243,6 +246,11 @@ class _Text(Transcript):
             choice["token_ids"] = self.ids
             if not shape.is_chat:
                 choice["prompt_token_ids"] = self.prompt_ids
+        if options.echo:
+            prompt = self._choices.prompt_of(index)
+            await echo.add_echo(choice, prompt, self.prompt_ids, task, encoder)
+        if (top := options.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = await echo.own_form(self.prompt_ids, task, top, encoder)
         return choice
 
 

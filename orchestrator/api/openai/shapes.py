@@ -111,11 +111,11 @@ class Shape:
             offsets.append(offset)
             offset += len(text)
         return {
-            "tokens": [_named(token_of(token_id)) for token_id in ids],
+            "tokens": [named(token_of(token_id)) for token_id in ids],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [
                 # With the sampled token, which need not be among the most likely.
-                {_named(token_of(i)): lp for i, lp in (*entry.top, (token_id, entry.logprob))}
+                {named(token_of(i)): lp for i, lp in (*entry.top, (token_id, entry.logprob))}
                 for token_id, entry in zip(ids, entries, strict=True)
             ],
             "text_offset": offsets,
@@ -184,6 +184,6 @@ def _described(token: Token, logprob: float) -> dict[str, object]:
     return {"token": token.text, "logprob": logprob, "bytes": data}
 
 
-def _named(token: Token) -> str:
+def named(token: Token) -> str:
     """As OpenAI's older shape tells tokens apart, which has no place for bytes."""
     return token.text if token.is_text or token.data is None else f"bytes:{token.text}"

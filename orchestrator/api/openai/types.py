@@ -18,6 +18,7 @@ from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.job import Job, Prompt
+from worker.protocol import OnDeadline
 
 MOST_CHOICES = 128
 """Of a request, all prompts together: each is a task of its own. OpenAI's bound for ``n``."""
@@ -51,6 +52,14 @@ class AnswerOptions(NamedTuple):
     """Each chunk has that of its own choice so far."""
     token_ids: bool = False
     stop_in_text: bool = False
+    echo: bool = False
+    """The prompt stands before the text, with log-probabilities if the text has them."""
+    prompt_logprobs: int | None = None
+    """So many alternatives of each of the prompt's tokens, in vLLM's own form."""
+
+    @property
+    def needs_prompt_ids(self) -> bool:
+        return self.token_ids or self.echo or self.prompt_logprobs is not None
 
 
 class ParsedRequest(NamedTuple):
@@ -77,6 +86,7 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
     # vLLM's
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
 
     # vLLM's, served in one way only
     stop_token_ids: list[int] | None = None
@@ -97,6 +107,20 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
         refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs needs stream: false; echo with logprobs can be streamed",
+                field="prompt_logprobs",
+            )
+        if self.wanted_prompt_logprobs() is not None and self.on_deadline is not OnDeadline.ERROR:
+            raise InvalidRequest(
+                "on_deadline must be error where log-probabilities of the prompt are asked for: "
+                "they come whole or not at all",
+                field="on_deadline",
+            )
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     def wants_one_piece(self) -> bool:
         return not self.stream
@@ -127,6 +151,7 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
             running_usage=usage and bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
             stop_in_text=bool(self.include_stop_str_in_output),
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -201,6 +226,19 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        """To echo without generating, a prompt is read for its log-probabilities, told or not."""
+        tops = [top for top in (self.prompt_logprobs, self._echoed_logprobs()) if top is not None]
+        return max(tops, default=None)
+
+    def _echoed_logprobs(self) -> int | None:
+        if not self.echo:
+            return None
+        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+
+    def answer_options(self) -> AnswerOptions:
+        return super().answer_options()._replace(echo=bool(self.echo))
+
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         text = bytes(memoryview(self.prompt)).strip()
         is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
@@ -236,7 +274,6 @@ def _nothing(value: object) -> bool:
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stop_token_ids": (_nothing, "it must be empty; the model's own end tokens count"),
     "skip_special_tokens": (lambda value: value is True, "it must be true"),
-    "echo": (_nothing, "it must be false"),
     "suffix": (_nothing, "it must be empty"),
     "functions": (_nothing, "send tools, which took its place"),
     "function_call": (lambda value: value in ("none", "auto"), "send tool_choice instead"),

@@ -9,7 +9,7 @@ from orchestrator.clock import LoopClock
 from orchestrator.errors import TidegateError
 from orchestrator.lanes import Lane, LaneConfig, StreamLane
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, Sampling
+from worker.protocol import AbortCause, Delta, End, Frame, OnDeadline, PromptLogprobs, Sampling
 
 
 class News:
@@ -42,6 +42,9 @@ class News:
 
     def on_started(self, wait_ms: float) -> None:
         self.note("started")
+
+    def on_prompt(self, logprobs: PromptLogprobs) -> None:
+        """Nobody asks for it."""
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         self.ids += delta.ids

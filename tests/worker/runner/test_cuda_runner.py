@@ -13,7 +13,7 @@ from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_torch_engine import FAR, prompt
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
-from worker.core import Event, Job, JobPaused, JobTokens
+from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.models.config import read_config
 from worker.models.model import load_model
@@ -135,9 +135,11 @@ def jobs() -> list[Job]:
         {"temperature": 1.2, "seed": 9, "min_tokens": 6, "ignore_eos": False},
         {"temperature": 0.0, "logit_bias": ((7, 3.0), (11, 2.0))},
         {"temperature": 1.5, "seed": 2, "top_k": 5, "presence_penalty": 0.5, "logprobs": 0},
+        {"temperature": 0.0, "prompt_logprobs": 1},
+        {"temperature": 0.0, "prompt_logprobs": 0, "max_tokens": 0},
     ]
     made = []
-    for n in range(14):
+    for n in range(18):
         way = {"max_tokens": 3 + n * 5 % 17, "ignore_eos": True} | ways[n % len(ways)]
         made.append(Job(prompt(1 + n * 7 % 40, seed=n), Sampling(**way), FAR))  # type: ignore[arg-type]
     return made
@@ -154,7 +156,9 @@ def run(engine: Engine, todo: list[Job]) -> list[Event]:
     return events
 
 
-def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]]:
+def answers(
+    engine: Engine,
+) -> list[tuple[list[int], FinishReason, list[object], list[object]]]:
     """Log-probabilities to within what another shape of a matrix product makes of them."""
     todo = jobs()
     events = run(engine, todo)
@@ -171,6 +175,12 @@ def answers(engine: Engine) -> list[tuple[list[int], FinishReason, list[object]]
                 for event in events
                 if isinstance(event, JobTokens) and event.job is job and event.logprobs
                 for one in event.logprobs
+            ],
+            [
+                pytest.approx(one.logprob, abs=1e-4)
+                for event in events
+                if isinstance(event, JobPrompt) and event.job is job
+                for one in event.logprobs.unpack()
             ],
         )
         for job in todo

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
-from worker.core import JobFinished, JobPaused, JobResumed, JobTokens
+from worker.core import JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
 from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,
@@ -17,9 +17,11 @@ from worker.protocol import (
     FinishReason,
     Open,
     Pause,
+    PromptLogprobs,
     Resume,
     Sampling,
     Submit,
+    TokenLogprob,
 )
 from worker.service.call import Call, strings
 from worker.service.lane import Lane
@@ -266,3 +268,28 @@ def test_or16_a_lanes_name_is_not_echoed_at_length(harness: Harness) -> None:
     harness.service.accept(lane_call(Describe("planted" * 15_000), responder))
     responder.wait_final()
     assert responder.error is not None and len(responder.error[1]) < 1024
+
+
+def test_a_long_prompts_logprobs_come_few_in_a_frame_and_before_its_tokens(
+    harness: Harness,
+) -> None:
+    job, _ = harness.submit(7, prompt_logprobs=0)
+    pieces = [
+        PromptLogprobs.pack(first, [TokenLogprob(-0.5)] * count)
+        for first, count in ((1, 512), (513, 300), (813, 300), (1113, 1))
+    ]
+    events = [JobPrompt(job, piece) for piece in pieces]
+    harness.engine.emit(JobStarted(job, 0.0), *events, JobTokens(job, [65], None))
+    harness.finish(job)
+    harness.wait_end(7)
+    frames = harness.lane.frames()
+    told = [[piece.first for _, piece in frame.prompts] for frame in frames if frame.prompts]
+    assert told == [[1], [513, 813], [1113]]
+    kinds = [
+        kind
+        for frame in frames
+        for kind, part in (("s", frame.started), ("p", frame.prompts), ("d", frame.deltas))
+        if part
+    ]
+    assert "".join(kinds) == "spppd"
+    assert [frame.seq for frame in frames] == list(range(len(frames)))

@@ -1,0 +1,174 @@
+"""What a completion tells of its prompt: the text, and how likely its tokens were.
+
+The first token of a prompt has no log-probability: nothing came before it. Forms are OpenAI's for
+``echo`` with ``logprobs``, and vLLM's for ``prompt_logprobs``. A long prompt has a hundred
+thousand numbers, so they are encoded in turns with what else the event loop has to do.
+"""
+
+import asyncio
+import codecs
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.api.openai.shapes import COMPLETION, TokenOf, named
+from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.job import Prompt
+from orchestrator.tasks.task import Task
+from worker.protocol import PromptLogprobs, TokenLogprob
+
+T = TypeVar("T")
+
+MOST_NUMBERS = 2**18
+"""Log-probabilities that an answer tells of its prompts: some 10 MB of JSON."""
+MOST_STREAMED_NUMBERS = 2**15
+"""In a stream, where they are one event."""
+
+_encode = msgspec.json.Encoder().encode
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+_Turns = Generator[None, None, T]
+"""Work that others may have their turn in between of; returns a ``T``."""
+
+
+def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
+    """Whether an answer may tell of so many prompt tokens. Raises ``InvalidRequest``."""
+    numbers, most = tokens * (top + 1), MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
+    if numbers > most:
+        raise InvalidRequest(
+            f"{tokens} prompt tokens, all choices together, with {top} alternatives each are "
+            f"{numbers} log-probabilities, and an answer has at most {most}"
+            f"{' when it is streamed' if is_streamed else ''}: send fewer or shorter prompts, or "
+            "ask for fewer alternatives",
+            field="prompt",
+        )
+
+
+def text_of(prompt: Prompt, ids: Sequence[int], encoder: PromptEncoder) -> str:
+    """What ``echo`` puts before the text."""
+    return prompt if isinstance(prompt, str) else "".join(_texts(ids, encoder))
+
+
+async def add_echo(
+    choice: MutableMapping[str, object],
+    prompt: Prompt,
+    ids: Sequence[int],
+    task: Task,
+    encoder: PromptEncoder,
+) -> None:
+    """Put the prompt before a choice's text, and its log-probabilities before the text's."""
+    choice["text"] = f"{text_of(prompt, ids, encoder)}{choice['text']}"
+    if (top := task.sampling.logprobs) is None:
+        return
+    rest = choice["logprobs"]
+    assert rest is None or isinstance(rest, dict)
+    turns = echoed_logprobs(ids, task.prompt_logprobs, top, encoder, rest or {})
+    choice["logprobs"] = await _in_turns(turns)
+
+
+async def own_form(ids: Sequence[int], task: Task, top: int, encoder: PromptEncoder) -> msgspec.Raw:
+    """vLLM's ``prompt_logprobs``: for each token its own and the likeliest ones', by id."""
+    return await _in_turns(_own_form(ids, task.prompt_logprobs, top, encoder.token))
+
+
+def at_once(turns: "_Turns[T]") -> T:
+    """All of it without a break."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+async def _in_turns(turns: "_Turns[T]") -> T:
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        await asyncio.sleep(0)
+
+
+def echoed_logprobs(
+    ids: Sequence[int],
+    read: Sequence[PromptLogprobs],
+    top: int,
+    encoder: PromptEncoder,
+    rest: Mapping[str, Sequence[object]],
+) -> "_Turns[msgspec.Raw]":
+    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are the text's own."""
+    token_of, texts = encoder.token, _texts(ids, encoder)
+    lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
+    _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
+    _extend(lists, {"token_logprobs": [None], "top_logprobs": [None]})
+    offset = len(texts[0])
+    for first, entries in _checked(ids, read):
+        end = first + len(entries)
+        shortened = [TokenLogprob(entry.logprob, entry.top[:top]) for entry in entries]
+        part = texts[first:end]
+        _extend(lists, COMPLETION.logprobs(ids[first:end], part, shortened, token_of, offset))
+        offset += sum(map(len, part))
+        yield
+    shifted = [offset + at for at in rest.get("text_offset", ())]  # type: ignore[operator]
+    _extend(lists, {**rest, "text_offset": shifted})
+    fields = (b'"%b":[%b]' % (name.encode(), b",".join(parts)) for name, parts in lists.items())
+    return msgspec.Raw(b"{%b}" % b",".join(fields))
+
+
+def _own_form(
+    ids: Sequence[int], read: Sequence[PromptLogprobs], top: int, token_of: TokenOf
+) -> "_Turns[msgspec.Raw]":
+    parts = [b"null"]
+    for first, entries in _checked(ids, read):
+        told = []
+        for token_id, entry in zip(ids[first:], entries, strict=False):
+            ranked = {token_id: (entry.logprob, entry.rank)}
+            for rank, (top_id, logprob) in enumerate(entry.top[:top], start=1):
+                ranked.setdefault(top_id, (logprob, rank))
+            told.append(
+                {
+                    str(one): {
+                        "logprob": logprob,
+                        "rank": rank,
+                        "decoded_token": token_of(one).text,
+                    }
+                    for one, (logprob, rank) in ranked.items()
+                }
+            )
+        parts.append(_encode(told)[1:-1])
+        yield
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
+
+
+def _checked(
+    ids: Sequence[int], read: Sequence[PromptLogprobs]
+) -> Iterable[tuple[int, list[TokenLogprob]]]:
+    """What the worker has told, whole; by the position of the first token of each piece."""
+    at = 1
+    for piece in read:
+        if piece.first == at:
+            at += len(piece)
+    if at != len(ids):
+        raise TidegateError("the instance told the log-probabilities of a part of the prompt only")
+    for piece in read:
+        yield piece.first, piece.unpack()
+
+
+def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> None:
+    for name, values in more.items():
+        if values:
+            lists[name].append(_encode(values)[1:-1])
+
+
+def _texts(ids: Sequence[int], encoder: PromptEncoder) -> list[str]:
+    """What each token adds to the text: nothing while a character is incomplete."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    tokens = [encoder.token(token_id) for token_id in ids]
+    texts = [t.text if t.data is None else decoder.decode(t.data) for t in tokens]
+    if tail := decoder.decode(b"", final=True):
+        texts[-1] += tail
+    return texts

@@ -1,0 +1,147 @@
+"""``echo`` and ``prompt_logprobs``: what a completion tells of its prompt, as lm-eval reads it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.api.openai import echo
+from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Submit
+
+PATH = "/v1/completions"
+
+
+async def choice_of(service: Service, **changes: object) -> Any:
+    answer = await answer_of(service, PATH, TEXT | changes)
+    return answer["choices"][0]
+
+
+async def test_the_prompt_stands_before_the_text(service: Service, worker: FakeWorker) -> None:
+    assert (await choice_of(service, echo=True))["text"] == "hiw0 w1 w2 w3 "
+    ids = worker.submits[-1].token_ids
+    assert (await choice_of(service, echo=True, prompt=ids))["text"] == "hiw0 w1 w2 w3 "
+    assert worker.submits[-1].sampling.prompt_logprobs is None
+
+
+async def test_as_lm_eval_asks(service: Service, worker: FakeWorker) -> None:
+    """Several prompts as ids, one token, and a logprob for each but the first."""
+    body = TEXT | {
+        "prompt": [[72, 73, 74, 75], [80, 81]],
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    answer = await answer_of(service, PATH, body)
+    for choice, length in zip(answer["choices"], (4, 2), strict=True):
+        logprobs = choice["logprobs"]
+        assert [len(logprobs[name]) for name in logprobs] == [length + 1] * 4
+        assert logprobs["token_logprobs"] == [None, *[-float(i) for i in range(1, length)], -0.5]
+        assert logprobs["top_logprobs"][0] is None
+        read = zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+        for own, top in list(read)[1:length]:
+            assert {own, -0.25} == set(top.values())
+        offsets = logprobs["text_offset"]
+        assert offsets == sorted(offsets) and offsets[-1] == len(choice["text"]) - len("w0 ")
+    assert answer["usage"]["completion_tokens"] == 2
+    assert [submit.sampling.prompt_logprobs for submit in worker.submits] == [1, 1]
+
+
+async def test_nothing_need_be_generated(service: Service, worker: FakeWorker) -> None:
+    choice = await choice_of(service, echo=True, logprobs=2, max_tokens=0)
+    assert choice["text"] == "hi" and choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0]
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [3]
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+    plain = await choice_of(service, echo=True, max_tokens=0)
+    assert (plain["text"], plain["logprobs"]) == ("hi", None)
+    assert {submit.sampling.max_tokens for submit in worker.submits} == {0}
+    one = await choice_of(service, echo=True, max_tokens=0, logprobs=0, prompt=[72])
+    assert one["logprobs"]["token_logprobs"] == [None]
+
+
+async def test_vllms_own_form(service: Service) -> None:
+    choice = await choice_of(service, prompt="hey", prompt_logprobs=1, max_tokens=2)
+    assert choice["text"] == "w0 w1 " and choice["logprobs"] is None
+    first, second, third = choice["prompt_logprobs"]
+    assert first is None
+    for told, at in ((second, 1), (third, 2)):
+        own, best = told.values()
+        assert (own["logprob"], own["rank"]) == (-float(at), at + 1)
+        assert (best["logprob"], best["rank"]) == (-0.25, 1)
+        assert own["decoded_token"] == "hey"[at]
+    answer = await answer_of(service, "/v1/chat/completions", CHAT | {"prompt_logprobs": 0})
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in answer["choices"][0]
+
+
+async def test_a_stream_begins_with_it(service: Service) -> None:
+    body = TEXT | {"echo": True, "logprobs": 1, "max_tokens": 1, "stream": True, "n": 2}
+    async with service.http.post(PATH, json=body) as response:
+        events = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    chunks = [json.loads(event)["choices"][0] for event in events[:-1]]
+    for index in (0, 1):
+        prompt, token, last = [chunk for chunk in chunks if chunk["index"] == index]
+        assert (prompt["text"], token["text"], last["text"]) == ("hi", "w0 ", "")
+        assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
+        assert token["logprobs"]["text_offset"] == [2]
+
+
+async def test_a_stream_of_nothing_but_the_prompt(service: Service) -> None:
+    body = TEXT | {"echo": True, "logprobs": 0, "max_tokens": 0, "stream": True}
+    async with service.http.post(PATH, json=body) as response:
+        events = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    prompt, last = [json.loads(event)["choices"][0] for event in events[:-1]]
+    assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
+    assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"echo": True, "logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "on_deadline": "partial"}, "on_deadline"),
+    ],
+)
+async def test_what_is_refused(service: Service, changes: dict[str, Any], field: str) -> None:
+    answer = await answer_of(service, PATH, TEXT | changes, status=400)
+    assert answer["error"]["param"] == field
+
+
+async def test_an_answer_has_so_many_numbers(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(echo, "MOST_NUMBERS", 8)
+    prompts = {"prompt": [[70, 71], [72, 73]], "echo": True}
+    await answer_of(service, PATH, TEXT | prompts | {"logprobs": 1})
+    for more in ({"logprobs": 2}, {"logprobs": 1, "n": 2}):
+        answer = await answer_of(service, PATH, TEXT | prompts | more, status=400)
+        assert answer["error"]["param"] == "prompt" and "at most 8" in answer["error"]["message"]
+    assert service.outcomes().count("met") == 2
+
+
+async def test_a_prompt_is_read_again_where_its_instance_is_lost(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-10: what the first one told before it died counts no more."""
+
+    def plan(submit: Submit) -> Plan:
+        return Plan(die_at=0) if not died else Plan()
+
+    died: list[object] = []
+    workers = [await make_worker(), await make_worker()]
+    for worker in workers:
+        worker.plan = lambda submit: (
+            plan(submit) if not died.append(submit) and len(died) > 1 else Plan(die_at=0)
+        )
+    service = await make_service(*workers)
+    choice = await choice_of(service, prompt="a longer prompt", echo=True, logprobs=0, max_tokens=1)
+    assert choice["logprobs"]["token_logprobs"] == [None, *[-float(i) for i in range(1, 15)], -0.5]

@@ -1,0 +1,102 @@
+"""Log-probabilities of a prompt's own tokens, from the engine, against transformers' own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engine import Bench, end_of, ids_of
+from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
+from worker.core import Event, Job, JobPrompt
+from worker.protocol import AbortCause, Code, FinishReason, TokenLogprob
+from worker.sampling import prompt_scores
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def read_of(job: Job, events: list[Event]) -> list[TokenLogprob]:
+    """What the engine has told, in order and without a gap."""
+    read: list[TokenLogprob] = []
+    for event in events:
+        if isinstance(event, JobPrompt) and event.job is job:
+            assert event.logprobs.first == len(read) + 1
+            read += event.logprobs.unpack()
+    return read
+
+
+def expected_of(path: Path, ids: list[int]) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("max_step_tokens", [9, 64])
+def test_they_are_those_of_transformers(
+    tiny: Path, max_step_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, beside others, and made a few at a time."""
+    monkeypatch.setattr(prompt_scores, "_MOST_TOKENS", 3)
+    ids = prompt(23)
+    jobs = [greedy(ids, 2, prompt_logprobs=4), greedy(prompt(9, seed=2)), greedy(ids[:2], 3)]
+    events = run(build(tiny, max_step_tokens=max_step_tokens), jobs)
+    read, expected = read_of(jobs[0], events), expected_of(tiny, ids)
+    assert len(read) == 22 and not read_of(jobs[1], events)
+    for at, entry in enumerate(read, start=1):
+        chances = expected[at - 1]
+        assert entry.logprob == pytest.approx(float(chances[ids[at]]), abs=1e-4)
+        assert entry.rank == pytest.approx(int((chances >= chances[ids[at]]).sum()), abs=1)
+        best = chances.topk(4).values.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best, abs=1e-4)
+
+
+def test_a_cached_prefix_is_read_again(tiny: Path) -> None:
+    engine, ids = build(tiny), prompt(40)
+    first = greedy(ids, 2)
+    run(engine, [first])
+    job, after = greedy(ids, 2, prompt_logprobs=0), greedy(ids, 2)
+    events = run(engine, [job])
+    assert len(read_of(job, events)) == 39 and end_of(job, events).cached_tokens == 0
+    assert end_of(after, run(engine, [after])).cached_tokens > 0
+
+
+def test_a_prompt_that_is_only_read_makes_no_token(tiny: Path) -> None:
+    jobs = [greedy(prompt(n), 0, prompt_logprobs=1, min_tokens=0) for n in (1, 2, 30)]
+    events = run(build(tiny), jobs)
+    for job in jobs:
+        end = end_of(job, events)
+        assert (end.reason, end.code, end.completion_tokens) == (FinishReason.LENGTH, None, 0)
+        assert not ids_of(job, events)
+        assert len(read_of(job, events)) == len(job.token_ids) - 1
+
+
+def test_a_job_that_ends_in_the_middle_tells_no_more() -> None:
+    """DL-3, DL-4: a cancel and a deadline hold between the chunks of a prompt."""
+    bench = Bench(max_step_tokens=4)
+    cancelled = bench.submit(12, prompt_logprobs=0, max_tokens=0)
+    events = bench.step()
+    bench.engine.cancel(cancelled, AbortCause.CANCEL)
+    events += bench.finish()
+    assert end_of(cancelled, events).code is Code.CANCELLED
+    late = bench.submit(12, prompt_logprobs=0, max_tokens=0, left_s=1.0)
+    events = bench.step()
+    bench.clock.now += 2.0
+    assert end_of(late, events + bench.finish()).code is Code.DEADLINE_EXCEEDED
+    assert bench.is_clean
+
+
+def test_numbers_survive_the_packing() -> None:
+    rng = np.random.default_rng(3)
+    entries = [
+        TokenLogprob(float(np.float32(rng.normal())), [(int(rng.integers(2**31)), -0.5)] * 2, 7)
+        for _ in range(5)
+    ]
+    packed = prompt_scores.PromptLogprobs.pack(9, entries)
+    assert (packed.first, packed.top, len(packed)) == (9, 2, 5)
+    assert packed.unpack() == entries

@@ -1,0 +1,127 @@
+"""Log-probabilities of a prompt's own tokens, for jobs that ask for them.
+
+The hidden state of each token but the last tells what the next one's chances were. Logits are made
+of a few hundred states at a time, and only what was asked for of them is kept: those of a long
+prompt together would take more memory than the model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention.staging import to_device
+from worker.protocol import PromptLogprobs
+from worker.scheduler.plan import Plan, Row
+
+_MOST_LOGITS = 2**23
+"""Made at a time: 32 MiB as float32, and as much again for their logarithms."""
+_MOST_TOKENS = 512
+"""And of so many tokens, whose numbers travel as one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Of ``row`` in the plan, the tokens from position ``first`` of its text on; see
+    ``PromptLogprobs``. Tensors [tokens], and [tokens, top]."""
+
+    row: int
+    first: int
+    own: Tensor
+    ranks: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+
+
+class PromptScores(NamedTuple):
+    """What a step has read of prompts, on the device."""
+
+    pieces: list[_Piece]
+
+    def on_its_way(self, send: Callable[[Tensor], Tensor]) -> "PromptScores":
+        """A copy that the device is going to write to host memory; see ``Sampled``."""
+        return PromptScores(
+            [
+                replace(
+                    piece,
+                    own=send(piece.own),
+                    ranks=send(piece.ranks),
+                    top_values=send(piece.top_values),
+                    top_ids=send(piece.top_ids),
+                )
+                for piece in self.pieces
+            ]
+        )
+
+    def read(self) -> dict[int, list[PromptLogprobs]]:
+        """By row. Waits for them."""
+        found: dict[int, list[PromptLogprobs]] = {}
+        for piece in self.pieces:
+            packed = PromptLogprobs(
+                first=piece.first,
+                top=piece.top_ids.shape[1],
+                logprobs=_packed(piece.own, "<f4"),
+                ranks=_packed(piece.ranks, "<i4"),
+                top_ids=_packed(piece.top_ids, "<i4"),
+                top_logprobs=_packed(piece.top_values, "<f4"),
+            )
+            found.setdefault(piece.row, []).append(packed)
+        return found
+
+
+def score_prompts(
+    plan: Plan,
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    *,
+    vocab_size: int,
+    device: torch.device,
+) -> PromptScores | None:
+    """Of a step's ``hidden`` states [tokens, hidden]; None where no row asks.
+
+    ``logits_of`` [rows, hidden] gives float32 logits [rows, vocabulary].
+    """
+    pieces: list[_Piece] = []
+    most = max(1, min(_MOST_TOKENS, _MOST_LOGITS // vocab_size))
+    begin = plan.decodes  # a row among these has nothing but the last token to compute
+    for index in range(plan.decodes, len(plan.rows)):
+        row = plan.rows[index]
+        if row.request.job.sampling.prompt_logprobs is not None:
+            states = hidden[begin : begin + row.count]
+            pieces += _pieces_of(index, row, states, logits_of, most, device)
+        begin += row.count
+    return PromptScores(pieces) if pieces else None
+
+
+def _pieces_of(
+    index: int,
+    row: Row,
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    most: int,
+    device: torch.device,
+) -> Iterator[_Piece]:
+    request, top = row.request, row.request.job.sampling.prompt_logprobs
+    assert top is not None
+    end = min(row.start + row.count, request.prompt_tokens - 1)
+    for at in range(row.start, end, most):
+        stop = min(at + most, end)
+        logprobs = logits_of(hidden[at - row.start : stop - row.start]).log_softmax(dim=-1)
+        next_ids = np.array(request.tokens[at + 1 : stop + 1], np.int64)
+        own = logprobs.gather(1, to_device(next_ids, device)[:, None])
+        best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+        yield _Piece(
+            index,
+            at + 1,
+            own.squeeze(1),
+            (logprobs >= own).sum(dim=-1, dtype=torch.int32),
+            best.values,
+            best.indices,
+        )
+
+
+def _packed(tensor: Tensor, dtype: str) -> bytes:
+    return tensor.cpu().numpy().astype(dtype).tobytes()
