@@ -45,7 +45,8 @@ class HealthBoard:
         self.startup = PreparedResponse(503, b'{"status":"starting"}')
         self.ready = PreparedResponse(503, b"{}")
         self.overall = PreparedResponse(200, b"{}")
-        self._status_logged = "not_ready"
+        self.status = "not_ready"
+        """``ready``, ``not_ready``, ``draining`` or ``near_exhaustion``."""
         self._snapshot_version = -1
         registry.listen(self)
         self.refresh()
@@ -69,10 +70,10 @@ class HealthBoard:
         if any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
         status = self._status()
-        if status != self._status_logged:
+        if status != self.status:
             level = logging.INFO if status == "ready" else logging.WARNING
             narrate(service_log, READINESS[status], "service", level, status=status)
-            self._status_logged = status
+            self.status = status
         body = msgspec.json.encode(
             {
                 "status": status,

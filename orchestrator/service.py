@@ -3,7 +3,7 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -101,6 +101,8 @@ class Orchestrator:
         self.sessions = stages.sessions
         self.task_over = asyncio.Event()
         """Set whenever a task has ended; whoever waits clears it."""
+        self.on_offered: list[Callable[[Task], None]] = []
+        """Called with each task that was let in, once it is queued or on its way."""
         self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
@@ -150,6 +152,8 @@ class Orchestrator:
         for listener in listeners:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
+        for call in self.on_offered:
+            call(task)
 
     def require_room_for(self, job: Job, count: int, field: str) -> None:
         """Whether ``count`` tasks, which stand and fall together, may be offered; ``field`` is

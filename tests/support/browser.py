@@ -99,6 +99,7 @@ class Tab:
         self.console: list[str] = []
         """What the page or the browser complained of: errors, warnings, uncaught exceptions."""
         self._loaded = asyncio.Event()
+        self._accepting: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def open(self, url: str, *, width: int = 1280, height: int = 900) -> None:
         context = await self._send("Target.createBrowserContext")
@@ -226,6 +227,10 @@ class Tab:
         match method:
             case "Page.loadEventFired":
                 self._loaded.set()
+            case "Page.javascriptDialogOpening":  # the page asks: yes
+                answer = asyncio.create_task(self._send("Page.handleJavaScriptDialog", accept=True))
+                self._accepting.add(answer)
+                answer.add_done_callback(self._accepting.discard)
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"])
             case "Runtime.exceptionThrown":

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
@@ -190,6 +191,45 @@ async def test_it_says_that_the_service_drains(devtools: str, service: Service) 
         assert await ended(tab) == "refused"
         assert "draining" in await tab.text("#reason")
         tab.console = [line for line in tab.console if "503" not in line]
+
+
+async def test_the_board_shows_what_goes_on(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    async with page(devtools, service) as tab:
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        await tab.click("#send")
+        assert await ended(tab) == "met"
+        await tab.press("2")
+        await tab.until("document.querySelector('#tiles').innerText.includes('100 %')")
+        assert worker.address in await tab.text("#instances")
+        await tab.until("document.querySelectorAll('#finishes circle').length === 1")
+        assert await tab.js("document.querySelectorAll('.plot canvas').length") == 3
+        await tab.click("#instances button")
+        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
+        assert service.orchestrator.registry.instances[worker.address].cordoned
+        await tab.click("#instances button")
+        await tab.until("document.querySelector('#instances .state').innerText === 'up'")
+
+
+async def test_it_comes_back_by_itself_after_a_restart(
+    devtools: str, worker: FakeWorker, make_service: MakeService
+) -> None:
+    first = await make_service(worker)
+    async with open_tab(devtools, first.url) as tab:
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        await first.parts.lifecycle.drain(0.0)
+        await first.runner.cleanup()
+        await tab.until("document.querySelector('#status').dataset.state === 'unreachable'")
+        assert "by itself" in await tab.text("#notice")
+        second = await make_service(worker)
+        await web.TCPSite(second.runner, "127.0.0.1", urlsplit(first.url).port).start()
+        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
+        assert not await tab.js("document.querySelector('#notice').innerText")
+        await tab.click("#send")
+        assert await ended(tab) == "met"
+    assert second.outcomes() == ["met"]
 
 
 async def test_nothing_is_wider_than_a_phone(devtools: str, service: Service) -> None:

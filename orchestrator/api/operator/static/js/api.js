@@ -53,9 +53,10 @@ export async function getJson(path, options) {
   return (await call("GET", path, options)).json();
 }
 
-// Events of a stream, as { id, event, data }, until it ends. Comments are skipped.
-export async function* readEvents(response) {
+// Events of a stream, as { id, event, data }, until it or `signal` ends. Comments are skipped.
+export async function* readEvents(response, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  signal?.addEventListener("abort", () => reader.cancel().catch(() => {}));
   let rest = "";
   let event = { id: "", event: "message", data: "" };
   try {

@@ -1,6 +1,8 @@
 // Puts the page together: views, keys of the keyboard, the key of the service.
 
 import { key, onKeyWanted } from "./api.js";
+import { Board } from "./board.js";
+import { Feed } from "./feed.js";
 import { Playground } from "./play.js";
 import { Status } from "./status.js";
 
@@ -9,7 +11,9 @@ const SINGLE_KEYS = "tidegate.single-keys";
 const THEMES = { system: ["◐", "as the system"], light: ["○", "light"], dark: ["●", "dark"] };
 
 const playground = new Playground();
-const status = new Status();
+const feed = new Feed();
+const board = new Board(feed);
+const status = new Status(feed);
 
 // ── the service's key ──────────────────────────────────────────────────────────────────────────
 
@@ -52,8 +56,16 @@ $("key-dialog").addEventListener("close", () => {
 $("key-button").hidden = key.get() === "";
 
 function refresh() {
-  if (status.state !== "unreachable") playground.refresh().catch(() => {});
+  if (status.state === "unreachable") return;
+  playground.refresh().then(watch, () => {});
 }
+
+// Nobody looks at a hidden page: then the service need not tell it anything.
+function watch() {
+  if (document.hidden) feed.stop();
+  else feed.start();
+}
+document.addEventListener("visibilitychange", watch);
 status.addEventListener("change", refresh);
 
 // ── views ──────────────────────────────────────────────────────────────────────────────────────
@@ -65,6 +77,7 @@ function show() {
     if (link.dataset.view === chosen) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  board.draw();
 }
 addEventListener("hashchange", show);
 show();

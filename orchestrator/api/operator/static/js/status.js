@@ -19,6 +19,13 @@ export class Status extends EventTarget {
   state = "waiting";
   #timer = 0;
 
+  // `feed` knows as long as it is heard; only then nothing is asked.
+  constructor(feed) {
+    super();
+    this.feed = feed;
+    feed.addEventListener("change", () => this.#set(feed.latest.status));
+  }
+
   start() {
     document.addEventListener("visibilitychange", () => !document.hidden && this.#look());
     this.#look();
@@ -26,14 +33,19 @@ export class Status extends EventTarget {
 
   async #look() {
     clearTimeout(this.#timer);
-    const state = await ask();
-    if (state !== this.state) {
-      this.state = state;
-      draw(state);
-      this.dispatchEvent(new Event("change"));
+    if (performance.now() - this.feed.seenAt > EVERY_MS) {
+      const state = await ask();
+      if (performance.now() - this.feed.seenAt > EVERY_MS) this.#set(state);
     }
     clearTimeout(this.#timer);
     if (!document.hidden) this.#timer = setTimeout(() => this.#look(), EVERY_MS);
+  }
+
+  #set(state) {
+    if (state === this.state) return;
+    this.state = state;
+    draw(state);
+    this.dispatchEvent(new Event("change"));
   }
 }
 

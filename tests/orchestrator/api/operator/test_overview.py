@@ -1,0 +1,161 @@
+"""``/v2/overview``: what it tells, to whom, and that it costs nothing while nobody watches."""
+
+from hashlib import sha256
+
+import pytest
+
+from orchestrator.api.operator import overview
+from orchestrator.api.operator.overview import OVERVIEW, Overview
+from orchestrator.prediction import StepModel
+from orchestrator.prediction.forecaster import Capacity
+from orchestrator.settings import KeySettings
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.support.fake_worker import FakeWorker, Plan
+
+TASK = {"prompt": "a secret of mine", "max_tokens": 3, "tenant": "acme"}
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "EVERY_S", 0.02)
+
+
+def overview_of(service: Service) -> Overview:
+    return service.runner.app[OVERVIEW]
+
+
+async def submit(service: Service, **more: object) -> None:
+    async with service.http.post("/v2/tasks", json=TASK | more) as response:
+        assert response.status == 202
+
+
+async def test_what_it_tells(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(stall_at=0)
+    await submit(service)
+    await service.until(lambda: bool(worker.submits))
+    async with service.http.get("/v2/overview") as response:
+        told = await response.json()
+    assert told["status"] == "ready"
+    assert told["models"] == ["fake"]
+    assert told["live"] == 1
+    assert told["queue"]["depth"] == 0
+    (instance,) = told["instances"]
+    assert (instance["address"], instance["state"]) == (worker.address, "up")
+    assert instance["kv_blocks_total"] == 100
+    assert set(told["totals"]) > {"met", "missed", "refused", "tokens"}
+
+
+async def test_who_waits_is_told_in_order_without_a_word_of_theirs(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=2)
+    service = await make_service(worker, worker_backlog=0)
+    worker.plan = lambda submit: Plan(stall_at=0)
+    for _ in range(4):
+        await submit(service, deadline_ms=60_000)
+    await submit(service, deadline_ms=5_000)
+    async with service.http.get("/v2/overview") as response:
+        text = await response.text()
+        first = (await response.json())["queue"]["first"]
+    assert len(first) == 3
+    assert first[0]["left_ms"] == min(task["left_ms"] for task in first)
+    assert first[0]["tenant"] == "acme"
+    assert "secret" not in text
+
+
+async def test_watchers_share_snapshots_that_nobody_else_pays_for(service: Service) -> None:
+    watched = overview_of(service)
+    assert service.orchestrator.on_offered == []
+    async with service.http.get("/v2/overview/events") as first:
+        assert first.content_type == "text/event-stream"
+        one = read_events(first)
+        assert (await anext(one)).event == "history"
+        assert (await anext(one)).event == "overview"
+        async with service.http.get("/v2/overview/events") as second:
+            other = read_events(second)
+            past = (await anext(other)).json()
+            assert past["columns"][0] == "unix_ms"
+            await anext(other)
+            assert watched.watchers == 2
+            assert (await anext(one)).data == (await anext(other)).data
+    await service.until(lambda: watched.watchers == 0)
+    assert watched._taking is None
+    assert service.orchestrator.on_offered == []
+
+
+async def test_what_was_seen_is_there_for_the_next(service: Service) -> None:
+    async with service.http.get("/v2/overview/events") as response:
+        events = read_events(response)
+        for _ in range(5):
+            last = (await anext(events)).json()
+    async with service.http.get("/v2/overview/events") as response:
+        past = (await anext(read_events(response))).json()
+    assert len(past["rows"]) >= 3
+    assert all(len(row) == len(past["columns"]) for row in past["rows"])
+    assert last["unix_ms"] in [row[0] for row in past["rows"]]
+
+
+async def test_predicted_and_real_finish(service: Service) -> None:
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    async with service.http.get("/v2/overview/events") as response:
+        events = read_events(response)
+        await anext(events)
+        await submit(service, ignore_eos=True)
+        while not (finishes := (await anext(events)).json()["finishes"]):
+            pass
+    ((predicted_ms, actual_ms, deadline_ms, outcome),) = finishes
+    assert 20 < predicted_ms < 100  # three tokens of 10 ms and the prompt
+    assert 0 < actual_ms < deadline_ms
+    assert outcome == "met"
+
+
+async def test_why_requests_were_not_met(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(fail_at=1)
+    await submit(service)
+    await service.until(lambda: service.outcomes() == ["failed"])
+    async with service.http.get("/v2/overview") as response:
+        told = await response.json()
+    assert told["codes"] == {"engine_error": 1}
+    assert told["totals"]["failed"] == 1
+
+
+async def test_no_key_no_overview_and_others_stay_unnamed(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=2)
+    keys = {
+        name: KeySettings(
+            token_sha256=sha256(name.encode()).hexdigest(),
+            is_admin=name == "boss",
+            names_tenants=name == "boss",
+        )
+        for name in ("boss", "plain")
+    }
+    service = await make_service(worker, keys=keys, worker_backlog=0)
+    for path in ("/v2/overview", "/v2/overview/events"):
+        async with service.http.get(path) as response:
+            assert response.status == 401
+    worker.plan = lambda submit: Plan(stall_at=0)
+    boss, plain = ({"x-api-key": name} for name in ("boss", "plain"))
+    for _ in range(3):
+        async with service.http.post("/v2/tasks", json=TASK, headers=boss) as response:
+            assert response.status == 202
+    async with service.http.get("/v2/overview", headers=boss) as response:
+        assert "acme" in await response.text()
+    async with service.http.get("/v2/overview", headers=plain) as response:
+        told = await response.json()
+    assert len(told["queue"]["first"]) == 1
+    assert "tenant" not in told["queue"]["first"][0]
+
+
+async def test_watchers_are_bounded_and_hold_up_no_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "MOST_WATCHERS", 1)
+    async with service.http.get("/v2/overview/events") as first:
+        async with service.http.get("/v2/overview/events") as second:
+            assert second.status == 503
+        overview_of(service).close()
+        events = [event.event async for event in read_events(first)]
+        assert events[:2] == ["history", "overview"]
