@@ -1,18 +1,33 @@
 """A message as Anthropic streams it::
 
-    message_start  (content_block_start  ping  content_block_delta …  content_block_stop)
+    message_start  (content_block_start  [ping]  content_block_delta …  content_block_stop) …
     message_delta  message_stop
 
-Each is sent with the first bytes that need it, so that until there is a token an error can still be
-an HTTP status (DL-5). One that comes later is the event ``error``.
+A block is the text; where the model thinks or calls tools, there is one for each of those too.
+``ping`` follows the first block's start. Each is sent with the first bytes that need it, so that
+until there is a token an error can still be an HTTP status (DL-5). One that comes later is the
+event ``error``.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
 from orchestrator.api.anthropic.errors import error_body
-from orchestrator.api.anthropic.shapes import message, stop, usage
+from orchestrator.api.anthropic.shapes import message, new_call_id, stop, usage
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
+from orchestrator.parsing import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    CallFails,
+    Content,
+    Piece,
+    Reasoning,
+)
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta
 
@@ -55,16 +70,24 @@ class MessageEvents:
                     _event("error", error_body(ending.error, self._request_id) | more)
                 )
             return
+        events = self._rest(task, ending)
+        last = {"delta": self._stop(ending), "usage": usage(task), **more}
+        events += [_event("message_delta", last), _event("message_stop", {})]
+        self._stream.finish(b"".join(events))
+
+    # inside
+
+    def _rest(self, task: Task, ending: Ending) -> list[bytes]:
+        """What is left of the content."""
         events = [self._begin(task, has_text=bool(ending.tail))]
         if ending.tail:
             events.append(_BEFORE_TEXT + _encode(ending.tail) + _AFTER_TEXT)
         if self._has_block:
             events.append(_event("content_block_stop", {"index": 0}))
-        last = {"delta": stop(ending), "usage": usage(task), **more}
-        events += [_event("message_delta", last), _event("message_stop", {})]
-        self._stream.finish(b"".join(events))
+        return events
 
-    # inside
+    def _stop(self, ending: Ending) -> dict[str, str | None]:
+        return stop(ending)
 
     def _begin(self, task: Task, *, has_text: bool) -> bytes:
         """What has to come before more, as far as it has not."""
@@ -77,6 +100,87 @@ class MessageEvents:
             block = {"index": 0, "content_block": {"type": "text", "text": ""}}
             events += _event("content_block_start", block) + _event("ping", {})
         return events
+
+
+class ParsedMessageEvents(MessageEvents):
+    """The same where the model may think in tags, or call tools: a block for each of those."""
+
+    def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
+        super().__init__(stream, request_id)
+        self._output = output
+        self._index = -1
+        self._open = ""
+        """The type of the block that has begun and not ended."""
+
+    def started(self, task: Task) -> None:
+        self._output.begin(task)
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        events = [] if self._has_message else [self._begin(task, has_text=False)]
+        events += self._events_of(self._output.feed(delta))
+        self._stream.send(b"".join(events))
+
+    def _rest(self, task: Task, ending: Ending) -> list[bytes]:
+        events = [self._begin(task, has_text=False)]
+        events += self._events_of(self._output.finish(ending.tail))
+        return events + self._close()
+
+    def _stop(self, ending: Ending) -> dict[str, str | None]:
+        return stop(ending, is_calling=self._output.is_calling(ending))
+
+    def _events_of(self, pieces: Iterable[Piece]) -> list[bytes]:
+        events: list[bytes] = []
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    events += self._in_block("text", {"text": ""})
+                    events.append(self._delta("text_delta", "text", text))
+                case Reasoning(text):
+                    events += self._in_block("thinking", {"thinking": "", "signature": ""})
+                    events.append(self._delta("thinking_delta", "thinking", text))
+                case CallBegins(_, name):
+                    events += self._close()
+                    start: dict[str, object] = {"id": new_call_id(), "name": name, "input": {}}
+                    events += self._in_block("tool_use", start)
+                    events.append(self._delta("input_json_delta", "partial_json", ""))
+                case CallArguments(_, json):
+                    events.append(self._delta("input_json_delta", "partial_json", json))
+                case CallEnds():
+                    events += self._close()
+                case CallFails(_, text, is_cut):
+                    events += self._close()
+                    if not is_cut:  # the client cannot read what it has of the call
+                        events += self._in_block("text", {"text": ""})
+                        events.append(self._delta("text_delta", "text", text))
+        return events
+
+    def _in_block(self, kind: str, start: dict[str, object]) -> list[bytes]:
+        """Begin a block of that type, unless it is at one."""
+        if self._open == kind:
+            return []
+        events = self._close()
+        self._index += 1
+        self._open = kind
+        block = {"index": self._index, "content_block": {"type": kind, **start}}
+        events.append(_event("content_block_start", block))
+        if self._index == 0:
+            events.append(_event("ping", {}))
+        return events
+
+    def _close(self) -> list[bytes]:
+        """End the block that it is at."""
+        if not self._open:
+            return []
+        events = []
+        if self._open == "thinking":  # where Anthropic's has one; nothing here needs it
+            events.append(self._delta("signature_delta", "signature", ""))
+        self._open = ""
+        events.append(_event("content_block_stop", {"index": self._index}))
+        return events
+
+    def _delta(self, kind: str, key: str, text: str) -> bytes:
+        delta = {"index": self._index, "delta": {"type": kind, key: text}}
+        return _event("content_block_delta", delta)
 
 
 def _event(kind: str, value: dict[str, object]) -> bytes:

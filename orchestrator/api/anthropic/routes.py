@@ -7,8 +7,9 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.anthropic.events import MessageEvents
-from orchestrator.api.anthropic.shapes import message
+from orchestrator.api.anthropic.events import MessageEvents, ParsedMessageEvents
+from orchestrator.api.anthropic.shapes import blocks_of, message
+from orchestrator.api.anthropic.tools import thinking_of
 from orchestrator.api.anthropic.types import (
     CountTokensRequest,
     MessagesRequest,
@@ -18,11 +19,16 @@ from orchestrator.api.anthropic.types import (
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline
-from orchestrator.api.http.fields import read_job
-from orchestrator.api.http.one_answer import stream_answer, whole_answer
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.one_answer import WholeAnswer, stream_answer, whole_answer
+from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
+from orchestrator.tasks.task import Listener, Task
+from worker.protocol import Delta
 
 _message_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
@@ -34,25 +40,48 @@ class ParsedRequest(NamedTuple):
 
     job: Job
     prompt: Prompt
+    tools: ToolUse | None
     is_streamed: bool
+    must_think: bool
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """The next message of a conversation, or the rest of one that the client began."""
     check_version(request.headers)
     parsed = await read_body(request, _message_decoder, lambda body: _parse(request, body))
+    job, output = _with_output(request, parsed)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
-        return await stream_answer(
-            request, parsed.job, parsed.prompt, lambda stream: MessageEvents(stream, name)
-        )
-    task, answer = await whole_answer(request, parsed.job, parsed.prompt)
+
+        def listen(stream: EventStream) -> Listener:
+            if output is None:
+                return MessageEvents(stream, name)
+            return ParsedMessageEvents(stream, name, output)
+
+        return await stream_answer(request, job, parsed.prompt, listen)
+    task, answer = await whole_answer(request, job, parsed.prompt, _Answer(output))
     assert task.ending is not None
-    text = answer.text() + task.ending.tail
-    content: list[object] = [{"type": "text", "text": text}] if text else []
-    body = message(task, task.ending, content) | task_fields(task)
+    if output is None:
+        said = Output(content=answer.text() + task.ending.tail)
+    else:
+        pieces = output.feed(Delta(0, answer.ids, answer.texts))
+        said = collect([*pieces, *output.finish(task.ending.tail)])
+    is_calling = output is not None and output.is_calling(task.ending)
+    body = message(task, task.ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
     now = request.app[ORCHESTRATOR].clock.now()
     return json_response(body, headers=task_headers(task, now))
+
+
+class _Answer(WholeAnswer):
+    """Tells the ``output`` when its prompt is known."""
+
+    def __init__(self, output: TaskOutput | None) -> None:
+        super().__init__()
+        self._output = output
+
+    def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+        if self._output is not None:
+            self._output.begin(task)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -67,7 +96,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     def parse(body: CountTokensRequest) -> tuple[str, Prompt]:
         context.field_names = {"prompt": "messages"}
         refuse_unsupported(body)
-        return body.model, chat_of(body.system, body.messages)
+        return body.model, chat_of(body)[0]
 
     model, prompt = await read_body(request, _count_decoder, parse)
     ids = await orchestrator.tokenize(model, prompt, deadline, context.key.fingerprint)
@@ -94,5 +123,26 @@ def routes() -> list[web.RouteDef]:
 def _parse(request: web.Request, body: MessagesRequest) -> ParsedRequest:
     refuse_unsupported(body)
     keep = body.on_disconnect is OnDisconnect.CONTINUE
-    job, prompt = read_job(request, body, Api.MESSAGES, keep=keep)
-    return ParsedRequest(job, prompt, bool(body.stream))
+    job = read_job_of(request, body, Api.MESSAGES, keep=keep)
+    prompt, use = chat_of(body)
+    must_think = bool(thinking_of(body).get("enable_thinking"))
+    return ParsedRequest(job, prompt, use, bool(body.stream), must_think)
+
+
+def _with_output(request: web.Request, parsed: ParsedRequest) -> tuple[Job, TaskOutput | None]:
+    """The job as its tools want it, and what takes apart what its model says, where that may be
+    more than text. Raises ``InvalidRequest`` for what the model cannot."""
+    try:
+        encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
+    except TidegateError:
+        return parsed.job, None  # as submitting it says, too
+    if parsed.must_think and format_of(request.app, encoder).reasoning is None:
+        raise InvalidRequest(
+            f"thinking: the model {encoder.card.model!r} does not think in tags that are known "
+            "here; leave it out, or send type: disabled",
+            field="thinking",
+        )
+    job = parsed.job
+    if parsed.tools is not None:
+        job = with_tools(request.app, encoder, job, parsed.tools)
+    return job, output_of(request.app, encoder, job, parsed.tools)

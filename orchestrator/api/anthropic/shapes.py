@@ -1,5 +1,10 @@
 """Anthropic's message, its usage and why it stopped."""
 
+import uuid
+
+import msgspec
+
+from orchestrator.parsing import Output
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import FinishReason
@@ -12,7 +17,32 @@ _STOP_REASONS = {
 """``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
 
 
-def message(task: Task, ending: Ending | None, content: list[object]) -> dict[str, object]:
+def blocks_of(output: Output) -> list[object]:
+    """What the model said, in one piece."""
+    blocks: list[object] = []
+    if output.reasoning:
+        blocks.append({"type": "thinking", "thinking": output.reasoning, "signature": ""})
+    if output.content:
+        blocks.append({"type": "text", "text": output.content})
+    blocks += [
+        {
+            "type": "tool_use",
+            "id": new_call_id(),
+            "name": call.name,
+            "input": msgspec.Raw(call.arguments.encode()),
+        }
+        for call in output.calls
+    ]
+    return blocks
+
+
+def new_call_id() -> str:
+    return f"toolu_{uuid.uuid4().hex[:24]}"
+
+
+def message(
+    task: Task, ending: Ending | None, content: list[object], *, is_calling: bool = False
+) -> dict[str, object]:
     """The whole of it; without an ``ending`` as a stream begins."""
     return {
         "id": f"msg_{task.id}",
@@ -20,12 +50,15 @@ def message(task: Task, ending: Ending | None, content: list[object]) -> dict[st
         "role": "assistant",
         "model": task.model,
         "content": content,
-        **stop(ending),
+        **stop(ending, is_calling=is_calling),
         "usage": usage(task),
     }
 
 
-def stop(ending: Ending | None) -> dict[str, str | None]:
+def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | None]:
+    """Why it ended; ``is_calling`` where it ended with calls of tools."""
+    if is_calling:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if ending is None:
         return {"stop_reason": None, "stop_sequence": None}
     if ending.stop:

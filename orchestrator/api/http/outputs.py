@@ -70,11 +70,16 @@ class TaskOutput:
         )
 
 
+def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
+    """In which a model's output is."""
+    return app[CONFIG].formats.of(encoder.card.chat_template)
+
+
 def output_of(
     app: web.Application, encoder: PromptEncoder, job: Job, tools: ToolUse | None
 ) -> TaskOutput | None:
     """For one task; None where all that it says is content."""
-    format = app[CONFIG].formats.of(encoder.card.chat_template)
+    format = format_of(app, encoder)
     if job.grammar is not None and (tools is None or tools.must_call):
         # It holds from the first token on, so that there is no reasoning.
         format = replace(format, reasoning=None)
@@ -96,7 +101,7 @@ def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: Tool
             f"the chat template of {name!r} knows no tools, so tool calls are not served with it",
             field="tools",
         )
-    format = app[CONFIG].formats.of(encoder.card.chat_template)
+    format = format_of(app, encoder)
     if format.calls is None:
         raise InvalidRequest(
             f"tool calls of {name!r} are in a format that is not known here: its operator may set "

@@ -13,7 +13,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.outputs import TaskOutput, output_of, with_tools
+from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
@@ -266,7 +266,7 @@ def _model(request: web.Request, name: str) -> dict[str, object]:
     how the model writes tool calls and what it thinks."""
     orchestrator = request.app[ORCHESTRATOR]
     encoder = orchestrator.model(name)
-    format = request.app[CONFIG].formats.of(encoder.card.chat_template)
+    format = format_of(request.app, encoder)
     return {
         "id": name,
         "object": "model",

@@ -1,0 +1,171 @@
+"""A conversation as Anthropic's bodies have it: turns of blocks, calls and results among them."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Literal
+
+import msgspec
+
+from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.tools import read_call
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.job import Message
+from orchestrator.tasks.tools import ToolCall
+
+_BETWEEN_TURNS = "\n\n"
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
+    """Prefixes are cached whether or not a ``cache_control`` asks for it."""
+
+    text: str
+
+
+Content = str | tuple[TextBlock, ...]
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", gc=False):
+    """What the model thought in an earlier turn."""
+
+    thinking: str = ""
+
+
+class RedactedThinkingBlock(
+    msgspec.Struct, frozen=True, tag="redacted_thinking", tag_field="type", gc=False
+):
+    """The same where nobody may read it: nothing to us."""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type", gc=False):
+    """What the model called in an earlier turn."""
+
+    id: str = ""
+    name: str = ""
+    input: msgspec.Raw = NULL
+
+
+class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", gc=False):
+    """What came of a call. Templates have no word for one that failed: its content says so."""
+
+    tool_use_id: str = ""
+    content: Content = ""
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn. A body may have so many that the collector would be the dearest part."""
+
+    role: Literal["user", "assistant"]
+    content: str | tuple[Block, ...]
+
+
+def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:
+    """A chat of alternating turns; an assistant's last one is gone on with.
+
+    Blocks of one turn are joined as they are, turns of one role that follow each other with an
+    empty line between. Results of tools are turns of their own, before the user's text. Raises
+    ``InvalidRequest``.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+    names: dict[str, str] = {}
+    turns: list[Message] = []
+    for role, group in groupby(enumerate(messages), key=lambda numbered: numbered[1].role):
+        if role == "assistant":
+            turns.append(_said(group, names))
+        else:
+            turns += _asked(group, names)
+    last = turns[-1]
+    if last.role == "assistant":
+        if last.calls:
+            raise InvalidRequest(
+                "messages: the last one calls tools; a tool_result for each is to follow",
+                field="messages",
+            )
+        if last.content != last.content.rstrip():
+            raise InvalidRequest(
+                "messages: the last one is the assistant's, with which the model goes on: it must "
+                "not end with whitespace",
+                field="messages",
+            )
+        turns[-1] = msgspec.structs.replace(last, is_open=True)
+    instructions = "" if system is None else _text_of(system)
+    return (Message("system", instructions), *turns) if instructions else tuple(turns)
+
+
+def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> Message:
+    """The model's turn. What it thought is left out, unless it called tools then."""
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for at, message in group:
+        if isinstance(message.content, str):
+            texts.append(message.content)
+            continue
+        text = ""
+        for n, block in enumerate(message.content):
+            where = f"messages[{at}].content[{n}]"
+            match block:
+                case TextBlock():
+                    text += block.text
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
+                case RedactedThinkingBlock():
+                    pass
+                case ToolUseBlock():
+                    if not (block.id and block.name):
+                        raise InvalidRequest(f"{where}: a tool_use needs id and name", field=where)
+                    names[block.id] = block.name
+                    data = b"" if block.input is NULL else bytes(block.input)
+                    calls.append(read_call(block.id, block.name, data, f"{where}.input"))
+                case _:
+                    raise InvalidRequest(f"{where}: a tool_result is the user's", field=where)
+        texts.append(text)
+    content = _BETWEEN_TURNS.join(texts)
+    if not calls:
+        return Message("assistant", content)
+    reasoning = _BETWEEN_TURNS.join(thoughts)
+    return Message("assistant", content, calls=tuple(calls), reasoning=reasoning)
+
+
+def _asked(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> list[Message]:
+    """The user's turn, with what came of calls before it."""
+    texts: list[str] = []
+    results: list[Message] = []
+    for at, message in group:
+        if isinstance(message.content, str):
+            texts.append(message.content)
+            continue
+        text, has_text = "", not message.content
+        for n, block in enumerate(message.content):
+            where = f"messages[{at}].content[{n}]"
+            if isinstance(block, TextBlock):
+                text += block.text
+                has_text = True
+            elif not isinstance(block, ToolResultBlock):
+                kind = block.__struct_config__.tag
+                raise InvalidRequest(f"{where}: {kind} is the assistant's", field=where)
+            elif not block.tool_use_id:
+                raise InvalidRequest(f"{where}: a tool_result needs tool_use_id", field=where)
+            else:
+                call_id = block.tool_use_id
+                results.append(
+                    Message(
+                        "tool",
+                        _text_of(block.content),
+                        call_id=call_id,
+                        name=names.get(call_id, ""),
+                    )
+                )
+        if has_text:
+            texts.append(text)
+    if not texts:
+        return results
+    return [*results, Message("user", _BETWEEN_TURNS.join(texts))]
+
+
+def _text_of(content: Content) -> str:
+    return content if isinstance(content, str) else "".join([block.text for block in content])

@@ -1,0 +1,202 @@
+"""Tool calls and thinking in Anthropic's messages (OR-3)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.orchestrator.api.anthropic.test_messages import (
+    HI,
+    answer_of,
+    error_of,
+    events_of,
+    prompt_of,
+)
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker
+from worker.protocol import FinishReason
+
+TOOL: Any = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
+ASK: Any = HI | {"max_tokens": 512, "tools": [TOOL]}
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker(**CARD)
+
+
+@pytest.fixture
+async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    # It reads certificates when it is made, which would block the loop.
+    client = await asyncio.to_thread(
+        anthropic.AsyncAnthropic, base_url=service.url, api_key="x", max_retries=0
+    )
+    async with client:
+        yield client
+
+
+async def test_calls_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
+    worker.plan = lambda submit: says(f"<think>Hm.</think>\nLet me see.\n{CALL}")
+    message = await sdk.messages.create(**ASK)
+    async with sdk.messages.stream(**ASK) as stream:
+        streamed = await stream.get_final_message()
+    for answer in (message, streamed):
+        thought, text, call = answer.content
+        assert thought.type == "thinking" and thought.thinking == "Hm."
+        assert text.type == "text" and text.text == "Let me see."
+        assert call.type == "tool_use" and call.id.startswith("toolu_")
+        assert (call.name, call.input) == ("get_weather", json.loads(ARGUMENTS))
+        assert (answer.stop_reason, answer.stop_sequence) == ("tool_use", None)
+
+
+async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: says(f"<think>Hm.</think>Well.\n{CALL}\n{CALL}", size=40)
+    events = [event.json() for event in await events_of(service, ASK)]
+    told = [
+        event["delta"]["type"] if event["type"] == "content_block_delta" else event["type"]
+        for event in events
+    ]
+    call = ["content_block_start", *["input_json_delta"] * 3, "content_block_stop"]
+    assert told == [
+        *("message_start", "content_block_start", "ping", "thinking_delta", "signature_delta"),
+        *("content_block_stop", "content_block_start", "text_delta", "content_block_stop"),
+        *call[:2],
+        *[kind for kind in told[11:] if kind in call or kind.startswith("message")],
+    ]
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [event["index"] for event in starts] == [0, 1, 2, 3]
+    kinds = [event["content_block"]["type"] for event in starts]
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    assert starts[2]["content_block"]["input"] == {}
+    for index in (2, 3):
+        inside = [event for event in events if event.get("index") == index]
+        assert [event["type"] for event in (inside[0], inside[-1])] == [call[0], call[-1]]
+        fragments = [event["delta"]["partial_json"] for event in inside[1:-1]]
+        assert fragments[0] == "" and len(fragments) > 2 and "".join(fragments) == ARGUMENTS
+    assert events[-2]["delta"]["stop_reason"] == "tool_use" and told[-1] == "message_stop"
+
+
+async def test_what_is_no_call_is_text(service: Service, worker: FakeWorker) -> None:
+    broken = CALL.replace('"Köln"', "?")
+    worker.plan = lambda submit: says(broken)
+    answer = await answer_of(service, ASK)
+    assert answer["content"] == [{"type": "text", "text": broken}]
+    assert answer["stop_reason"] == "end_turn"
+    events = [event.json() for event in await events_of(service, ASK)]
+    texts = [event["delta"].get("text", "") for event in events if "delta" in event]
+    assert "".join(texts) == broken
+    starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert starts == ["tool_use", "text"]
+
+    worker.plan = lambda submit: says(CALL[:60], reason=FinishReason.LENGTH)
+    assert (await answer_of(service, ASK))["stop_reason"] == "max_tokens"
+    events = [event.json() for event in await events_of(service, ASK)]
+    assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
+async def test_calls_and_their_results_in_earlier_turns(
+    service: Service, worker: FakeWorker
+) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Bonn"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Rain."}
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "So:"},
+                call | {"cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+    ]
+    body = ASK | {"messages": messages}
+    await answer_of(service, body)
+    prompt = prompt_of(service, worker)
+    assert '"name": "get_weather", "description": "Now.", "parameters": {"type"' in prompt
+    assert prompt.endswith(
+        "<|user|>Where?<|end|><|assistant|><think>Hm.</think>"
+        'So:<tool_call>get_weather city="Bonn" </tool_call><|end|>'
+        "<|user|>[get_weather toolu_1] Rain.<|end|><|user|>And?<|end|><|assistant|>"
+    )
+    count = {key: body[key] for key in ("model", "messages", "tools")}
+    async with service.http.post("/v1/messages/count_tokens", json=count) as response:
+        counted = (await response.json())["input_tokens"]
+    assert counted == len(worker.submits[-1].token_ids)
+
+
+async def test_the_choice_of_a_tool(make_worker: MakeWorker, make_service: MakeService) -> None:
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    worker.plan = lambda submit: says(f"{CALL}\n{CALL}")
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        await answer_of(service, ASK | {"tool_choice": choice})
+        grammar = worker.submits[-1].grammar
+        assert grammar is not None and "get_weather" in grammar.text
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len((await answer_of(service, ASK | {"tool_choice": one}))["content"]) == 1
+    assert worker.submits[-1].grammar is None
+    (text,) = (await answer_of(service, ASK | {"tool_choice": {"type": "none"}}))["content"]
+    assert text["type"] == "text" and "get_weather" not in prompt_of(service, worker)
+
+
+async def test_thinking_is_told_to_the_template(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    template = CARD["chat_template"].replace("thinks", "enable_thinking")
+    worker = await make_worker(**CARD | {"chat_template": template})
+    service = await make_service(worker)
+    worker.plan = lambda submit: says("Hm.</think>Yes.")
+    body = HI | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    thought, text = (await answer_of(service, body))["content"]
+    assert (thought["thinking"], text["text"]) == ("Hm.", "Yes.")
+    (text,) = (await answer_of(service, HI | {"thinking": {"type": "disabled"}}))["content"]
+    assert text["text"] == "Hm.</think>Yes."
+
+
+USER: Any = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "grammars"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use"}]}]},
+            "needs id and name",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                    },
+                ]
+            },
+            "tool_result",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}, USER]},
+            "is the user's",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_tools_is_told(
+    service: Service, worker: FakeWorker, change: dict[str, Any], word: str
+) -> None:
+    status, error = await error_of(service, ASK | change)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert word in error["message"], error
+    assert not worker.submits
