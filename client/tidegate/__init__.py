@@ -29,6 +29,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.chats import (
+        ChatAnswer,
+        ChatDelta,
+        ChatMessage,
+        ChatOptions,
+        ToolCall,
+        ToolCallDelta,
+    )
     from tidegate.client import Client
     from tidegate.deadlines import Deadline, DeadlineScope, deadline, remaining
     from tidegate.errors import (
@@ -67,6 +75,14 @@ if TYPE_CHECKING:
     from tidegate.sync_sessions import SyncSession
 
 _MODULES: Final = {
+    "tidegate.chats": {
+        "ChatAnswer",
+        "ChatDelta",
+        "ChatMessage",
+        "ChatOptions",
+        "ToolCall",
+        "ToolCallDelta",
+    },
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
     "tidegate.listings": {"Instance", "ModelInfo", "TaskLine", "TaskList"},
@@ -100,6 +116,10 @@ __all__ = [
     "ApiError",
     "AuthFailed",
     "Budget",
+    "ChatAnswer",
+    "ChatDelta",
+    "ChatMessage",
+    "ChatOptions",
     "Client",
     "ConnectFailed",
     "Deadline",
@@ -136,6 +156,8 @@ __all__ = [
     "TaskStatus",
     "TidegateError",
     "Token",
+    "ToolCall",
+    "ToolCallDelta",
     "Unavailable",
     "Usage",
     "deadline",

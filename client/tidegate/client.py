@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -10,6 +10,15 @@ from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
 from tidegate import _clock
+from tidegate.chats import (
+    ChatAnswer,
+    ChatDelta,
+    ChatMessage,
+    ChatOptions,
+    chat_call,
+    deltas,
+    whole,
+)
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, TidegateError, error_class
 from tidegate.following import Follower
@@ -27,14 +36,12 @@ from tidegate.results import (
 from tidegate.retries import Retries
 from tidegate.sessions import Sessions
 from tidegate.streams import Stream
-from tidegate.transport import AFTER_DEADLINE_S, Call, Transport, due
+from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 _CANCEL_WAIT_S = 2.0
-_LONGEST_TASK_S = 1800.0
-"""The server clamps deadlines to this (DL-1), so no stream is silent for longer."""
 
 _T = TypeVar("_T")
 
@@ -173,6 +180,19 @@ class Client:
                     )
         raise ProtocolError("the stream ended without a terminal event")
 
+    async def chat(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> ChatAnswer:
+        """A chat in OpenAI's shape, for tools, reasoning and structured output (``chats``)."""
+        return await whole(self._transport, chat_call(model, messages, options, is_streamed=False))
+
+    def chat_stream(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> Stream[ChatDelta]:
+        """The same as it grows. Leaving it ends the work."""
+        call = chat_call(model, messages, options, is_streamed=True)
+        return Stream(deltas(self._transport, call))
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     async def _get(self, path: str, result: type[_T]) -> _T:
@@ -213,7 +233,7 @@ class Client:
                 await self.cancel((await submitting).task_id)
 
     def _follower(self, task_id: str, ends_at: float | None) -> Follower:
-        longest = _clock.now() + _LONGEST_TASK_S
+        longest = _clock.now() + LONGEST_TASK_S
         return Follower(
             self._transport,
             task_id,

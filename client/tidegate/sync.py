@@ -6,13 +6,14 @@ The work is done by an asynchronous client in a thread of its own; a block's dea
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions
 from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.deadlines import Deadline
 from tidegate.listings import Instance, ModelInfo, TaskList
@@ -257,3 +258,15 @@ class SyncClient:
     def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """As ``Client.generate``."""
         return self._loop.run(lambda: self._client.generate(prompt, **options))
+
+    def chat(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> ChatAnswer:
+        """As ``Client.chat``."""
+        return self._loop.run(lambda: self._client.chat(model, messages, **options))
+
+    def chat_stream(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> SyncStream[ChatDelta]:
+        """As ``Client.chat_stream``."""
+        return SyncStream(self._loop, lambda: self._client.chat_stream(model, messages, **options))

@@ -23,6 +23,8 @@ from tidegate.retries import Retries
 CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
 """The server's own word about a missed deadline is worth waiting for this long."""
+LONGEST_TASK_S = 1800.0
+"""The server clamps deadlines to this (DL-1), so no stream is silent for longer."""
 _CALL_S = 30.0
 """Every call that makes no text is answered at once."""
 

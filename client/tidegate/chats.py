@@ -1,0 +1,244 @@
+"""Chats in OpenAI's shape: tools, reasoning apart from the answer, structured output.
+
+::
+
+    question = {"role": "user", "content": "Is it raining in Delft?"}
+    answer = await client.chat("demo", [question], tools=TOOLS)
+    for call in answer.tool_calls:
+        ...
+
+Deadlines and retries are as everywhere. A chat that broke off is not resumed; for text alone
+``Client.stream`` is better, which is.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import aiohttp
+import msgspec
+
+from tidegate import _clock
+from tidegate.deadlines import Deadline, to_seconds
+from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
+from tidegate.results import Usage
+from tidegate.sse import EventTooLarge, SseParser
+from tidegate.transport import LONGEST_TASK_S, Call, Transport, due
+
+_PATH = "/v1/chat/completions"
+_DONE = "[DONE]"
+
+ChatMessage = Mapping[str, Any]
+"""A turn as OpenAI has it: ``role``, ``content``, ``tool_calls``, ``tool_call_id``."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a chat may ask for besides its messages, in OpenAI's words and Tidegate's."""
+
+    max_completion_tokens: int
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    seed: int
+    stop: str | Sequence[str]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    response_format: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any]
+    on_deadline: Literal["error", "partial", "fit"]
+    priority: Literal["interactive", "batch"]
+    tenant: str
+    session_id: str
+    deadline: Deadline
+    first_token: Deadline
+    token_gap: Deadline
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function that the model wants called; ``arguments`` is JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """A whole answer; ``reasoning`` is what a model thought before it, empty where it does not."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str | None
+    usage: Usage | None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of a call: the first one of each ``index`` has its id and name."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What an answer grew by. ``finish_reason`` and ``usage`` come last."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+_NOTHING = ChatDelta()
+
+# ── as it is on the wire ─────────────────────────────────────────────────────────────────────────
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    id: str | None = None
+    index: int = 0
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning or self.reasoning_content or ""
+
+
+class _Choice(msgspec.Struct):
+    message: _Said = msgspec.field(default_factory=_Said)
+    delta: _Said = msgspec.field(default_factory=_Said)
+    finish_reason: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+    retryable: bool = False
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: _Error | None = None
+
+
+def chat_call(
+    model: str, messages: Sequence[ChatMessage], options: ChatOptions, *, is_streamed: bool
+) -> Call:
+    """The request, due from now on. Raises ``DeadlineExceeded``."""
+    stated = options.get("deadline")
+    deadline = due(None if stated is None else to_seconds(stated))
+    body: dict[str, Any] = {"model": model, **options, "messages": list(messages)}
+    for name in ("deadline", "first_token", "token_gap"):
+        if name in body:
+            body[f"{name}_ms"] = 1000 * to_seconds(body.pop(name))
+    if deadline.in_s is not None:
+        body["deadline_ms"] = round(deadline.in_s * 1000)
+    if is_streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    # Not idempotent: what was answered, and lost on its way, would be computed again.
+    return Call(
+        "POST",
+        _PATH,
+        body=body,
+        is_idempotent=False,
+        ends_at=deadline.at,
+        patience_s=LONGEST_TASK_S,
+    )
+
+
+async def whole(transport: Transport, call: Call) -> ChatAnswer:
+    """The answer in one piece."""
+    completion = await transport.call(call, _Completion)
+    if not completion.choices:
+        raise ProtocolError(f"{_PATH} answered without a choice")
+    choice = completion.choices[0]
+    calls = tuple(
+        ToolCall(call.id or "", call.function.name or "", call.function.arguments or "")
+        for call in choice.message.tool_calls or ()
+    )
+    return ChatAnswer(
+        choice.message.content or "",
+        choice.message.thought,
+        calls,
+        choice.finish_reason,
+        completion.usage,
+    )
+
+
+async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, None]:
+    """The answer as it grows. Leaving it closes the connection, which ends the work."""
+    attempt, has_begun = 0, False
+    while True:
+        try:
+            async with transport.open(call) as response:
+                has_begun = True
+                async for delta in _read(response):
+                    yield delta
+                return
+        except (aiohttp.ClientError, TimeoutError, TidegateError) as error:
+            failure = transport.no_answer(call, error)
+            if has_begun and isinstance(failure, ConnectFailed):
+                failure = ConnectFailed("the answer broke off before its end", is_sent=True)
+            pause = None if has_begun else transport.pause_s(call, attempt, failure)
+            if pause is None:
+                raise failure from error
+        await _clock.sleep(pause)
+        attempt += 1
+
+
+async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, None]:
+    parser = SseParser()
+    async for chunk in response.content.iter_any():
+        try:
+            received = parser.feed(chunk)
+        except EventTooLarge as error:
+            raise ProtocolError(str(error)) from error
+        for event in received:
+            if event.data == _DONE:
+                return
+            if (delta := _delta(event.data)) != _NOTHING:  # the first one has the role alone
+                yield delta
+    raise ConnectFailed("the answer broke off before its end", is_sent=True)
+
+
+def _delta(data: str) -> ChatDelta:
+    try:
+        completion = msgspec.json.decode(data, type=_Completion)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a chunk has an unexpected body: {error}") from error
+    if (failed := completion.error) is not None:
+        code = failed.code or "internal"
+        raise error_class(code, None)(failed.message, code=code, retryable=failed.retryable)
+    if not completion.choices:
+        return ChatDelta(usage=completion.usage)
+    choice = completion.choices[0]
+    calls = tuple(
+        ToolCallDelta(
+            call.index, call.id or "", call.function.name or "", call.function.arguments or ""
+        )
+        for call in choice.delta.tool_calls or ()
+    )
+    return ChatDelta(
+        choice.delta.content or "",
+        choice.delta.thought,
+        calls,
+        choice.finish_reason,
+        completion.usage,
+    )
