@@ -24,6 +24,7 @@ from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
+from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Listener, Task
@@ -103,6 +104,7 @@ class Orchestrator:
         """Set whenever a task has ended; whoever waits clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
+        self.runs = Runs(clock)
         self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
@@ -128,7 +130,8 @@ class Orchestrator:
         """The first half of ``submit``: all that needs the prompt. ``offer`` or ``cancel`` is to
         follow.
         """
-        task = Task(self._new_id(), job)
+        task = Task(self._new_id(), self.runs.join(job))
+        self.runs.follow(task)
         task.cache_salt = job.tenant if self._isolate_tenants else ""
         self.stages.settler.metrics.offered.labels(job.api).inc()
         self._live.add(task)

@@ -35,10 +35,10 @@ class Job:
 
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``; the session's KV is kept for ``session_keep_s`` after the
-    job. ``first_token_by`` (on the engine's clock) and ``token_gap_s`` order and size the work; no
-    job ends for them. A job that ``keeps_on`` is not ended before its deadline. ``grammar`` and
-    ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the engine checks in every
-    step (DL-4); ``Engine.cancel`` sets it.
+    job. ``first_token_by``, ``due_by`` (on the engine's clock) and ``token_gap_s`` order and size
+    the work; no job ends for them. A job that ``keeps_on`` is not ended before its deadline.
+    ``grammar`` and ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the engine
+    checks in every step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -51,6 +51,7 @@ class Job:
     session_keep_s: float = 0.0
     first_token_by: float = math.inf
     token_gap_s: float = math.inf
+    due_by: float = math.inf
     keeps_on: bool = False
     grammar: Grammar | None = None
     begun_tokens: int = 0

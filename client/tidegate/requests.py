@@ -19,6 +19,8 @@ class TaskOptions(TypedDict, total=False):
     """What a task may ask for besides its prompt; the server has a default for each.
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
+    A conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
+    ``calls_left`` are calls still to come that the deadline has to do for, too.
     """
 
     model: str
@@ -42,6 +44,7 @@ class TaskOptions(TypedDict, total=False):
     tenant: str
     session_id: str
     idle_keep_s: float
+    calls_left: int
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline

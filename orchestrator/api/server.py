@@ -25,7 +25,7 @@ from orchestrator.api.http.context import (
     new_context,
     read_correlation_id,
 )
-from orchestrator.api.http.deadlines import stated_deadline
+from orchestrator.api.http.deadlines import default_deadline, stated_deadline
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
@@ -143,7 +143,10 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         failure = TidegateError("an internal error occurred")
     request.app[HTTP_ERRORS].labels(context.dialect.status_of(failure), failure.code).inc()
     if context.deadline is None:
-        context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
+        arrival, policy = context.arrival, orchestrator.deadlines
+        context.deadline = stated_deadline(request.headers, arrival, policy)
+        if context.deadline is None and request.method == "POST":
+            context.deadline = default_deadline(arrival, policy)
     return error_response(failure, context, orchestrator.clock.now())
 
 

@@ -164,12 +164,14 @@ class Forecaster:
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
+        # Of a run's time, as much for each of its calls (``tasks.runs``).
+        share_ms = task.deadline.left_ms(now) / (1 + task.calls_left)
         if costs is None:  # nothing is known yet: by deadline
-            return Urgency(1.0, -task.deadline.left_ms(now) / LEAST_WAIT_MS, 1.0)
+            return Urgency(1.0, -share_ms / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
-        due = Due(task.deadline.left_ms(now), 1000 * (due_at - now))
+        due = Due(share_ms, 1000 * (due_at - now))
         left = self._left(task)
         if task.job.on_deadline is OnDeadline.FIT and not made:
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
@@ -297,7 +299,8 @@ class Forecaster:
         capacity = self.capacity_of(task.model)
         if not capacity.models:
             return None
-        work, room_ms = Work(task.prompt_tokens), FIT_SHARE * budget_ms
+        work = Work(task.prompt_tokens)
+        room_ms = FIT_SHARE * budget_ms / (1 + task.calls_left)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
 

@@ -137,6 +137,8 @@ class Job:
     """How long its KV is kept for the next turn, once this one is over."""
     states_idle_keep: bool = False
     """The client has said so itself."""
+    calls_left: int | None = None
+    """Calls that its run will still make after this one, where the client says so (``runs``)."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     """What this is part of, by the client's ``traceparent``."""

@@ -97,6 +97,7 @@ class Task:
         "block_tokens",
         "cache_salt",
         "cached_tokens",
+        "calls_left",
         "chance",
         "completion_tokens",
         "correlation_id",
@@ -148,6 +149,8 @@ class Task:
         self.parts = job.parts
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
+        self.calls_left = job.calls_left or 0
+        """Calls to come that the time until its deadline has to do for, too."""
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)

@@ -121,6 +121,16 @@ async def test_examples_run_with_tritonclient_alone(demo: Stack, name: str, show
     assert len(output.split()) > 8
 
 
+async def test_an_agent_keeps_one_promise_over_four_calls(demo: Stack) -> None:
+    """As it stands, but for its ten seconds, which a busy machine may take for other things."""
+    agent = str(EXAMPLES / "agent_chain.py")
+    output = await script(
+        [sys.executable, agent, "a small fox", "--url", demo.url, "--seconds", "50"]
+    )
+    assert [f"call {number} of 4" in output for number in range(1, 5)] == [True] * 4
+    assert output.splitlines()[-1] == "kept"
+
+
 async def script(command: list[str], piped: str = "") -> str:
     """What a command prints; it must end well."""
     process = await asyncio.create_subprocess_exec(

@@ -62,7 +62,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     conversation whose KV is kept on disk, empty for none, and for ``session_keep_ms`` after the end
     in memory too, as far as nobody needs it.
     ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
-    may lie between two; both order and size the work and end nothing (DL-14). One that
+    may lie between two, ``share_ms`` what of the budget is this job's where others are to come
+    after it within the same; they order and size the work and end nothing (DL-14). One that
     ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
     another one would pass over it. The last ``begun_tokens`` of ``token_ids`` were generated under
@@ -85,6 +86,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     grammar: Grammar | None = None
     begun_tokens: int = 0
     session_keep_ms: float = 0.0
+    share_ms: float | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):

@@ -20,7 +20,7 @@ def latest_start(request: Request, step_time: StepTime) -> float:
     room = request.limit_tokens - len(request.tokens)
     expected = max(request.least_tokens, min(step_time.typical_tokens, room))
     left = len(request.tokens) - request.computed
-    deadline = request.job.deadline
+    deadline = min(request.job.deadline, request.job.due_by)
     if deadline == math.inf:
         deadline = request.submitted_at + _PATIENCE_S
     latest = deadline - step_time.service_s(left, expected)

@@ -215,6 +215,7 @@ class Worker:
             session_keep_s=message.session_keep_ms / 1000,
             first_token_by=now + seconds(message.first_token_budget_ms),
             token_gap_s=seconds(message.token_gap_ms),
+            due_by=now + seconds(message.share_ms),
             keeps_on=message.keeps_on,
             grammar=message.grammar,
             begun_tokens=message.begun_tokens,
@@ -241,6 +242,7 @@ class Worker:
             message.first_token_budget_ms,
             message.token_gap_ms,
             message.session_keep_ms,
+            message.share_ms,
         )
         if any(budget is not None and math.isnan(budget) for budget in budgets):
             raise InvalidCall("a budget must be a number of milliseconds")

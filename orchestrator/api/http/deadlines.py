@@ -111,6 +111,11 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
     return None if deadline.is_default else deadline
 
 
+def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
+    """The one of a request that states none that can be read."""
+    return read_deadline(CIMultiDict(), None, arrival, policy)
+
+
 def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
     """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use."""
     timeouts = [

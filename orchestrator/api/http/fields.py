@@ -20,6 +20,7 @@ from orchestrator.tasks.job import (
     Priority,
     Prompt,
 )
+from orchestrator.tasks.runs import MAX_CALLS_LEFT
 from worker.protocol import (
     MAX_LOGIT_BIASES,
     InvalidSampling,
@@ -34,6 +35,7 @@ MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253; what is stated is kept with the task."""
 SESSION_HEADER = "X-Session-Id"
+CALLS_LEFT_HEADER = "X-Chain-Calls-Left"
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
 """Accepted and not even decoded, which could take long: it changes nothing about the answer."""
@@ -41,6 +43,7 @@ _MOST_LOOKED_AT = 256
 """Bytes of a field of which few values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
+_COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MOST_BIAS_BYTES = 64 * 1024
 """As many as there may be take less; many more take long to decode."""
@@ -83,6 +86,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     tenant: str | None = None
     session_id: str | None = None
     idle_keep_s: float | None = None
+    calls_left: int | None = None
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
@@ -162,6 +166,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         priority=body.priority,
         tenant=context.key.tenant_for(_name("tenant", body.tenant)),
         session_id=session_id,
+        calls_left=_calls_left(request.headers, body.calls_left),
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
@@ -192,6 +197,23 @@ def _name(field: str, value: str | None) -> str | None:
             f"{field} must be 1 to 128 letters, digits or any of . _ : @ / + = -", field=field
         )
     return value
+
+
+def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
+    """How many calls its run will make after this one, from the body, or from a header."""
+    field = "calls_left"
+    if stated is None:
+        named = headers.get(CALLS_LEFT_HEADER)
+        if named is None:
+            return None
+        field, stated = CALLS_LEFT_HEADER, int(named) if _COUNT.fullmatch(named.strip()) else -1
+    if not 0 <= stated <= MAX_CALLS_LEFT:
+        raise InvalidRequest(
+            f"{field} must be a whole number from 0 to {MAX_CALLS_LEFT}: the calls of this run "
+            "that are still to come after this one",
+            field=field,
+        )
+    return stated
 
 
 def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:

@@ -32,6 +32,7 @@ _BESIDE = (
     "tenant",
     "session_id",
     "idle_keep_s",
+    "calls_left",
     "placement",
 )
 """What a request's parameters say also where the sampling stands elsewhere."""

@@ -59,6 +59,8 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"priority": "high"}, 400, "expected one of: interactive, batch", "priority"),
     ({"tenant": ""}, 400, "1 to 128", "tenant"),
     ({"session_id": "a b"}, 400, "1 to 128", "session_id"),
+    ({"calls_left": -1}, 400, "from 0 to 1000", "calls_left"),
+    ({"calls_left": 1001}, 400, "from 0 to 1000", "calls_left"),
     ({"idle_keep_s": 5}, 400, "needs a session_id", "idle_keep_s"),
     ({"session_id": "s", "idle_keep_s": -1}, 400, "0 to 600 seconds", "idle_keep_s"),
     ({"session_id": "s", "idle_keep_s": 1e9}, 400, "0 to 600 seconds", "idle_keep_s"),

@@ -246,7 +246,9 @@ async def test_dl9_an_error_before_admission_has_the_budget_that_was_stated(
             assert response.status in (400, 404)
             assert 0 < left_of(response) <= 60_000
         async with service.http.post(path, json=body) as response:
-            assert "X-Deadline-Budget" not in response.headers
+            assert 60_000 < left_of(response) <= 300_000, "the one by default"
+    async with service.http.get("/v2/no") as response:
+        assert "X-Deadline-Budget" not in response.headers, "it asked for nothing that takes time"
     unserved = {"prompt": "x", "model": "nobody", "deadline_ms": 60_000}
     async with service.http.post("/v2/tasks", json=unserved) as response:
         assert response.status == 404

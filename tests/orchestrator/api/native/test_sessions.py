@@ -296,3 +296,45 @@ async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
     assert len(service.orchestrator.sessions) == 0
     assert service.metric("tidegate_sessions_bytes") == 0
     assert service.orchestrator.live_tasks == 0 and worker.running == 0
+
+
+def shares(worker: FakeWorker) -> list[float | None]:
+    """Of what is left of the budget, what each job's own is."""
+    return [
+        None if one.share_ms is None else round(one.share_ms / one.budget_ms, 3)
+        for one in worker.submits
+    ]
+
+
+async def test_one_deadline_for_a_run_of_calls(service: Service, worker: FakeWorker) -> None:
+    """By session, in the body and in headers, and across dialects by trace."""
+    session_id = await create(service)
+    await turn(service, session_id, deadline_ms=20_000, calls_left=3)
+    for _ in range(3):
+        await turn(service, session_id)
+    await turn(service, session_id)
+    assert shares(worker) == [0.25, 0.333, 0.5, None, None]
+    budgets = [submit.budget_ms for submit in worker.submits]
+    assert all(0 < budget <= 20_000 for budget in budgets[:4]) and budgets[4] > 20_000
+    worker.submits.clear()
+    headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-00"}
+    first = {"X-Chain-Calls-Left": "1", "X-Timeout-Ms": "20000"}
+    chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path, more in (("/v1/chat/completions", first), ("/v1/messages", {})):
+        async with service.http.post(path, json=chat, headers=headers | more) as response:
+            assert response.ok, await response.text()
+            await response.read()
+    assert shares(worker) == [0.5, None]
+    assert worker.submits[1].budget_ms <= 20_000
+
+
+async def test_fit_takes_its_share_of_a_run_alone(service: Service, worker: FakeWorker) -> None:
+    worker.step_ms = 10.0
+    await turn(service, await create(service), max_tokens=40)
+    forecaster = service.parts.forecaster
+    await service.until(lambda: bool(forecaster.capacity_of("fake").models))
+    asked = {"prompt": "x", "max_tokens": 400, "on_deadline": "fit", "deadline_ms": 3000}
+    for calls_left in (0, 3):
+        await call(service, "POST", "/v2/tasks", 202, **asked, calls_left=calls_left)
+    whole, share = (one.sampling.max_tokens for one in worker.submits[-2:])
+    assert share <= whole / 3

@@ -1,0 +1,75 @@
+"""An agent that makes four calls and keeps one promise: an answer within ten seconds.
+
+    pip install tidegate
+    python agent_chain.py "a fox who learns to sail" --url http://127.0.0.1:8080 --seconds 10
+
+Every call states the same deadline, that of the whole run, and how many calls are still to come
+(``calls_left``). The service ranks each by its share of what is left, so that the first calls do
+not use up the time of the last, and stops none before the run's own deadline.
+``on_deadline="fit"`` makes each answer as long as its share allows. The session keeps what was
+computed of the conversation while the agent's tools run.
+"""
+
+import argparse
+import asyncio
+import sys
+import uuid
+
+from tidegate import Client, DeadlineExceeded, Message, deadline, remaining
+
+STEPS = (
+    "Name three things that could happen in a story about {about}.",
+    "Choose the best of them.",
+    "Write the story in a few sentences.",
+    "Give it a title.",
+)
+
+
+async def use_a_tool() -> None:
+    """Whatever the agent does between two calls."""
+    await asyncio.sleep(0.05)
+
+
+async def run(about: str, url: str, seconds: float) -> str:
+    """The last answer. Raises ``DeadlineExceeded`` when there is not enough time for it."""
+    session_id = f"agent-{uuid.uuid4().hex}"
+    messages: list[Message] = []
+    async with Client(url) as client:
+        with deadline(seconds):
+            for number, step in enumerate(STEPS):
+                messages.append({"role": "user", "content": step.format(about=about)})
+                answer = await client.generate(
+                    messages,
+                    session_id=session_id,
+                    idle_keep_s=30,
+                    calls_left=len(STEPS) - 1 - number,
+                    on_deadline="fit",
+                    max_tokens=48,
+                )
+                left_s = remaining() or 0.0
+                print(f"call {number + 1} of {len(STEPS)}, {left_s:.1f} s left: {answer.text}")
+                messages.append({"role": "assistant", "content": answer.text})
+                if number + 1 < len(STEPS):
+                    await use_a_tool()
+    return answer.text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("about", nargs="?", default="a fox who learns to sail")
+    parser.add_argument("--url", default="http://127.0.0.1:8080")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for all calls together")
+    args = parser.parse_args()
+    try:
+        asyncio.run(run(args.about, args.url, args.seconds))
+    except DeadlineExceeded as error:
+        print(f"the promise cannot be kept: {error}", file=sys.stderr)
+        return 1
+    print("kept")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Runs: several calls, one after the other, under one deadline, as an agent makes them.
+
+::
+
+    call 1  X-Deadline: T   calls_left: 3    ─▶ a quarter of what is left is this call's share
+    call 2  (nothing said)                   ─▶ T, 2 to come: a third
+    call 3  (nothing said)                   ─▶ T, 1 to come: half
+    call 4  (nothing said)                   ─▶ T, none to come: all that is left
+
+The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. Only a
+call that says how many are to come makes a run: nobody else's calls are counted, or inherit a
+deadline. One that ended well is done; one that failed may be made again. A call that states a
+deadline or a number itself is taken at its word, and later ones go by that.
+
+What share of the time a call is ranked by is the deadline assignment of equal slack (Kao and
+Garcia-Molina, 1993: *Deadline assignment in a distributed soft real-time system*), made anew
+whenever it is planned; the deadline that ends it is the run's.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from orchestrator.clock import Clock
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Job
+from orchestrator.tasks.task import Task
+
+MAX_RUNS = 65_536
+MAX_CALLS_LEFT = 1000
+
+
+class _Name(NamedTuple):
+    """A run is its key's and tenant's own."""
+
+    key: str
+    tenant: str
+    session_id: str
+    trace_id: str
+
+
+@dataclass(slots=True)
+class _Run:
+    deadline: Deadline
+    calls: int
+    """That have not ended well yet, those to come included."""
+
+
+class Runs:
+    """The runs that have calls to come. One that is past its deadline is forgotten."""
+
+    def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
+        self._clock = clock
+        self._max_runs = max_runs
+        self._runs: OrderedDict[_Name, _Run] = OrderedDict()
+        """By each of its names, least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def join(self, job: Job) -> Job:
+        """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
+
+        ``follow`` its task.
+        """
+        names = _names_of(job)
+        run = self._find(names)
+        if run is None:
+            if job.calls_left and names:
+                self._remember(names, _Run(job.deadline, 1 + job.calls_left))
+            return job
+        if job.calls_left is not None:
+            run.calls = 1 + job.calls_left
+        if not job.deadline.is_default:
+            run.deadline = job.deadline
+        self._remember(names, run)
+        return replace(job, deadline=run.deadline, calls_left=max(0, run.calls - 1))
+
+    def follow(self, task: Task) -> None:
+        """Count the call once it has ended well."""
+        if task.job.calls_left is not None and _names_of(task.job):
+            task.on_end.append(self._ended)
+
+    def _ended(self, task: Task) -> None:
+        names = _names_of(task.job)
+        run = self._find(names)
+        assert task.ending is not None
+        if run is None or task.ending.error is not None:
+            return
+        run.calls -= 1
+        if run.calls < 1:
+            for name in names:
+                self._runs.pop(name, None)
+
+    def _find(self, names: list[_Name]) -> _Run | None:
+        for name in names:
+            run = self._runs.get(name)
+            if run is not None:
+                if run.deadline.at > self._clock.now():
+                    return run
+                del self._runs[name]
+        return None
+
+    def _remember(self, names: list[_Name], run: _Run) -> None:
+        for name in names:
+            self._runs[name] = run
+            self._runs.move_to_end(name)
+        while len(self._runs) > self._max_runs:
+            self._runs.popitem(last=False)
+
+
+def _names_of(job: Job) -> list[_Name]:
+    names = []
+    if job.session_id:
+        names.append(_Name(job.key, job.tenant, job.session_id, ""))
+    if job.trace is not None:
+        names.append(_Name(job.key, job.tenant, "", job.trace.trace_id))
+    return names

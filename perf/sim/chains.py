@@ -1,0 +1,237 @@
+"""Runs of several calls under one deadline, and what their clients may say of it.
+
+An agent makes four calls, one after the other, with a tool's time between them, and its user waits
+for the last. Between agents come requests of other kinds. A run is kept when its last answer is
+there in time; one whose call failed is over. The same runs at the same times, with each manner:
+
+- ``nothing``   every call states the run's deadline, and no more
+- ``split``     every call has a quarter of it to itself
+- ``rest``      every call has an equal share of what is left of it
+- ``calls``     every call states the run's deadline, and how many calls are still to come
+
+    python -m perf.sim.chains [--seconds 60] [--loads 0.6 0.9 1.2 1.6] [--seeds 3]
+"""
+
+import argparse
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.errors import TidegateError
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.task import Task
+from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
+from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.simulate import Fleet, new_job, new_orchestrator
+from worker.protocol import Delta, Outcome
+
+CALLS = 4
+RUN_SHARE = 0.5
+"""Of the work."""
+TOOL_S = 0.2
+PATIENCE = (2.0, 4.0, 8.0)
+MARGIN_MS = 500.0
+MANNERS = ("nothing", "split", "rest", "calls")
+SCENARIO = Scenario(SPEED, open_share=1.0)
+_LINGER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An agent's. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
+
+    at_s: float
+    calls: Sequence[Arrival]
+    tools_s: Sequence[float]
+    deadline_ms: float
+
+
+@dataclass(slots=True)
+class Kept:
+    """What became of runs, and of the others' requests."""
+
+    runs: int = 0
+    runs_kept: int = 0
+    others: int = 0
+    others_kept: int = 0
+    wasted_calls: int = 0
+    """Met, in runs that were not kept."""
+
+    @property
+    def run_share(self) -> float:
+        return self.runs_kept / max(1, self.runs)
+
+    @property
+    def other_share(self) -> float:
+        return self.others_kept / max(1, self.others)
+
+
+def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[Run | Arrival]:
+    """Runs and others' requests, ``per_s`` calls of either kind in all."""
+    rng = random.Random(seed)
+    others = SCENARIO.arrivals((1 - RUN_SHARE) * per_s, seconds, seed)
+    calls = SCENARIO.arrivals(1e6, seconds, seed + 1)
+    runs: list[Run | Arrival] = []
+    at_s = 0.0
+    while (at_s := at_s + rng.expovariate(RUN_SHARE * per_s / CALLS)) < seconds:
+        own = [next(calls) for _ in range(CALLS)]
+        tools_s = [rng.expovariate(1 / TOOL_S) for _ in own]
+        service_ms = sum(SPEED.service_ms(one.prompt_tokens, one.length) for one in own)
+        deadline_ms = rng.choice(PATIENCE) * service_ms + 1000 * sum(tools_s[:-1]) + MARGIN_MS
+        runs.append(Run(at_s, own, tools_s, deadline_ms))
+    yield from sorted([*runs, *others], key=lambda one: one.at_s)
+
+
+def measure(
+    load: Sequence[Run | Arrival], manner: str, fleet: Fleet, *, seed: int, warm_s: float = 5.0
+) -> Kept:
+    """One manner under one load; what comes in the first ``warm_s`` is not counted."""
+    loop = VirtualLoop()
+    log = logging.getLogger("orchestrator")
+    level, was_enabled = log.level, gc.isenabled()
+    log.setLevel(logging.ERROR)
+    gc.disable()
+    try:
+        return loop.run_until_complete(
+            _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
+        )
+    finally:
+        loop.close()
+        log.setLevel(level)
+        if was_enabled:
+            gc.enable()
+
+
+async def _measure(
+    loop: VirtualLoop,
+    load: Sequence[Run | Arrival],
+    manner: str,
+    fleet: Fleet,
+    settings: Mapping[str, str],
+    rng: random.Random,
+    warm_s: float,
+) -> Kept:
+    clock = VirtualClock(loop)
+    parts, _ = new_orchestrator(fleet, clock, settings, rng)
+    parts.lifecycle.start()
+    kept = Kept()
+    running: set[asyncio.Task[None]] = set()
+
+    async def client(one: Run | Arrival) -> None:
+        counts = one.at_s >= warm_s
+        if isinstance(one, Arrival):
+            met = await _call(parts.orchestrator, clock, one, one.deadline_ms, None)
+            kept.others += counts
+            kept.others_kept += counts and met
+            return
+        ends_at, done = clock.now() + one.deadline_ms / 1000, 0
+        for call, tool_s in zip(one.calls, one.tools_s, strict=True):
+            left_ms, calls_left = 1000 * (ends_at - clock.now()), CALLS - 1 - done
+            budget_ms = {
+                "split": min(left_ms, one.deadline_ms / CALLS),
+                "rest": left_ms / (1 + calls_left),
+            }.get(manner, left_ms)
+            stated = calls_left if manner == "calls" else None
+            if not await _call(parts.orchestrator, clock, call, budget_ms, stated):
+                break
+            done += 1
+            await asyncio.sleep(tool_s)
+        kept.runs += counts
+        kept.runs_kept += counts and done == CALLS
+        kept.wasted_calls += done if counts and done < CALLS else 0
+
+    def spawn(one: Run | Arrival) -> None:
+        task = asyncio.ensure_future(client(one))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    for one in load:
+        loop.call_at(one.at_s, spawn, one)
+    await asyncio.sleep(load[-1].at_s + _LINGER_S - clock.now())
+    await parts.lifecycle.drain(0.0)
+    await parts.lifecycle.close()
+    for task in running:
+        task.cancel()
+    return kept
+
+
+async def _call(
+    orchestrator: Orchestrator,
+    clock: VirtualClock,
+    arrival: Arrival,
+    budget_ms: float,
+    calls_left: int | None,
+) -> bool:
+    """Whether its answer came in time."""
+    job, prompt = new_job(arrival, clock.now(), budget_ms)
+    listener = _EndListener()
+    try:
+        await orchestrator.submit(replace(job, calls_left=calls_left), prompt, [listener])
+    except TidegateError:
+        return False
+    await listener.is_over.wait()
+    return listener.met
+
+
+class _EndListener:
+    """Hears a task's end."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        self.met = False
+
+    def started(self, task: Task) -> None:
+        """No news."""
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        """Nor this."""
+
+    def ended(self, task: Task) -> None:
+        assert task.ending is not None
+        self.met = task.ending.outcome is Outcome.MET
+        self.is_over.set()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load per cell")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.9, 1.2, 1.6])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
+    args = parser.parse_args()
+    capacity = capacity_per_s(SCENARIO, FLEET, 1)
+    print(f"{'load':>5} {'said':8} {'runs kept':>16} {'others kept':>16} {'calls wasted':>13}")
+    for load in args.loads:
+        for manner in args.manners:
+            cells = [
+                measure(
+                    list(draw_load(load * capacity, args.seconds, seed)), manner, FLEET, seed=seed
+                )
+                for seed in range(args.seeds)
+            ]
+            print(
+                f"{load:5g} {manner:8} {_shares([one.run_share for one in cells])}"
+                f" {_shares([one.other_share for one in cells])}"
+                f" {sum(one.wasted_calls for one in cells):13}"
+                f"   ({sum(one.runs_kept for one in cells)} of"
+                f" {sum(one.runs for one in cells)} runs)",
+                flush=True,
+            )
+    return 0
+
+
+def _shares(shares: Sequence[float]) -> str:
+    """The middle one, and from which to which."""
+    ordered = sorted(100 * share for share in shares)
+    return f"{ordered[len(ordered) // 2]:5.1f} ({ordered[0]:.0f}…{ordered[-1]:.0f})".rjust(16)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""One deadline for a whole run: who says how many calls are to come, and who inherits that."""
+
+import pytest
+
+from orchestrator.errors import QueueFull
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.runs import Runs
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import refused
+from orchestrator.telemetry.trace_context import TraceContext
+from tests.support.clock import ManualClock
+from worker.protocol import FinishReason, Outcome, Sampling
+
+
+class Bench:
+    def __init__(self, max_runs: int = 100) -> None:
+        self.clock = ManualClock()
+        self.runs = Runs(self.clock, max_runs)
+
+    def call(
+        self,
+        calls_left: int | None = None,
+        *,
+        due_s: float | None = None,
+        session: str = "s",
+        trace: str = "",
+        key: str = "k",
+    ) -> Task:
+        now = self.clock.now()
+        job = Job(
+            api=Api.NATIVE,
+            model="",
+            sampling=Sampling(max_tokens=1),
+            max_tokens=1,
+            deadline=Deadline(now + (300.0 if due_s is None else due_s), 0, is_default=not due_s),
+            correlation_id="",
+            arrived=now,
+            key=key,
+            session_id=session,
+            trace=TraceContext(trace, "1" * 16, False) if trace else None,
+            calls_left=calls_left,
+        )
+        task = Task("t", self.runs.join(job))
+        self.runs.follow(task)
+        return task
+
+    def end(self, task: Task, ending: Ending | None = None) -> None:
+        task.end(ending or Ending(Outcome.MET, FinishReason.STOP), self.clock.now())
+
+
+def test_the_first_call_speaks_for_the_run() -> None:
+    bench = Bench()
+    end_at = bench.clock.now() + 10
+    seen = []
+    for number in range(5):
+        task = bench.call(3, due_s=10) if not number else bench.call()
+        seen.append((task.calls_left, task.deadline.at == end_at))
+        bench.end(task)
+        bench.clock.advance(1)
+    assert seen == [(3, True), (2, True), (1, True), (0, True), (0, False)]
+    assert len(bench.runs) == 0
+
+
+def test_a_call_that_failed_is_still_to_come() -> None:
+    bench = Bench()
+    bench.end(bench.call(2, due_s=10))
+    failed = bench.call()
+    assert failed.calls_left == 1
+    bench.end(failed, refused(QueueFull("full")))
+    assert bench.call().calls_left == 1
+
+
+def test_what_a_call_says_itself_counts_from_then_on() -> None:
+    bench = Bench()
+    bench.end(bench.call(1, due_s=10))
+    more = bench.call(4, due_s=20)
+    assert (more.calls_left, more.deadline.at) == (4, bench.clock.now() + 20)
+    bench.end(more)
+    assert bench.call().calls_left == 3
+
+
+def test_who_says_nothing_makes_no_run() -> None:
+    """A conversation is no run: a deadline of an earlier turn is not the next one's."""
+    bench = Bench()
+    for calls_left in (None, 0):
+        bench.end(bench.call(calls_left, due_s=10))
+        assert len(bench.runs) == 0
+        assert bench.call().deadline.is_default
+
+
+def test_a_run_is_over_at_its_deadline() -> None:
+    bench = Bench()
+    bench.end(bench.call(3, due_s=10))
+    bench.clock.advance(10)
+    task = bench.call()
+    assert (task.calls_left, task.deadline.is_default) == (0, True)
+    assert len(bench.runs) == 0
+
+
+def test_by_trace_or_session_and_nobody_elses() -> None:
+    bench = Bench()
+    bench.end(bench.call(3, due_s=10, trace="a" * 32))
+    assert bench.call(session="", trace="a" * 32).calls_left == 2
+    assert bench.call(session="s").calls_left == 2
+    assert bench.call(session="", trace="b" * 32).calls_left == 0
+    assert bench.call(key="other", trace="a" * 32).calls_left == 0
+    assert bench.call(2, due_s=10, session="").calls_left == 2, "alone it still counts for itself"
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_runs_are_bounded(most: int) -> None:
+    bench = Bench(most)
+    for number in range(9):
+        bench.call(3, due_s=10, session=f"s{number}")
+    assert len(bench.runs) == most
+    assert bench.call(session="s8").calls_left == 3
