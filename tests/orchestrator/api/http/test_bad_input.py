@@ -178,7 +178,7 @@ async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
     [
         ("GET", "/v1/nothing", {}, 404, "not_found"),
         ("GET", "/nothing", {}, 404, "not_found"),
-        ("GET", "/v2/tasks", {}, 405, "method_not_allowed"),
+        ("GET", "/v1/chat/completions", {}, 405, "method_not_allowed"),
         ("DELETE", "/v2/tasks/x/events", {}, 405, "method_not_allowed"),
         ("PUT", "/v1/completions", {}, 405, "method_not_allowed"),
         ("POST", "/v2/tasks", {"Content-Type": "text/plain"}, 415, "invalid_request"),

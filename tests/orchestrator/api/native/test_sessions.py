@@ -336,5 +336,6 @@ async def test_fit_takes_its_share_of_a_run_alone(service: Service, worker: Fake
     asked = {"prompt": "x", "max_tokens": 400, "on_deadline": "fit", "deadline_ms": 3000}
     for calls_left in (0, 3):
         await call(service, "POST", "/v2/tasks", 202, **asked, calls_left=calls_left)
+    await worker.until(lambda: len(worker.submits) == 3)
     whole, share = (one.sampling.max_tokens for one in worker.submits[-2:])
     assert share <= whole / 3
