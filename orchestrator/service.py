@@ -124,6 +124,8 @@ class Orchestrator:
         with self.sessions.turn(job, prompt) as turn:
             task = await self.submit(turn.job, turn.prompt)
             turn.follow(task)
+        if turn.is_deleted:  # while its prompt was encoded
+            self.cancel(task)
         return task
 
     async def prepare(self, job: Job, prompt: Prompt) -> Task:

@@ -37,6 +37,11 @@ class Turn:
         self._store = store
         self._session = session
 
+    @property
+    def is_deleted(self) -> bool:
+        """Its session is gone."""
+        return self._session not in self._store
+
     def follow(self, task: Task) -> None:
         """It was submitted: what ``task`` answers goes on the record. It keeps its text."""
         self._session.task = task
@@ -75,6 +80,9 @@ class SessionStore:
     def __len__(self) -> int:
         self.prune()
         return len(self._sessions)
+
+    def __contains__(self, session: Session) -> bool:
+        return session.id in self._sessions
 
     def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
         """Begin a session for a key. Raises what refuses it."""
@@ -149,7 +157,7 @@ class SessionStore:
 
     def said(self, session: Session, history: History) -> None:
         """A turn has become part of the history."""
-        if session.id in self._sessions:  # else it was deleted meanwhile
+        if session in self:  # else it was deleted meanwhile
             self._set_history(session, history)
             session.turns += 1
 
@@ -157,7 +165,7 @@ class SessionStore:
         """The turn is over: the next one may come."""
         session.is_busy = False
         session.task = None
-        if session.id in self._sessions:
+        if session in self:
             self._touch(session)
 
     def prune(self) -> None:
