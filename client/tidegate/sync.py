@@ -174,11 +174,14 @@ class SyncClient:
         retries: Retries | None = None,
     ) -> None:
         self._loop = LoopThread()
-        self._client = self._loop.run(
-            _async(
-                lambda: Client(base_url, token=token, reconnect_for=reconnect_for, retries=retries)
-            )
+        make = _async(
+            lambda: Client(base_url, token=token, reconnect_for=reconnect_for, retries=retries)
         )
+        try:
+            self._client = self._loop.run(make)
+        except ValueError:
+            self._loop.close()
+            raise
         self._loop.on_close.append(self._client.close)
         self.sessions = SyncSessions(self, self._loop, self._client.sessions)
         """Conversations that the service keeps."""

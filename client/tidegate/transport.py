@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -49,10 +50,13 @@ class Call:
 
 
 class Transport:
-    """Connections to one orchestrator. Made inside of an event loop, and used in that alone."""
+    """Connections to one orchestrator. Made inside of an event loop, and used in that alone.
+
+    Raises ``ValueError`` for a ``base_url`` that is none.
+    """
 
     def __init__(self, base_url: str, token: str | None, retries: Retries) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = _checked(base_url).rstrip("/")
         self._retries = retries
         self._fastest_s = 0.0
         """The quickest answer so far: a retry that has less left cannot be in time."""
@@ -140,15 +144,39 @@ class Transport:
             return DeadlineExceeded(
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
             )
-        reason = str(error) or type(error).__name__
-        if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
-            reason = os.strerror(error.os_error.errno)  # without the names of three libraries
+        reason = _reason(error)
         return ConnectFailed(
             f"no answer from {self.base_url}: {reason}",
             is_sent=not isinstance(
                 error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
             ),
         )
+
+
+def _checked(base_url: str) -> str:
+    """Raises ``ValueError`` for what is no address."""
+    try:
+        parts = urlsplit(base_url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        is_one = False
+    if not is_one:
+        raise ValueError(f"{base_url!r} is no address of a service: expected http://HOST:PORT")
+    return base_url
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong with a connection, without the names of three libraries."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "no TLS can be spoken with it; is it http?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        # A resolver's numbers are negative, and no errno.
+        if cause.errno is not None and cause.errno > 0:
+            return os.strerror(cause.errno)
+        if cause.strerror:
+            return cause.strerror
+    return str(error) or type(error).__name__
 
 
 class Due(NamedTuple):

@@ -156,6 +156,19 @@ def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> Non
     assert "Connection refused; start a service with `tidegate up`" in err
 
 
+@pytest.mark.parametrize("url", ["foo", "localhost:8080", "http://", "http://127.0.0.1:99999"])
+def test_an_address_that_is_none(url: str, capsys: Any) -> None:
+    for command in ("models", "chat"):
+        assert main([command, "--url", url]) == 1
+        assert "is no address of a service: expected http://HOST:PORT" in capsys.readouterr().err
+
+
+async def test_a_service_without_tls_is_told_apart(service: Service, capsys: Any) -> None:
+    argv = ["models", "--url", service.url.replace("http:", "https:")]
+    assert await asyncio.to_thread(main, argv) == 1
+    assert "no TLS can be spoken with it; is it http?" in capsys.readouterr().err
+
+
 async def test_a_token_is_asked_for(
     worker: FakeWorker, make_service: MakeService, capsys: Any
 ) -> None:
@@ -233,4 +246,8 @@ def test_a_picture_counts_since_the_one_before() -> None:
     assert first.quantile("tidegate_ttft_ms", 0.5, first) is None
     picture = Picture("http://x", [Instance("h:1", "up", ready=True)], second, first)
     assert picture.facts()["kv_blocks"] == {"used": 5, "free": 15}
-    assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25 %"
+    assert picture.trend() == (3,)
+    later = Picture("http://x", [], second, first, (1.5, *[0.0] * 59))
+    assert later.trend() == (*[0.0] * 59, 3)
+    assert later._service().plain.count("▁") == 59
+    assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25.0 %"

@@ -155,3 +155,9 @@ async def test_a_program_that_ends_leaves_no_work_behind(
         assert (process.returncode, said) == (0, b"")
     else:
         assert said.decode().rstrip().endswith("KeyboardInterrupt")
+
+
+def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
+    with pytest.raises(ValueError, match="'foo' is no address of a service: expected http://"):
+        SyncClient("foo")
+    assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]

@@ -26,7 +26,7 @@ def ask(
     except TidegateError as error:
         print(f"tidegate {command}: {advice(error)}", file=sys.stderr)
     except ValueError as error:  # a URL that is none
-        print(f"tidegate {command}: {url} cannot be asked: {error}", file=sys.stderr)
+        print(f"tidegate {command}: {error}; see --url", file=sys.stderr)
     return FAILED
 
 

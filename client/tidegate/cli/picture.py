@@ -11,6 +11,9 @@ from tidegate.cli.terminal import count, duration, share, table
 from tidegate.listings import Instance
 
 _BAR = 20
+_LOOKS = 60
+_LEVELS = "▁▂▃▄▅▆▇█"
+_WINDOW = "1m"
 _OUTCOMES = ("met", "partial", "missed", "refused", "aborted", "failed")
 
 
@@ -22,11 +25,18 @@ class Picture:
     instances: Sequence[Instance]
     samples: Samples
     before: Samples | None = None
+    earlier: tuple[float, ...] = ()
+    """Requests met per second, look by look."""
     trouble: str = ""
 
     def with_trouble(self, trouble: str) -> "Picture":
         """The same, no longer true."""
         return replace(self, trouble=trouble)
+
+    def trend(self) -> tuple[float, ...]:
+        """``earlier`` of the next look."""
+        met = self.samples.rate("tidegate_outcomes_total", self.before, outcome="met")
+        return self.earlier if met is None else (*self.earlier, met)[-_LOOKS:]
 
     def facts(self) -> dict[str, object]:
         """For programs. Times are milliseconds, shares 0 to 1."""
@@ -60,7 +70,7 @@ class Picture:
             parts.append(Text(f"as it was: {self.trouble}", style="bold red"))
         return Group(*parts, Text(), self._service(), Text(), self._instances())
 
-    def _service(self) -> RenderableType:
+    def _service(self) -> Text:
         samples, before = self.samples, self.before
         rates = {
             "offered": samples.rate("tidegate_offered_total", before),
@@ -83,6 +93,7 @@ class Picture:
                 share(samples.total("tidegate_attainment")),
                 f"since it began; {share(samples.total('tidegate_waste'))} of tokens wasted",
             ),
+            *self._last_minute(),
             (
                 "first token",
                 f"p50 {_end(samples.quantile('tidegate_ttft_ms', 0.5, before))}",
@@ -99,12 +110,23 @@ class Picture:
             ),
         ]
         text = Text()
+        trend = self.trend()
+        if len(trend) > 1:
+            lines.insert(2, ("", _sparkline(trend), f"met/s, at most {max(trend):.1f}"))
         for title, value, rest in lines:
             text.append(f"{title:<13}", style="dim")
             text.append(value, style="bold")
             text.append(f"   {rest}\n" if rest else "\n")
         text.rstrip()
         return text
+
+    def _last_minute(self) -> list[tuple[str, str, str]]:
+        """By class of urgency, where any request ended."""
+        kept = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
+        if not kept:
+            return []
+        each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
+        return [("", each, "in the last minute")]
 
     def _instances(self) -> RenderableType:
         columns = ("INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE")
@@ -138,10 +160,15 @@ class Picture:
             return "–"
         part = used / (used + free)
         filled = round(part * _BAR)
-        return f"{'█' * filled}{'░' * (_BAR - filled)} {100 * part:.0f} %"
+        return f"{'█' * filled}{'░' * (_BAR - filled)} {share(part)}"
 
     def _outcome(self, name: str) -> float:
         return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    most = max(values) or 1.0
+    return "".join(_LEVELS[round(value / most * (len(_LEVELS) - 1))] for value in values)
 
 
 def _rate(value: float | None) -> str:

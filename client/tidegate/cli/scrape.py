@@ -1,5 +1,6 @@
 """Prometheus' text format, as far as ``tidegate top`` reads it: sums over labels."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,18 +27,20 @@ class Samples:
                 value = float(found["value"])
             except ValueError:
                 continue
+            if math.isnan(value):  # nothing to tell of yet
+                continue
             values.setdefault(found["name"], []).append((labels, value))
         return cls(at, values)
 
     def total(self, name: str, **labels: str) -> float | None:
         """Sum of all series with these labels; None where there is none."""
-        found = list(self._of(name, labels))
+        found = [value for _, value in self._of(name, labels)]
         return sum(found) if found else None
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Sums by one label's value."""
+    def by(self, name: str, label: str, **wanted: str) -> dict[str, float]:
+        """Sums by one label's value, of all series with the labels that are ``wanted``."""
         sums: dict[str, float] = {}
-        for labels, value in self.values.get(name, ()):
+        for labels, value in self._of(name, wanted):
             key = labels.get(label, "")
             sums[key] = sums.get(key, 0.0) + value
         return sums
@@ -61,7 +64,7 @@ class Samples:
     def _buckets(self, name: str) -> dict[float, float]:
         return {float(end): n for end, n in self.by(f"{name}_bucket", "le").items() if end}
 
-    def _of(self, name: str, wanted: _Labels) -> Iterator[float]:
+    def _of(self, name: str, wanted: _Labels) -> Iterator[tuple[_Labels, float]]:
         for labels, value in self.values.get(name, ()):
             if all(labels.get(key) == text for key, text in wanted.items()):
-                yield value
+                yield labels, value

@@ -36,4 +36,7 @@ def chat(
         from tidegate.cli import chat
 
     run = chat.run_json if as_json else chat.run
-    return asyncio.run(run(url, model, token, deadline_ms, first_token_ms, token_gap_ms))
+    try:
+        return asyncio.run(run(url, model, token, deadline_ms, first_token_ms, token_gap_ms))
+    except ValueError as error:  # a URL that is none
+        raise click.ClickException(f"{error}; see --url") from error

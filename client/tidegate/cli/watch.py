@@ -9,6 +9,9 @@ from tidegate.cli.terminal import console, print_json
 from tidegate.client import Client
 from tidegate.errors import TidegateError
 
+_LEAST_S = 0.05
+"""Between two looks: the service has other work, too."""
+
 
 async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: bool) -> int:
     """Until Ctrl-C, or once: in JSON, and where there is no terminal. The exit status."""
@@ -26,16 +29,18 @@ async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: 
     live = Live(picture.render(), console=out, screen=True, auto_refresh=False)
     with live:
         while True:
-            await _clock.sleep(every_s)
+            await _clock.sleep(max(every_s, _LEAST_S))
             try:
-                picture = await look(client, url, picture.samples)
+                picture = await look(client, url, picture.samples, picture.trend())
             except TidegateError as error:
                 picture = picture.with_trouble(" ".join(str(error).split()))
             live.update(picture.render(), refresh=True)
 
 
-async def look(client: Client, url: str, before: Samples | None) -> Picture:
-    """One look; rates are since ``before``."""
+async def look(
+    client: Client, url: str, before: Samples | None, trend: tuple[float, ...] = ()
+) -> Picture:
+    """One look; rates are since ``before``, and ``trend`` has earlier ones."""
     instances = await client.instances()
     samples = Samples.parse(await client.metrics(), _clock.now())
-    return Picture(url, instances, samples, before)
+    return Picture(url, instances, samples, before, trend)
