@@ -1,0 +1,137 @@
+"""PF-4: the alert rules and the dashboard hold what they promise, by the tools that load them."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = HERE.parents[1] / "docker" / "observability"
+RULES, DASHBOARD = FILES / "alerts.yaml", FILES / "dashboard.json"
+PAGE = (HERE.parents[1] / "docs" / "metrics.md").read_text()
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here (Debian: apt install prometheus)"
+)
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text())
+
+
+def expressions(value: Any) -> Iterator[str]:
+    """Every PromQL expression of a dashboard."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "expr":
+                yield inner
+            else:
+                yield from expressions(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from expressions(inner)
+
+
+@needs_promtool
+def test_prometheus_takes_the_configuration_and_the_rules() -> None:
+    promtool("check", "config", FILES / "prometheus.yaml")
+    promtool("check", "rules", "--lint-fatal", RULES)
+
+
+@needs_promtool
+def test_pf4_alerts_fire_when_they_should_and_only_then() -> None:
+    promtool("test", "rules", HERE / "alerts_test.yaml")
+
+
+@needs_promtool
+def test_prometheus_understands_every_expression_of_the_dashboard(
+    dashboard: Any, tmp_path: Path
+) -> None:
+    found = list(expressions(dashboard))
+    assert len(found) > 30
+    rules = [
+        {
+            "record": f"panel:expression:{number}",
+            "expr": expr.replace("$__rate_interval", "1m").replace("$job", ".*"),
+        }
+        for number, expr in enumerate(found)
+    ]
+    assert not any("$" in rule["expr"] for rule in rules)
+    file = tmp_path / "rules.yaml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", file)
+
+
+def test_what_they_name_is_there(dashboard: Any) -> None:
+    """A metric that was renamed leaves a panel empty and an alert silent, and nobody is told."""
+    text = "\n".join([RULES.read_text(), *expressions(dashboard)])
+    known = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M))
+    recorded = set(re.findall(r"record: (\S+)", text))
+    for name in set(re.findall(r"\b(?:tidegate|gen_ai_server)[_:][\w:]+", text)):
+        plain = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert name in known | recorded or plain in known, name
+    labels = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M))
+    for name, matchers in re.findall(r"\b(tidegate_\w+)\{([^}]*)\}", text):
+        row = labels[re.sub(r"_(bucket|sum|count)$", "", name)]
+        for label in re.findall(r"(\w+)\s*=", matchers):
+            assert label in ("job", "le") or f"`{label}`" in row, (name, label)
+
+
+def test_every_alert_of_pf4_is_there() -> None:
+    alerts = re.findall(r"alert: (\w+).*?severity: (\w+)", RULES.read_text(), re.S)
+    severity = dict(alerts)
+    for name in ("Unavailable", "VerySlow", "Saturated", "InstanceFailing"):
+        assert severity[f"Tidegate{name}"] == "critical"
+    for name in ("Slow", "Busy", "OftenUnavailable", "KvDiskFails"):
+        assert severity[f"Tidegate{name}"] == "warning"
+
+
+def test_panels_fit_side_by_side(dashboard: Any) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert len({panel["title"] for panel in dashboard["panels"]}) == len(ids)
+
+
+def test_the_dashboard_is_what_grafanas_own_types_know(dashboard: Any) -> None:
+    """Read into the types that Grafana's schema is made into, and written again, nothing is lost:
+    it drops what it does not know."""
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    again = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+    assert list(lost(dashboard, again)) == []
+
+
+def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """What of ``before`` is not in ``after``, or differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key, "nothing"), f"{path}/{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for at, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from lost(one, other, f"{path}/{at}")
+    elif before != after:
+        yield f"{path}: {before!r} became {after!r}"
