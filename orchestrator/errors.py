@@ -51,6 +51,8 @@ class TidegateError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
+    due_at: float | None = None
+    """The deadline of the task that was refused so, in seconds of the clock: perhaps its run's."""
 
     def __init__(
         self,

@@ -180,6 +180,7 @@ class Orchestrator:
             yield
         except TidegateError as error:
             self.stages.settler.settle(task, refused(error))
+            error.due_at = task.deadline.at
             raise
         except asyncio.CancelledError:
             self.stages.settler.settle(task, aborted(AbortCause.DISCONNECT))

@@ -45,7 +45,7 @@ class Session:
     def __init__(
         self, session_id: str, number: int, key: str, model: str, idle_keep_s: float
     ) -> None:
-        """``number`` counts sessions, so that they can be listed in order; ``key`` is a
+        """``number`` counts the key's sessions, so that they can be listed in order; ``key`` is a
         fingerprint."""
         self.id = session_id
         self.number = number

@@ -56,6 +56,7 @@ class Turn:
         if is_kept:
             self._store.said(self._session, with_answer(self.prompt, task, ending.tail))
         self._store.turns["kept" if is_kept else "dropped"] += 1
+        self.prompt = ""  # the task is kept for a while, and this with it
         self._store.release(self._session)
 
 
@@ -71,7 +72,8 @@ class SessionStore:
         """Sessions by why they are gone: ``deleted``, ``expired``."""
         self._clock = clock
         self._rng = rng
-        self._numbers = 0
+        self._numbers: Counter[str] = Counter()
+        """How many each key has created."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         """Least recently used first."""
         self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
@@ -87,7 +89,7 @@ class SessionStore:
     def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
         """Begin a session for a key. Raises what refuses it."""
         self.prune()
-        if len(self._by_key[key]) >= self.config.per_key:
+        if len(self._by_key.get(key, ())) >= self.config.per_key:
             raise RateLimited(
                 f"this key has {self.config.per_key} sessions, the most it may have; delete some "
                 f"(DELETE /v2/sessions/…): unused ones are forgotten after {self.config.ttl_s:g} s",
@@ -95,9 +97,9 @@ class SessionStore:
             )
         size = bytes_of(history)
         self._require_room(size, size)
-        self._numbers += 1
+        self._numbers[key] += 1
         session_id = f"{PREFIX}{self._rng.getrandbits(128):032x}"
-        session = Session(session_id, self._numbers, key, model, idle_keep_s)
+        session = Session(session_id, self._numbers[key], key, model, idle_keep_s)
         session.created_unix_ms = int(1000 * self._clock.unix())
         self._sessions[session.id] = self._by_key[key][session.number] = session
         self._set_history(session, history)

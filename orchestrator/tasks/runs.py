@@ -44,6 +44,8 @@ class _Run:
     deadline: Deadline
     calls: int
     """That have not ended well yet, those to come included."""
+    counted: float = -1.0
+    """When the call came that was counted last: its other choices are no further calls."""
 
 
 class Runs:
@@ -61,7 +63,7 @@ class Runs:
     def join(self, job: Job) -> Job:
         """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
 
-        ``follow`` its task.
+        ``follow`` its task. On the event loop, as everything here.
         """
         names = _names_of(job)
         run = self._find(names)
@@ -85,8 +87,9 @@ class Runs:
         names = _names_of(task.job)
         run = self._find(names)
         assert task.ending is not None
-        if run is None or task.ending.error is not None:
+        if run is None or task.ending.error is not None or run.counted == task.job.arrived:
             return
+        run.counted = task.job.arrived
         run.calls -= 1
         if run.calls < 1:
             for name in names:

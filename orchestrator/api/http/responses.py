@@ -41,7 +41,8 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
         headers |= task_headers(context.task, now)
     elif context.deadline is not None:
         waited_ms = 1000 * (now - context.arrival.mono)
-        left_ms = context.deadline.left_ms(now)
+        due_at = context.deadline.at if error.due_at is None else error.due_at
+        left_ms = 1000 * (due_at - now)
         headers["X-Deadline-Budget"] = str(Budget(queue_ms=waited_ms, left_ms=left_ms))
     dialect = context.dialect
     body = dialect.error_body(error, context.answer_id)

@@ -1,5 +1,7 @@
 """One deadline for a whole run: who says how many calls are to come, and who inherits that."""
 
+import itertools
+
 import pytest
 
 from orchestrator.errors import QueueFull
@@ -18,6 +20,7 @@ class Bench:
     def __init__(self, max_runs: int = 100) -> None:
         self.clock = ManualClock()
         self.runs = Runs(self.clock, max_runs)
+        self._arrivals = itertools.count(1)
 
     def call(
         self,
@@ -27,6 +30,7 @@ class Bench:
         session: str = "s",
         trace: str = "",
         key: str = "k",
+        arrived: float | None = None,
     ) -> Task:
         now = self.clock.now()
         job = Job(
@@ -36,7 +40,7 @@ class Bench:
             max_tokens=1,
             deadline=Deadline(now + (300.0 if due_s is None else due_s), 0, is_default=not due_s),
             correlation_id="",
-            arrived=now,
+            arrived=next(self._arrivals) if arrived is None else arrived,
             key=key,
             session_id=session,
             trace=TraceContext(trace, "1" * 16, False) if trace else None,
@@ -61,6 +65,14 @@ def test_the_first_call_speaks_for_the_run() -> None:
         bench.clock.advance(1)
     assert seen == [(3, True), (2, True), (1, True), (0, True), (0, False)]
     assert len(bench.runs) == 0
+
+
+def test_several_choices_are_one_call() -> None:
+    bench = Bench()
+    choices = [bench.call(3, due_s=10, arrived=5.5) for _ in range(3)]
+    for choice in choices:
+        bench.end(choice)
+    assert bench.call().calls_left == 2
 
 
 def test_a_call_that_failed_is_still_to_come() -> None:

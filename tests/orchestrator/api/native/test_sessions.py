@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator.sessions.store import Turn
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
 from worker.protocol import Submit
@@ -352,3 +353,22 @@ async def test_fit_takes_its_share_of_a_run_alone(service: Service, worker: Fake
     await worker.until(lambda: len(worker.submits) == 3)
     whole, share = (one.sampling.max_tokens for one in worker.submits[-2:])
     assert share <= whole / 3
+
+
+async def test_an_error_tells_what_is_left_of_the_run(service: Service) -> None:
+    first = {"prompt": "x", "max_tokens": 1, "session_id": "run"}
+    await call(service, "POST", "/v2/tasks", 202, **first, calls_left=3, deadline_ms=20_000)
+    refused = {"prompt": "x", "max_tokens": 10**6, "session_id": "run"}
+    async with service.http.post("/v2/tasks", json=refused) as response:
+        assert response.status == 400
+        left_ms = float(response.headers["X-Deadline-Budget"].rpartition("left=")[2])
+        assert 0 < left_ms <= 20_000
+
+
+async def test_a_turn_is_not_kept_with_its_task(service: Service) -> None:
+    """A task that ended is kept for replay; what was said before it is not."""
+    session_id = await create(service, prompt="x" * 100)
+    await turn(service, session_id, prompt="y")
+    (task,) = service.orchestrator.store._ended.values()
+    turns = [getattr(hook, "__self__", None) for hook in task.on_end]
+    assert [one.prompt for one in turns if isinstance(one, Turn)] == [""]
