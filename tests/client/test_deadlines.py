@@ -8,7 +8,7 @@ import pytest
 import tidegate
 from tests.client.conftest import FakeTime
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
-from tidegate import Client, deadline, remaining
+from tidegate import Client, deadline, remaining, transport
 
 
 def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: FakeTime) -> None:
@@ -90,7 +90,10 @@ async def test_a_block_that_is_over_sends_nothing_but_cancels(fake_time: FakeTim
     assert fake.cancelled == ["t1"]
 
 
-async def test_a_server_that_says_nothing_is_a_missed_deadline() -> None:
+async def test_a_server_that_says_nothing_is_a_missed_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "AFTER_DEADLINE_S", 0.05)
     fake = FakeOrchestrator()
     fake.may_answer.clear()
     async with fake.serve(), Client(fake.base_url) as client:

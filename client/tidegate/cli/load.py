@@ -184,11 +184,12 @@ async def run(client: Client, url: str, plan: Plan, *, as_json: bool) -> int:
         await load.drive()
     except* TidegateError as group:
         raise _first(group) from None
-    report = Report.of(plan, url, load.samples, _clock.now() - load.began)
-    if as_json:
-        print_json(report)
-    else:
-        report.show(console())
+    finally:  # Ctrl-C leaves what there is until then
+        report = Report.of(plan, url, load.samples, _clock.now() - load.began)
+        if load.samples and as_json:
+            print_json(report)
+        elif load.samples:
+            report.show(console())
     return 0 if report.tokens else 1
 
 
