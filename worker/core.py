@@ -12,11 +12,11 @@ from typing import Protocol
 
 import msgspec
 
+from worker.grammar.constraint import Constraint
 from worker.protocol import (
     AbortCause,
     Code,
     FinishReason,
-    Grammar,
     KvReport,
     OnDeadline,
     PromptLogprobs,
@@ -36,9 +36,9 @@ class Job:
     ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``; the session's KV is kept for ``session_keep_s`` after the
     job. ``first_token_by``, ``due_by`` (on the engine's clock) and ``token_gap_s`` order and size
-    the work; no job ends for them. A job that ``keeps_on`` is not ended before its deadline.
-    ``grammar`` and ``begun_tokens`` are those of ``Submit``. ``abort`` is a flag that the engine
-    checks in every step (DL-4); ``Engine.cancel`` sets it.
+    the work; no job ends for them. A job that ``keeps_on`` is not ended before its deadline. One
+    with a ``constraint`` starts when that is ready. ``abort`` is a flag that the engine checks in
+    every step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -53,8 +53,7 @@ class Job:
     token_gap_s: float = math.inf
     due_by: float = math.inf
     keeps_on: bool = False
-    grammar: Grammar | None = None
-    begun_tokens: int = 0
+    constraint: Constraint | None = None
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

@@ -11,6 +11,7 @@ from worker.engine.card import end_tokens, model_card
 from worker.engine.digest import engine_digest
 from worker.engine.engine import Engine, EngineConfig
 from worker.errors import BrokenCheckpoint
+from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
 from worker.kv_disk.build import open_disk_tier
 from worker.log import model_log
@@ -19,6 +20,7 @@ from worker.models.digest import model_digest
 from worker.models.folder import why_unservable
 from worker.models.load_timing import LoadTiming
 from worker.protocol import ModelCard
+from worker.protocol.grammar_source import library_version
 from worker.runner.base import BuiltRunner
 from worker.runner.memory import MemoryLimits
 from worker.runner.out_of_memory import StepMemory
@@ -39,6 +41,8 @@ class LoadedEngine:
     card: ModelCard
     load_ms: Mapping[str, float] = field(default_factory=dict)
     """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
+    grammars: GrammarCompiler | None = None
+    """None where the model's text cannot be made to match one."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
@@ -55,9 +59,9 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
         raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
     # On a thread that ends afterwards: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
-    with ThreadPoolExecutor(2, "tidegate-build") as threads:
+    with ThreadPoolExecutor(3, "tidegate-build") as threads:
         hashing = threads.submit(_timed_digest, path, timing)
-        return threads.submit(_build, settings, config, clock, timing, hashing).result()
+        return threads.submit(_build, settings, config, clock, timing, hashing, threads).result()
 
 
 def _check(settings: WorkerSettings) -> None:
@@ -86,6 +90,7 @@ def _build(
     clock: Clock,
     timing: LoadTiming,
     hashing: Future[str],
+    threads: ThreadPoolExecutor,
 ) -> LoadedEngine:
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
@@ -108,7 +113,10 @@ def _build(
             special_in_prompts=settings.special_tokens_in_prompts,
         )
     eos = end_tokens(path, config, tokenizer)
+    compiling: Future[GrammarCompiler | None] | None = None
     if settings.engine == "torch":
+        # A second and more for a large vocabulary, beside the weights.
+        compiling = threads.submit(build_compiler, tokenizer.json, config.vocab_size, eos)
         # Here, so that a synthetic engine starts without torch.
         from worker.runner.build import build_torch_runner
 
@@ -117,6 +125,7 @@ def _build(
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
 
+    grammars = compiling.result() if compiling is not None else None
     scheduler = Scheduler(limits, BlockPool(built.blocks))
     digests = hashing.result(), engine_digest(settings, built)
     card = model_card(
@@ -127,6 +136,7 @@ def _build(
         context_tokens=scheduler.capacity_tokens,
         device=built.device,
         digests=digests,
+        grammars="" if grammars is None else library_version(),
     )
     engine = Engine(
         scheduler,
@@ -149,7 +159,7 @@ def _build(
         card.context_tokens,
         timing,
     )
-    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms})
+    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)
 
 
 def _open_tier(

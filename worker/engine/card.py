@@ -57,6 +57,7 @@ def model_card(
     context_tokens: int,
     device: str,
     digests: tuple[str, str],
+    grammars: str = "",
 ) -> ModelCard:
     """``context_tokens`` is what the KV pool allows of the model's own; ``digests`` are hex, of the
     model and of the engine."""
@@ -85,4 +86,5 @@ def model_card(
         can_pause=settings.pause,
         full_context_tokens=config.context_tokens,
         sampling_defaults=sampling_defaults(settings),
+        grammars=grammars,
     )

@@ -13,6 +13,7 @@ RESULT_CODE: Final = (
     "scheduler",
     "runner",
     "sampling",
+    "grammar",
     "models",
     "attention",
     "core.py",

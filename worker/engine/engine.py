@@ -54,6 +54,7 @@ from worker.scheduler.end_reason import (
     TOO_LATE_TO_START,
     EndReason,
     finished,
+    grammar_failed,
 )
 from worker.scheduler.pauses import Pauses
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -117,6 +118,8 @@ class Engine:
         self._stalled = False
         """There are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
+        self._compiled = False
+        """A grammar became ready since the latest look."""
         self._aborted = False
         """A job was aborted since the latest check."""
         self._thread: threading.Thread | None = None
@@ -150,12 +153,16 @@ class Engine:
             self.scheduler.prefix_cache.hash_prompt(
                 request, prefix_salt(self._hash_salt, job.cache_salt)
             )
+        request.compiling = job.constraint is not None
         with self._wake:
-            if not self._stopped:
+            is_taken = not self._stopped
+            if is_taken:
                 self._inbox.append(request)
                 self._wake.notify()
-                return
-        self._publish([self._record(request, DRAINED)])
+        if not is_taken:
+            self._publish([self._record(request, DRAINED)])
+        elif job.constraint is not None:
+            job.constraint.when_ready(self._one_is_compiled)
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
         """Stop a job within one step. Idempotent; the first cause wins."""
@@ -239,6 +246,7 @@ class Engine:
             self._stopping
             or self._aborted
             or self._pauses.asked
+            or self._compiled
             or bool(self._inbox)
             or self._tier.has_results
         )
@@ -251,6 +259,12 @@ class Engine:
         deadline = min((one.deadline for one in [*waiting, *paused]), default=math.inf)
         left_s = deadline - self._clock() - self._step_time.slow_step_s(0)
         return max(STALLED_S, min(PAUSED_S, left_s))
+
+    def _one_is_compiled(self) -> None:
+        """On any thread."""
+        with self._wake:
+            self._compiled = True
+            self._wake.notify()
 
     def _notify(self) -> None:
         with self._wake:
@@ -265,6 +279,8 @@ class Engine:
         self._end_expired(now, events)
         self.scheduler.sessions.expire(now)
         self._take_commands(now, events)
+        if self._compiled:
+            self._take_compiled(events)
         events += self._pauses.settle(self.executor.in_flight)
         self._publish_early(events)
         self._tier.restore(self.scheduler.waiting, now)
@@ -315,6 +331,18 @@ class Engine:
             elif request.job.pause_requested:
                 self._pauses.ask()
 
+    def _take_compiled(self, events: list[Event]) -> None:
+        """Have those start whose grammars are ready, and those end whose grammars are none."""
+        self._compiled = False
+        for request in [one for one in self.scheduler.waiting if one.compiling]:
+            constraint = request.job.constraint
+            if constraint is None or not constraint.is_ready:
+                continue
+            request.compiling = False
+            self.scheduler.unblock()
+            if constraint.error:
+                self._finish(request, grammar_failed(constraint.error), events)
+
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.scheduler.schedule(now)
         for request in schedule.started:
@@ -353,6 +381,12 @@ class Engine:
             job = request.job
             if job.abort is not None or now >= job.deadline or request in deferred:
                 self._end_late(row, len(ids), now, done, events)
+                continue
+            if job.constraint is not None and job.constraint.error:
+                # No mask could be made for it: what was drawn is not what it asked for.
+                if done.was_launched:
+                    self.scheduler.discard(row)
+                self._finish(request, grammar_failed(job.constraint.error), events)
                 continue
             if not ids:
                 book(row, ids)
@@ -445,6 +479,8 @@ class Engine:
 
     def _record(self, request: Request, end_reason: EndReason) -> JobFinished:
         self._stats_due = True
+        if request.job.constraint is not None:
+            request.job.constraint.drop()
         return finished(request, end_reason, self._clock())
 
     def _shut_down(self) -> None:

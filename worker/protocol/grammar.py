@@ -5,6 +5,8 @@ from typing import Final
 
 import msgspec
 
+from worker.protocol.sampling import Sampling
+
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 """Of ``Grammar.text`` in UTF-8. Published schemas of whole APIs have less than half of that."""
 
@@ -21,7 +23,8 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"
     """A JSON array of strings, one of which the whole text is."""
     LARK = "lark"
-    """A context-free grammar as Lark writes them, in llguidance's variant, from ``start`` on."""
+    """A context-free grammar as Lark writes them, in llguidance's variant, from ``start`` on; or,
+    with ``::=`` in it, as llama.cpp writes them (GBNF)."""
     STRUCTURAL_TAG = "structural_tag"
     """JSON: ``{"structures": [{"begin", "schema", "end"}, …], "triggers": […]}``. Free text in
     which each of the triggers begins one of the structures (a tool call, for example)."""
@@ -40,6 +43,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     kind: GrammarKind
     text: str = ""
+    lenient: bool = False
+    """Of a schema, keywords that cannot be enforced are passed over; else they are an error."""
+
+    def check_with(self, sampling: Sampling) -> None:
+        """Raise ``InvalidGrammar`` where ``sampling`` contradicts it."""
+        if sampling.ignore_eos:
+            raise InvalidGrammar("a grammar says where the text ends: ask for it, or ignore_eos")
 
     def check(self) -> None:
         """Raise ``InvalidGrammar`` for what no compiler need see."""

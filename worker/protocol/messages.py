@@ -88,6 +88,11 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     session_keep_ms: float = 0.0
     share_ms: float | None = None
 
+    @property
+    def begun(self) -> list[int]:
+        """What was generated under the grammar already."""
+        return self.token_ids[len(self.token_ids) - self.begun_tokens :]
+
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
     """Stops jobs. Unknown and finished handles are ignored: cancelling is idempotent.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
+from worker.grammar.masks import Masks
 from worker.log import model_log
 from worker.runner.cuda_graphs import (
     CudaRecorder,
@@ -25,11 +26,11 @@ from worker.runner.cuda_graphs import (
     batch_sizes,
 )
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.torch_runner import SlotLimits, TorchRunner, spread
+from worker.runner.torch_runner import SlotLimits, TorchRunner, constrained_rows, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
 from worker.sampling.prompt_scores import PromptScores
 from worker.sampling.sampler import Sampled, Sampler, send
-from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 
 
@@ -66,6 +67,7 @@ class CudaRunner(TorchRunner):
         super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
         self._graphs = graphs
+        self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
         self.meter = StreamMeter(_timing_events(device))
 
@@ -92,6 +94,7 @@ class CudaRunner(TorchRunner):
         """Drop model, pool and graphs. Idempotent."""
         self.settle()
         self._graphs = None
+        self._latest = None
         self._state = None
         super().close()
 
@@ -122,7 +125,21 @@ class CudaRunner(TorchRunner):
         self.meter.end()
         done = _done_event(self._device)
         done.record()
-        return LaunchedOnDevice(self, len(plan.rows), sampling, there, done, scores)
+        self._latest = LaunchedOnDevice(self, plan.rows, sampling, there, done, scores)
+        return self._latest
+
+    def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
+        """To be asked for once the step is queued up to its logits: the step before is waited for
+        then, and its tokens taken in, while the device is at this one."""
+        if not any(row.request.job.constraint is not None for row in plan.rows):
+            return None
+        before = self._latest
+
+        def make() -> Masks:
+            latest = {} if before is None else before.tokens()
+            return self._masks.make(constrained_rows(plan.rows, latest))
+
+        return make
 
     def _decode(
         self, graphs: DecodeGraphs, state: SlotState, plan: Plan, slots: NDArray[np.int64]
@@ -137,7 +154,9 @@ class CudaRunner(TorchRunner):
                 graphs.replay(ids, positions, slots, chances if some_draw else None).chosen
             )
         replayed = graphs.replay(ids, positions, slots)
-        sampled = self._sampler.sample(replayed.logits, slots, positions + 1, replayed.given_ids)
+        sampled = self._sampler.sample(
+            replayed.logits, slots, positions + 1, replayed.given_ids, self._masks_of(plan)
+        )
         state.last_ids.index_copy_(0, replayed.slots, sampled.ids)
         return sampled
 
@@ -162,7 +181,11 @@ class CudaRunner(TorchRunner):
         last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
         logits = forward.logits(hidden[last_tokens])
         sampled = self._sampler.sample(
-            logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+            logits,
+            slots[sampling],
+            batch.context_tokens[sampling],
+            token_ids[last_tokens],
+            self._masks_of(plan),
         )
         state.last_ids.index_copy_(0, self._to_device(slots[sampling]), sampled.ids)
         return sampled, scores
@@ -244,7 +267,7 @@ class LaunchedOnDevice:
     def __init__(
         self,
         runner: CudaRunner,
-        rows: int,
+        rows: Sequence[Row],
         sampling: Sequence[int],
         sampled: Sampled | None,
         done: Event,
@@ -257,6 +280,14 @@ class LaunchedOnDevice:
         self._done = done
         self._scores = scores
 
+    def tokens(self) -> dict[Request, int]:
+        """What it drew; waits for it. It is still to be collected."""
+        self._done.synchronize()
+        if self._sampled is None:
+            return {}
+        ids = self._sampled.ids.tolist()
+        return {self._rows[i].request: id_ for i, id_ in zip(self._sampling, ids, strict=True)}
+
     def collect(self) -> StepResult:
         """See ``LaunchedStep``."""
         try:
@@ -266,9 +297,9 @@ class LaunchedOnDevice:
             raise
         prompts = None if self._scores is None else self._scores.read()
         if self._sampled is None:
-            return StepResult([[] for _ in range(self._rows)], prompts=prompts)
+            return StepResult([[] for _ in self._rows], prompts=prompts)
         ids, logprobs = self._sampled.read()
-        return spread(self._rows, self._sampling, ids, logprobs, prompts)
+        return spread(len(self._rows), self._sampling, ids, logprobs, prompts)
 
 
 def _done_event(device: torch.device) -> Event:

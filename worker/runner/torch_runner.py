@@ -1,6 +1,6 @@
 """Steps on a real model: plan → packed batch → hidden states → logits → tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
+from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
 from worker.sampling.prompt_scores import PromptScores, score_prompts
 from worker.sampling.sampler import Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
-from worker.scheduler.request import Request
+from worker.scheduler.request import PENDING, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class TorchRunner:
         *,
         device: torch.device,
     ) -> None:
+        self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
         self._forward: Forward | None = forward
         self._sampler = sampler
         self._device = device
@@ -54,6 +56,9 @@ class TorchRunner:
             raise RuntimeError("the runner is closed")
         try:
             slots = self._table.slots_of(plan.rows, self._begin)
+            constrained = constrained_rows(plan.rows)
+            # Made while the model computes: neither needs the interpreter meanwhile.
+            masks = self._masks.begin(constrained).result if constrained else None
             batch, token_ids, positions = self._pack(plan, slots)
             hidden = self._forward.hidden(batch, token_ids, positions)
             scores = self._scores(self._forward, plan, hidden)
@@ -61,7 +66,9 @@ class TorchRunner:
             sampling: Sequence[int] = range(len(plan.rows))
             if plan.decodes == len(plan.rows):  # each token is the last of its row
                 logits = self._forward.logits(hidden)
-                sampled = self._sampler.sample(logits, slots, batch.context_tokens, token_ids)
+                sampled = self._sampler.sample(
+                    logits, slots, batch.context_tokens, token_ids, masks
+                )
             else:
                 sampling = [i for i, row in enumerate(plan.rows) if row.samples]
                 if not sampling:
@@ -69,7 +76,11 @@ class TorchRunner:
                 last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
                 logits = self._forward.logits(hidden[last_tokens])
                 sampled = self._sampler.sample(
-                    logits, slots[sampling], batch.context_tokens[sampling], token_ids[last_tokens]
+                    logits,
+                    slots[sampling],
+                    batch.context_tokens[sampling],
+                    token_ids[last_tokens],
+                    masks,
                 )
             ids, logprobs = sampled.read()
         finally:
@@ -81,6 +92,7 @@ class TorchRunner:
     def close(self) -> None:
         """Drop model and pool."""
         self._forward = None
+        self._masks.close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -154,6 +166,26 @@ class _SlotTable:
                 begin(slot, request)
                 owners[slot], versions[slot] = request, version
         return np.array(slots, np.int64)
+
+
+def constrained_rows(
+    rows: Sequence[Row], latest: Mapping[Request, int] | None = None
+) -> list[MaskedRow]:
+    """Those that sample under a constraint. ``latest`` has the tokens that are ``PENDING``."""
+    masked = []
+    sampling = 0
+    for row in rows:
+        if not row.samples:
+            continue
+        job = row.request.job
+        if job.constraint is not None:
+            generated = row.request.tokens[row.request.prompt_tokens :]
+            if latest is not None and generated and generated[-1] == PENDING:
+                generated[-1] = latest[row.request]
+            bars_end = len(generated) < job.sampling.min_tokens
+            masked.append(MaskedRow(sampling, job.constraint, generated, bars_end))
+        sampling += 1
+    return masked
 
 
 def spread(

@@ -15,6 +15,7 @@ DRAWS: Final = 1
 PENALISED: Final = 2
 BIASED: Final = 4
 WANTS_LOGPROBS: Final = 8
+CONSTRAINED: Final = 16
 
 _COLDEST: Final = 1e-5
 """A lower temperature would overflow the logits, and is greedy to the eye already."""
@@ -66,7 +67,9 @@ class SamplingTable:
         self.frequency_penalty[slot] = asked.frequency_penalty
         self.seed[slot] = request.seed
         self.logprobs[slot] = asked.logprobs or 0
-        self.first_free_position[slot] = request.prompt_tokens + asked.min_tokens
+        # Where a grammar has it end and nothing else, it does: masks know of ``min_tokens``.
+        least = 0 if request.job.constraint is not None else asked.min_tokens
+        self.first_free_position[slot] = request.prompt_tokens + least
         penalised = (
             asked.repetition_penalty != 1 or asked.presence_penalty or asked.frequency_penalty
         )
@@ -75,6 +78,7 @@ class SamplingTable:
             | (PENALISED if penalised else 0)
             | (BIASED if asked.logit_bias else 0)
             | (WANTS_LOGPROBS if asked.logprobs is not None else 0)
+            | (CONSTRAINED if request.job.constraint is not None else 0)
         )
         self.needs[slot] = needs
         return needs

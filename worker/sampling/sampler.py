@@ -2,8 +2,8 @@
 
 ::
 
-    logits ─▶ log-probabilities ─▶ barred, bias, penalties ─▶ argmax
-               (the model's own)                           └▶ temperature, filters, draw
+    logits ─▶ log-probabilities ─▶ bias, penalties, barred, mask ─▶ argmax
+               (the model's own)                                 └▶ temperature, filters, draw
 
 Rows that ask for nothing are done at the argmax. Nothing here waits for the device: positions,
 slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
@@ -13,7 +13,7 @@ number is a hash of (seed, position): what else is in the batch, and how the tex
 steps, has no part in it (WK-3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.compiled import compiler_problem
+from worker.grammar.masks import Masks
 from worker.protocol import TokenLogprob
 from worker.sampling import loops as sampling_loops
 from worker.sampling.filters import candidates
-from worker.sampling.params import BIASED, DRAWS, PENALISED, WANTS_LOGPROBS, SamplingTable
+from worker.sampling.masks import apply_
+from worker.sampling.params import (
+    BIASED,
+    CONSTRAINED,
+    DRAWS,
+    PENALISED,
+    WANTS_LOGPROBS,
+    SamplingTable,
+)
 from worker.sampling.penalties import Biases, Penalties
 from worker.scheduler.request import Request
 
@@ -68,6 +77,7 @@ class Sampler:
         """``max_tokens`` is the longest text that one slot can hold."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
         self._device = device
+        self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = vocab_size
         self._table = SamplingTable.empty(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
@@ -88,11 +98,13 @@ class Sampler:
         slots: NDArray[np.int64],
         positions: NDArray[np.int64],
         last_ids: Tensor,
+        masks: Callable[[], Masks] | None = None,
     ) -> Sampled:
         """One token per row of ``logits`` [rows, vocabulary] float32, which may be overwritten.
 
         The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
-        its text, after ``last_ids`` [rows] (on the device).
+        its text, after ``last_ids`` [rows] (on the device). ``masks`` gives those of the rows that
+        are constrained, and may wait for them.
         """
         table = self._table
         needs = table.needs[slots]
@@ -113,6 +125,9 @@ class Sampler:
         if barred.any():
             rows = np.flatnonzero(barred)
             logits[self._upload(rows)[:, None], self._eos] = -torch.inf
+        if some & CONSTRAINED:
+            assert masks is not None
+            apply_(logits, masks())
         if not some & DRAWS:
             chosen = _argmax(logits)
         else:

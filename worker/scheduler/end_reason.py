@@ -46,6 +46,11 @@ ABORTED: dict[AbortCause, EndReason] = {
 }
 
 
+def grammar_failed(why: str) -> EndReason:
+    """Its grammar is none, or more than a step can be given for it: no fault of the engine."""
+    return EndReason(FinishReason.ERROR, Code.INVALID_REQUEST, why)
+
+
 def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
     """Written at ``freed_at``, when slot and blocks are free."""
     job = request.job

@@ -54,6 +54,8 @@ class Request:
     """Its head has been looked for on disk."""
     loading: bool = False
     """Blocks of its head are on their way from disk: it is not admitted yet."""
+    compiling: bool = False
+    """Its grammar is not ready: it is not admitted yet."""
     leaving: bool = False
     """No further step is to be planned for it; it stays until those launched have been read."""
     pausing: bool = False

@@ -355,7 +355,7 @@ class Scheduler:
 
     def _ready(self) -> Iterator[Request]:
         """Those that wait for nothing but a slot and blocks, least slack first."""
-        return (one for one in self.waiting if not one.loading and not one.held_back)
+        return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
     def _make_way(self, prefilling: list[Request]) -> None:
         """Send back what has been admitted and has not begun, while the head is more urgent."""

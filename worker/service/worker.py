@@ -42,6 +42,7 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.access import Secret, warn_if_open
 from worker.service.call import Call, Responder, Tensors, seconds, strings
+from worker.service.constraints import Constraints
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.lane import Lane, LaneJob, refused
@@ -81,6 +82,7 @@ class Worker:
         )
         self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
         self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)
+        self._constraints = Constraints(loaded.grammars)
         self._plain = PlainIntake(loaded, settings, self._emitter, clock)
 
     @property
@@ -122,6 +124,7 @@ class Worker:
         """Abort everything, answer everything, end the threads. Idempotent."""
         self._emitter.post(lambda: self._drainer.begin(0.0, None))
         self._plain.close()
+        self._constraints.close()
         give_up_at = self._clock() + STOP_GRACE_S
         while self._emitter.job_replies and self._clock() < give_up_at:
             time.sleep(0.005)
@@ -198,6 +201,7 @@ class Worker:
             raise InvalidCall(f"handle {message.handle} is in use on this lane")
         try:
             self._check(message)
+            constraint = self._constraints.of(message.grammar, message.sampling, message.begun)
         except (RequestError, InvalidSampling) as error:
             end = refused(message.handle, len(message.token_ids), error)
             self._emitter.post(lambda: self._emitter.end(lane, end))
@@ -217,8 +221,7 @@ class Worker:
             token_gap_s=seconds(message.token_gap_ms),
             due_by=now + seconds(message.share_ms),
             keeps_on=message.keeps_on,
-            grammar=message.grammar,
-            begun_tokens=message.begun_tokens,
+            constraint=constraint,
         )
         text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
         lane_job = LaneJob(lane, message.handle, job, text, responder)
@@ -237,6 +240,8 @@ class Worker:
         # Here and not in the engine alone: block hashes cannot be made of any other number.
         if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
             raise InvalidCall(f"token ids are from 0 to {self._card.vocab_size - 1}")
+        if not 0 <= message.begun_tokens <= len(ids):
+            raise InvalidCall("begun_tokens must be how many of the last token_ids were generated")
         budgets = (
             message.budget_ms,
             message.first_token_budget_ms,

@@ -1,0 +1,127 @@
+"""Grammars to matchers, on threads of their own; the latest are kept."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from worker.grammar.constraint import Constraint
+from worker.log import model_log
+from worker.protocol import Grammar, InvalidGrammar
+from worker.protocol.grammar_source import library_version, parser_limits, problem, source_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT: Final = 64
+"""Grammars. Each keeps what it has learnt of the vocabulary: next to nothing, at worst 50 MB."""
+_KEPT_BYTES: Final = 2 * 2**20
+"""Of their texts together: what has a long text tends to have learnt much."""
+_THREADS: Final = 2
+"""One that takes long does not keep all others waiting."""
+
+
+class GrammarCompiler:
+    """Of one model's vocabulary. Used by any thread."""
+
+    def __init__(self, tokenizer: "LLTokenizer", vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._words = -(-vocab_size // 32)
+        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "tidegate-grammars")
+
+    def constraint(self, grammar: Grammar, begun: Sequence[int] = ()) -> Constraint:
+        """For a job of which ``begun`` was generated elsewhere. It is ready at once where the
+        grammar is known. Raises ``InvalidGrammar`` for what needs no compiler to be refused."""
+        grammar.check()
+        constraint = Constraint()
+        with self._lock:
+            known = self._kept.get(grammar)
+            if known is not None:
+                self._kept.move_to_end(grammar)
+        if known is not None and not begun:
+            constraint.resolve(known.deep_copy())
+        else:
+            self._threads.submit(self._compile, constraint, grammar, list(begun))
+        return constraint
+
+    def close(self) -> None:
+        """End the threads; what still waits for them is never ready. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, constraint: Constraint, grammar: Grammar, begun: list[int]) -> None:
+        if constraint.is_dropped:
+            return
+        try:
+            constraint.resolve(self._matcher(grammar, begun))
+        except InvalidGrammar as error:
+            constraint.resolve(None, str(error))
+        except Exception as error:
+            # Not its message, which may hold the client's words.
+            model_log.error("a grammar failed to compile (%s)", type(error).__name__)
+            constraint.resolve(None, "the grammar cannot be compiled")
+
+    def _matcher(self, grammar: Grammar, begun: list[int]) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        with self._lock:
+            known = self._kept.get(grammar)
+        if known is None:
+            known = LLMatcher(
+                self._tokenizer, source_of(grammar), log_level=0, limits=parser_limits()
+            )
+            _require(known)
+            first = known.deep_copy()
+            # What is too much for one step shows here, and what is learnt serves all that follow.
+            mask = np.zeros(self._words, np.uint32)
+            first.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            _require(first)
+            self._keep(grammar, known)
+        matcher = known.deep_copy()
+        if begun and not matcher.consume_tokens(begun):
+            raise InvalidGrammar("what was generated already does not match the grammar")
+        return matcher
+
+    def _keep(self, grammar: Grammar, matcher: "LLMatcher") -> None:
+        with self._lock:
+            if grammar in self._kept:
+                return
+            self._kept[grammar] = matcher
+            self._kept_bytes += len(grammar.text)
+            while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
+                oldest, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= len(oldest.text)
+
+
+def build_compiler(
+    tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
+) -> GrammarCompiler | None:
+    """None, and a line in the log, where this installation or this model cannot have grammars."""
+    if not library_version():
+        model_log.info("no structured output: llguidance is not installed")
+        return None
+    if not eos_token_ids:
+        model_log.info("no structured output: the model has no end token to end it with")
+        return None
+    from llguidance import LLTokenizer
+
+    try:
+        tokenizer = LLTokenizer(
+            tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
+    except Exception as error:
+        model_log.warning(
+            "no structured output: llguidance does not take this tokenizer (%s)", error
+        )
+        return None
+    return GrammarCompiler(tokenizer, vocab_size)
+
+
+def _require(matcher: "LLMatcher") -> None:
+    if matcher.is_error():
+        raise InvalidGrammar(problem(matcher.get_error()))

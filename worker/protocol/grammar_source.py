@@ -1,0 +1,190 @@
+"""A ``Grammar`` as llguidance takes it, and whether it does: for both sides, so that they agree.
+
+The library's limits bound what a grammar may cost it, in work and in memory; what they miss is
+looked for here. All of it is the text of a client: nothing of it is logged.
+"""
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from worker.protocol.excerpt import excerpt
+from worker.protocol.grammar import Grammar, GrammarKind, InvalidGrammar
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{0,16}"
+"""Between JSON's tokens, enough to indent four levels by four. Without a bound a model that is fond
+of blanks never gets to a value."""
+_MOST_STATES: Final = 4096
+"""That ``multipleOf`` may cost: as many as the least common multiple of all that a schema has."""
+_MOST_ERROR_CHARS: Final = 240
+_ESCAPED_ASCII: Final = re.compile(r"\\u00[0-7]")
+
+
+def library_version() -> str:
+    """``llguidance 1.9.1``, say; empty where it is not installed."""
+    try:
+        from importlib.metadata import version
+
+        import llguidance  # noqa: F401
+
+        return f"llguidance {version('llguidance')}"
+    except ImportError:
+        return ""
+
+
+def parser_limits() -> "LLParserLimits":
+    """What one grammar may cost: a step's mask some 10 ms, all of its states some 50 MB."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=1000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
+        max_lexer_states=30_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def source_of(grammar: Grammar) -> str:
+    """What llguidance is to compile. Raises ``InvalidGrammar``."""
+    from llguidance import LLMatcher
+
+    grammar.check()
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json_source({"type": "object"}, lenient=False)
+        case GrammarKind.JSON_SCHEMA:
+            return _json_source(_schema(grammar.text), lenient=grammar.lenient)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.CHOICE:
+            choices = _choices(grammar.text)
+            # An enum is one regular expression, where Lark would make a rule of each.
+            return LLMatcher.grammar_from_lark(
+                "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+            )
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(_lark(grammar.text))
+        case GrammarKind.STRUCTURAL_TAG:
+            return LLMatcher.grammar_from_lark(_structural_tag(grammar.text))
+
+
+def check_source(grammar: Grammar) -> None:
+    """Raise ``InvalidGrammar`` where llguidance would not take it. Milliseconds, for a large one
+    hundreds: not on an event loop."""
+    from llguidance import LLMatcher
+
+    source = source_of(grammar)
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
+    if is_error:
+        raise InvalidGrammar(problem(messages[0] if messages else ""))
+
+
+def problem(message: str) -> str:
+    """What the library says, as clients are told."""
+    said = " ".join(message.replace("<non-verbose/>", "").split())
+    if "NoExtension" in said:
+        return "no text matches the grammar"
+    if said.startswith("Unimplemented keys"):
+        said += '; "strict": false passes over what cannot be enforced'
+    return f"the grammar cannot be used: {excerpt(said, _MOST_ERROR_CHARS)}"
+
+
+def _json_source(schema: Any, *, lenient: bool) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema, ensure_ascii=False),
+        overrides={"whitespace_pattern": _WHITESPACE, "lenient": lenient},
+    )
+
+
+def _schema(text: str) -> Any:
+    schema = _json(text, "the schema")
+    if not isinstance(schema, dict | bool):
+        raise InvalidGrammar("the schema must be a JSON object")
+    _check_multiples(schema)
+    return schema
+
+
+def _check_multiples(schema: Any) -> None:
+    """The states of several ``multipleOf`` multiply, before any limit of the library counts."""
+    states, left = 1, [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            factor = value.get("multipleOf")
+            if isinstance(factor, int | float) and factor == factor:
+                while factor != int(factor) and factor < _MOST_STATES:
+                    factor *= 10
+                states = math.lcm(states, max(1, abs(int(min(factor, 2**53)))))
+                if states > _MOST_STATES:
+                    raise InvalidGrammar(
+                        f"the schema's multipleOf take more than {_MOST_STATES} states together"
+                    )
+
+
+def _choices(text: str) -> list[str]:
+    choices = _json(text, "the choices")
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(one, str) and one for one in choices)
+    ):
+        raise InvalidGrammar("the choices must be an array of strings, none of them empty")
+    return choices
+
+
+def _lark(text: str) -> str:
+    if "multipleOf" in text or _ESCAPED_ASCII.search(text):
+        raise InvalidGrammar("multipleOf and escaped ASCII have no place in a Lark grammar")
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:
+        raise InvalidGrammar(problem(f"{error} (read as GBNF, for its ::=)")) from None
+
+
+def _structural_tag(text: str) -> str:
+    from llguidance import StructTag
+
+    tag = _json(text, "the structural tag")
+    try:
+        triggers, tags = tag["triggers"], []
+        for structure in tag["structures"]:
+            begin = structure["begin"]
+            trigger = next(one for one in triggers if one and begin.startswith(one))
+            schema = structure.get("schema") or {}
+            _check_multiples(schema)
+            tags.append(
+                StructTag(trigger=trigger, begin=begin, grammar=dict(schema), end=structure["end"])
+            )
+        return StructTag.to_grammar(tags, assume_special=False)
+    except InvalidGrammar:
+        raise
+    except (AssertionError, AttributeError, KeyError, StopIteration, TypeError, ValueError):
+        raise InvalidGrammar(
+            'a structural tag is {"structures": [{"begin", "schema", "end"}, …], "triggers": […]};'
+            " every begin starts with one of the triggers"
+        ) from None
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InvalidGrammar(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidGrammar(f"{what} is not JSON: {error}") from None
