@@ -51,6 +51,7 @@ def snapshot(
         hit_blocks_total=prefix_cache.hit_blocks_total,
         missed_blocks_total=prefix_cache.missed_blocks_total,
         disk_saved_blocks_total=disk.saved_blocks,
+        disk_saved_sessions_total=disk.saved_sessions,
         disk_loaded_blocks_total=disk.loaded_blocks,
         disk_save_ms_total=disk.save_ms,
         disk_load_ms_total=disk.load_ms,

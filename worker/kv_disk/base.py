@@ -11,7 +11,8 @@ from worker.scheduler.request import Request
 class TierStats:
     """Totals since the worker began.
 
-    ``failures`` are files that could not be written or used, ``skipped_blocks`` blocks that were
+    ``saved_sessions`` are turns of conversations that are on disk as far as they are computed,
+    ``failures`` files that could not be written or used, ``skipped_blocks`` blocks that were
     evicted before the disk had taken those before them.
     """
 
@@ -21,6 +22,7 @@ class TierStats:
     load_ms: float = 0.0
     failures: int = 0
     skipped_blocks: int = 0
+    saved_sessions: int = 0
 
 
 class Tier(Protocol):

@@ -95,6 +95,7 @@ class DiskTier:
         saved, loaded = self._saver.counts, self._loader.counts
         return TierStats(
             saved_blocks=saved.blocks,
+            saved_sessions=saved.sessions,
             save_ms=saved.seconds * 1e3,
             loaded_blocks=loaded.blocks,
             load_ms=loaded.seconds * 1e3,

@@ -27,6 +27,8 @@ class SaveCounts:
 
     blocks: int = 0
     seconds: float = 0.0
+    sessions: int = 0
+    """Turns of conversations."""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class Saver:
                 kept = list(takewhile(self._store.holds, save.text))
                 self._store.touch(kept)
                 self._store.remember(save.session, kept)
+                self.counts.sessions += 1
         finally:
             self.counts.seconds += time.perf_counter() - started
             # Those it never came to; and if there are none, a sign that the counts have changed.

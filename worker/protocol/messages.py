@@ -335,6 +335,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     sessions_expired_total: int = 0
     sessions_displaced_total: int = 0
     cuda_init_ms: float = 0.0
+    disk_saved_sessions_total: int = 0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -228,6 +228,7 @@ def test_a_conversation_goes_on_after_a_restart(rig: Rig) -> None:
     """WK-6: only the block that was not full is computed again."""
     first = rig.talk(list(range(10, 30)), session="s")
     assert rig.tier.stats().saved_blocks == 5
+    assert rig.tier.stats().saved_sessions == 1
     rig.restart()
     again = rig.submit([*first.tokens, 50, 51], session="s")
     assert again is not None and again.loading
