@@ -17,7 +17,7 @@ from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.errors import error_body
 from orchestrator.api.openai.shapes import Shape, delta_of, token_counts
-from orchestrator.parsing import Content
+from orchestrator.parsing import CallArguments, Content, Piece, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
@@ -192,6 +192,9 @@ class ParsedChunkStream(ChunkStream):
         """The others are those of ``ChunkStream``."""
         super().__init__(*args, **kwargs)
         self._output = output
+        self._around_reasoning: list[bytes] = []
+        self._around_arguments: dict[int, list[bytes]] = {}
+        """By the call's index."""
 
     def started(self, task: Task) -> None:
         super().started(task)
@@ -204,11 +207,33 @@ class ParsedChunkStream(ChunkStream):
             self._send_own_chunks(task, delta)
             return
         pieces = self._output.feed(delta)
-        if len(pieces) == 1 and isinstance(pieces[0], Content):
-            self._stream.send(self._before + _encode(pieces[0].text) + self._after)
-        elif pieces and (said := delta_of(pieces)):
-            choice = self._shape.delta(self._index, None) | {"delta": said}
-            self._stream.send(_event(self._chunk(task, [choice])))
+        if len(pieces) == 1:
+            match pieces[0]:
+                case Content(text):
+                    self._stream.send(self._before + _encode(text) + self._after)
+                    return
+                case Reasoning(text):
+                    around = self._around_reasoning or self._cut(task, Reasoning(_PLACE))
+                    self._around_reasoning = around
+                    self._stream.send(_encode(text).join(around))
+                    return
+                case CallArguments(index, json):
+                    around = self._around_arguments.get(index) or self._cut(
+                        task, CallArguments(index, _PLACE)
+                    )
+                    self._around_arguments[index] = around
+                    self._stream.send(_encode(json).join(around))
+                    return
+        if said := delta_of(pieces):
+            self._stream.send(self._event_of(task, said))
+
+    def _cut(self, task: Task, piece: Piece) -> list[bytes]:
+        """What stands before, between and behind the piece's text in a chunk with nothing else."""
+        return self._event_of(task, delta_of([piece])).split(_encode(_PLACE))
+
+    def _event_of(self, task: Task, said: dict[str, object]) -> bytes:
+        choice = self._shape.delta(self._index, None) | {"delta": said}
+        return _event(self._chunk(task, [choice]))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
         said = delta_of(self._output.finish(tail))
