@@ -16,13 +16,14 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup setup-dev demo test lint wheel clean \
+.PHONY: help setup setup-dev demo test test-clients lint wheel clean \
   bench bench-quick bench-engine bench-goodput bench-peers sim attack
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2"'
 	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
+	@echo 'make test-clients  other people'"'"'s clients: LiteLLM, LangChain, Pydantic AI, instructor, Node'
 	@echo 'make lint          style and types'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
@@ -50,6 +51,14 @@ demo: setup
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+# Node's packages only where there is Node.
+test-clients: setup-dev
+	$(BIN)/python -m venv .tidegate/clients
+	.tidegate/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  $(PIP_ARGS) --requirement tests/e2e/clients/requirements.txt
+	if command -v npm >/dev/null; then npm ci --silent --prefix tests/e2e/clients; fi
+	$(BIN)/python -m pytest -n 0 tests/e2e/clients $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .
@@ -85,4 +94,4 @@ wheel: setup
 	  --wheel-dir build .
 
 clean:
-	rm -rf .venv .tidegate build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .tidegate build tests/e2e/clients/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

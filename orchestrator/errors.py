@@ -91,8 +91,8 @@ class ContextOverflow(InvalidRequest):
         """
         least = "at least " if is_least else ""
         return cls(
-            # Clients look for the words "maximum context length is … tokens".
-            f"the prompt has {least}{prompt} tokens, but the model's maximum context length is "
+            # Clients look for these words: "this model's maximum context length is … tokens".
+            f"the prompt has {least}{prompt} tokens, but this model's maximum context length is "
             f"{context} tokens, which must hold it and at least one more: shorten the prompt{note}",
             field="prompt",
         )

@@ -19,7 +19,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     asked = task.job.max_tokens
     if asked is not None and asked > left:
         raise ContextOverflow(
-            f"max_tokens is {asked}, but the model's maximum context length is {context} tokens, "
+            f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
             f"which leaves {left} after a prompt of {prompt}: ask for at most {left}"
             f"{card.context_note}",
             field="max_tokens",

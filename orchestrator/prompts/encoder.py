@@ -232,7 +232,7 @@ class PromptEncoder:
         yield False
         if len(ids) > self.card.context_tokens:
             raise ContextOverflow(
-                f"{len(ids)} tokens are more than the model's maximum context length, which is "
+                f"{len(ids)} tokens are more than this model's maximum context length, which is "
                 f"{self.card.context_tokens} tokens",
                 field="tokens",
             )

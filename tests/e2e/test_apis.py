@@ -88,6 +88,25 @@ async def test_a_prompts_logprobs_with_the_openai_sdk(demo: Stack) -> None:
     assert read.usage is not None and read.usage.completion_tokens == 0
 
 
+async def test_responses_with_the_openai_sdk(demo: Stack) -> None:
+    """OR-3: streamed and not the same text, and a conversation that goes on by its id."""
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        asked = {"model": "demo", "temperature": 0, "max_output_tokens": 8}
+        first = await client.responses.create(**asked, input="Tell me a story.")
+        async with client.responses.stream(**asked, input="Tell me a story.") as stream:
+            kinds = [event.type async for event in stream]
+        assert kinds[0] == "response.created" and kinds[-1] == "response.incomplete"
+        by_id = await client.responses.create(
+            **asked, input="Go on.", previous_response_id=first.id
+        )
+        said = [{"role": "user", "content": "Tell me a story."}, *first.output]
+        said.append({"role": "user", "content": "Go on."})
+        whole = await client.responses.create(**asked, input=said, store=False)
+    assert first.output_text and by_id.output_text == whole.output_text
+    assert by_id.usage is not None and whole.usage is not None
+    assert by_id.usage.input_tokens == whole.usage.input_tokens
+
+
 async def test_several_choices_with_the_openai_sdk(demo: Stack) -> None:
     """OR-3: each is what a request of its own would have got."""
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:

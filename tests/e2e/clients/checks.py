@@ -1,0 +1,29 @@
+"""Runs what a client's script has to show: ``python with_NAME.py URL``.
+
+Every function that is called ``check_…`` is one thing that must work; it gets the service's URL.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+
+MODEL = "demo"
+HELLO = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+def run(namespace: Mapping[str, object]) -> None:
+    """Run them all; exits with how many failed."""
+    url, failed = sys.argv[1], 0
+    for name, check in list(namespace.items()):
+        if not name.startswith("check_"):
+            continue
+        assert isinstance(check, Callable)  # type: ignore[arg-type]
+        try:
+            check(url)
+        except Exception:
+            traceback.print_exc()
+            failed += 1
+            print(f"FAILED {name}", flush=True)
+        else:
+            print(f"ok {name}", flush=True)
+    sys.exit(failed)

@@ -1,0 +1,49 @@
+"""LangChain's client for OpenAI."""
+
+from checks import HELLO, MODEL, run
+from langchain_openai import ChatOpenAI, OpenAI
+
+
+def _model(url: str, **more: object) -> ChatOpenAI:
+    return ChatOpenAI(
+        model=MODEL,
+        base_url=f"{url}/v1",
+        api_key="unused",
+        max_tokens=8,
+        temperature=0,
+        timeout=30,
+        **more,
+    )
+
+
+def check_invoke(url: str) -> None:
+    answer = _model(url).invoke(HELLO)
+    assert answer.content and answer.usage_metadata["output_tokens"] == 8
+
+
+def check_stream(url: str) -> None:
+    model = _model(url, stream_usage=True)
+    pieces = list(model.stream(HELLO))
+    assert "".join(piece.content for piece in pieces) == model.invoke(HELLO).content
+    assert sum((piece.usage_metadata or {}).get("output_tokens", 0) for piece in pieces) == 8
+
+
+def check_batch(url: str) -> None:
+    assert all(answer.content for answer in _model(url).batch([HELLO] * 3))
+
+
+def check_responses(url: str) -> None:
+    model = _model(url, use_responses_api=True)
+    answer = model.invoke(HELLO)
+    assert answer.text and answer.usage_metadata["output_tokens"] == 8
+    assert "".join(piece.text for piece in model.stream(HELLO)) == answer.text
+    more = model.bind(previous_response_id=answer.response_metadata["id"])
+    assert more.invoke([{"role": "user", "content": "Go on."}]).text
+
+
+def check_plain(url: str) -> None:
+    model = OpenAI(model=MODEL, base_url=f"{url}/v1", api_key="unused", max_tokens=8)
+    assert model.invoke("The fox")
+
+
+run(globals())

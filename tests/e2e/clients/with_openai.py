@@ -1,0 +1,130 @@
+"""OpenAI's own SDK."""
+
+import openai
+from checks import HELLO, MODEL, run
+
+
+def _client(url: str, **options: object) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", **options)
+
+
+def check_chat(url: str) -> None:
+    answer = _client(url).chat.completions.create(model=MODEL, messages=HELLO, max_tokens=8)
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens == 8 and answer.choices[0].finish_reason == "length"
+
+
+def check_stream(url: str) -> None:
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "temperature": 0}
+    client = _client(url)
+    chunks = list(
+        client.chat.completions.create(
+            **asked,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        )
+    )
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
+    counts = [c.usage.completion_tokens for c in chunks]
+    assert counts == sorted(counts) and counts[-1] == 8
+    with client.chat.completions.stream(**asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+    assert "".join(pieces) == whole
+
+
+def check_completions(url: str) -> None:
+    client = _client(url)
+    text = client.completions.create(model=MODEL, prompt="The fox", extra_body={"ignore_eos": True})
+    assert text.usage.completion_tokens == 16  # unless asked, as OpenAI has it
+    two = client.completions.create(model=MODEL, prompt=["The fox", "A bird"], n=2, max_tokens=2)
+    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
+    likely = client.completions.create(model=MODEL, prompt="The fox", max_tokens=4, logprobs=2)
+    assert all(2 <= len(top) <= 3 for top in likely.choices[0].logprobs.top_logprobs)
+
+
+def check_logprobs(url: str) -> None:
+    answer = _client(url).chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=3
+    )
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == 3 and all(len(entry.top_logprobs) == 3 for entry in entries)
+
+
+def check_history_as_other_servers_leave_it(url: str) -> None:
+    said = {"role": "assistant", "content": "Once.", "reasoning_content": None, "refusal": None}
+    _client(url).chat.completions.create(
+        model=MODEL, messages=[*HELLO, said, {"role": "user", "content": "Go on."}], max_tokens=2
+    )
+
+
+def check_cached_tokens(url: str) -> None:
+    asked = {
+        "model": MODEL,
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "fox " * 90}],
+    }
+    client = _client(url)
+    client.chat.completions.create(**asked)
+    usage = client.chat.completions.create(**asked).usage
+    assert 0 < usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
+
+
+def check_too_long_is_named(url: str) -> None:
+    client = _client(url)
+    room = client.models.retrieve(MODEL).max_model_len
+    try:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "fox " * 2 * room}]
+        )
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded"
+        assert f"maximum context length is {room} tokens" in error.message
+    else:
+        raise AssertionError("it should have been refused")
+
+
+def check_responses(url: str) -> None:
+    client = _client(url)
+    asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(**asked, input="Tell me a story.", instructions="Be brief.")
+    assert first.output_text and first.usage.output_tokens <= 8
+    again = client.responses.retrieve(first.id)
+    assert (again.id, again.output_text) == (first.id, first.output_text)
+    more = client.responses.create(**asked, input="Go on.", previous_response_id=first.id)
+    assert more.usage.input_tokens > first.usage.input_tokens
+    listed = [{"role": "user", "content": "Tell me a story."}, *first.output]
+    listed.append({"role": "user", "content": "Go on."})
+    same = client.responses.create(**asked, input=listed, store=False)
+    assert same.output_text == more.output_text
+    client.responses.delete(first.id)
+
+
+def check_responses_stream(url: str) -> None:
+    asked = {"model": MODEL, "max_output_tokens": 400, "temperature": 0, "input": "Hello."}
+    client = _client(url)
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == client.responses.create(**asked).output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type in ("response.completed", "response.incomplete")
+
+
+def check_a_timeout_is_a_deadline(url: str) -> None:
+    raw = _client(url, timeout=20.0).chat.completions.with_raw_response.create(
+        model=MODEL, messages=HELLO, max_tokens=4
+    )
+    left_ms = float(raw.headers["X-Deadline-Budget"].rpartition("left=")[2])
+    assert 0 < left_ms <= 20_000
+    try:
+        _client(url, max_retries=5).chat.completions.create(
+            model=MODEL, messages=HELLO, extra_body={"deadline_ms": 0.01}
+        )
+    except openai.APIStatusError as error:
+        assert error.status_code == 504 and error.response.headers["x-should-retry"] == "false"
+    else:
+        raise AssertionError("it should have been too late")
+
+
+run(globals())
