@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
@@ -30,6 +31,30 @@ async def stream_answer(
         orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
+class Awaited(Listener, Protocol):
+    """A listener that can be waited for."""
+
+    complete: asyncio.Event
+
+
+async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer: Awaited) -> Task:
+    """Submit a job and wait for its end, which ``answer`` hears.
+
+    Raises ``TidegateError`` when it did not end well.
+    """
+    orchestrator = request.app[ORCHESTRATOR]
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
+    try:
+        await answer.complete.wait()
+    finally:
+        task.unlisten(answer)
+        orchestrator.disconnected(task)
+    assert task.ending is not None
+    if task.ending.error is not None:
+        raise task.ending.error
+    return task
+
+
 class WholeAnswer(Transcript):
     """A transcript that can be waited for."""
 
@@ -44,20 +69,6 @@ class WholeAnswer(Transcript):
 async def whole_answer(
     request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
 ) -> tuple[Task, Transcript]:
-    """Submit a job and wait for its end, with an ``answer`` of the caller's to hear it if there is
-    one; the text's ``tail`` is the ending's.
-
-    Raises ``TidegateError`` when it did not end well.
-    """
-    orchestrator = request.app[ORCHESTRATOR]
+    """The same for all tokens and texts; the text's ``tail`` is the ending's."""
     answer = answer or WholeAnswer()
-    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
-    try:
-        await answer.complete.wait()
-    finally:
-        task.unlisten(answer)
-        orchestrator.disconnected(task)
-    assert task.ending is not None
-    if task.ending.error is not None:
-        raise task.ending.error
-    return task, answer
+    return await until_answered(request, job, prompt, answer), answer

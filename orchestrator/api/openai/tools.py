@@ -9,6 +9,7 @@ from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
+from orchestrator.tasks.tools import Tool
 
 
 class FunctionBody(msgspec.Struct, frozen=True):
@@ -60,10 +61,6 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
     require_bounds(body.tools)
     require_bounds(body.tool_choice, "tool_choice")
     choice = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise InvalidRequest(
-            "tool_choice must be auto, none, required, or name a function", field="tool_choice"
-        )
     stated: list[ToolBody] | None = decode_part(body.tools, _tools_decoder, "tools")
     tools = tuple(
         read_tool(
@@ -75,18 +72,33 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
         )
         for at, tool in enumerate(stated or ())
     )
-    if not tools and choice not in (None, "auto", "none"):
+    only = choice.function.name if isinstance(choice, ChosenTool) else ""
+    mode = choice if isinstance(choice, str) else None
+    return use_of(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
+
+
+def use_of(
+    tools: tuple[Tool, ...], mode: str | None, only: str, *, is_parallel: bool
+) -> ToolUse | None:
+    """What ``tool_choice`` makes of the tools: a ``mode``, or the ``only`` one to be called.
+
+    None where none may be called. Raises ``InvalidRequest``.
+    """
+    if mode not in (None, "auto", "none", "required"):
+        raise InvalidRequest(
+            "tool_choice must be auto, none, required, or name a function", field="tool_choice"
+        )
+    if not tools and (only or mode == "required"):
         raise InvalidRequest(
             "tool_choice asks for tool calls, and there are no tools", field="tool_choice"
         )
-    if not tools or choice == "none":
+    if not tools or mode == "none":
         return None
-    only = choice.function.name if isinstance(choice, ChosenTool) else ""
     use = ToolUse(
         tools,
-        must_call=choice == "required" or bool(only),
+        must_call=mode == "required" or bool(only),
         only=only,
-        only_one_call=bool(only) or body.parallel_tool_calls is False,
+        only_one_call=bool(only) or not is_parallel,
     )
     require_known(use)
     return use

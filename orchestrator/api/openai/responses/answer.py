@@ -1,64 +1,120 @@
-"""One response in the making: what has come of it, and how it stands."""
+"""One response in the making: hears its task, and says how it stands."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
-from orchestrator.api.http.one_answer import WholeAnswer
-from orchestrator.api.openai.responses.shapes import (
-    logprobs_of,
-    message_item,
-    response,
-    status_of,
-    text_part,
-)
+from orchestrator.api.http.outputs import TaskOutput
+from orchestrator.api.http.tools import read_call
+from orchestrator.api.openai.responses.output import Kind, OutputItems, Tell
+from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
 from orchestrator.api.openai.responses.types import ParsedRequest
 from orchestrator.api.openai.shapes import TokenOf
+from orchestrator.errors import InvalidRequest
+from orchestrator.parsing import Piece, Reasoning
 from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.tools import ToolCall
+from worker.protocol import Delta, TokenLogprob
 
 
-class Answer(WholeAnswer):
-    """Hears its task. ``keep`` is called at the end of one that is to be stored."""
+class Answer:
+    """``output`` takes apart what the model says; None: all of it is text. ``keep`` is called at
+    the end of one that is to be stored."""
 
     def __init__(
-        self, asked: ParsedRequest, token_of: TokenOf, keep: Callable[[Task, "Answer"], None]
+        self,
+        asked: ParsedRequest,
+        output: TaskOutput | None,
+        token_of: TokenOf,
+        keep: Callable[[Task, "Answer"], None],
+        tell: Tell | None = None,
     ) -> None:
-        super().__init__()
         self.asked = asked
+        self.complete = asyncio.Event()
+        self.is_plain = output is None and asked.job.sampling.logprobs is None
+        """All that it says is the text of one message."""
+        self._items = OutputItems(tell)
+        self._output = output
         self._token_of = token_of
         self._keep = keep
+        self._logprobs: list[object] = []
+        """Of tokens whose text is still to come."""
+        self._tokens = 0
+        self._reasoning_tokens = 0
 
-    def ended(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+    # as a listener
+
+    def started(self, task: Task) -> None:
+        self._items.begin(task.id)
+        if self._output is not None:
+            self._output.begin(task)
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        if self.is_plain:
+            for text in delta.texts:
+                if text:
+                    self._items.say(text, [])
+            return
+        entries: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.ids)
+        for token_id, text, entry in zip(delta.ids, delta.texts, entries, strict=True):
+            self._tokens += 1
+            if entry is not None:
+                self._logprobs += logprobs_of([token_id], [entry], self._token_of)
+            if self._output is not None:
+                self._add(self._output.feed_token(token_id, text))
+            elif text:
+                self._say(text)
+
+    def ended(self, task: Task) -> None:
+        ending = task.ending
+        assert ending is not None
+        self._items.begin(task.id)
+        if ending.error is None:
+            if self._output is not None:
+                self._add(self._output.finish(ending.tail))
+            elif ending.tail:
+                self._say(ending.tail)
+            self._items.finish(status_of(ending), self._logprobs)
+        else:
+            self._items.stop()
         if self.asked.is_stored:
             self._keep(task, self)
-        super().ended(task)
+        self.complete.set()
+
+    # how it stands
 
     def body(self, task: Task) -> dict[str, object]:
-        """The response as it stands."""
+        """The response."""
         status = status_of(task.ending, has_started=task.stage >= Stage.RUNNING)
-        return response(task, self.asked, status, self._output(task))
+        output = [item.body() for item in self._items.items]
+        return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
 
-    def turns(self, task: Task) -> tuple[Message, ...]:
+    def turns(self) -> tuple[Message, ...]:
         """What the conversation has more by it."""
-        text = self._text(task)
-        return (Message("assistant", text),) if text else ()
+        items = self._items.items
+        content = "".join([item.text for item in items if item.kind is Kind.MESSAGE])
+        calls = self._calls()
+        if not (content or calls):
+            return ()
+        thoughts = [item.text for item in items if item.kind is Kind.REASONING] if calls else []
+        return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
 
-    def text_part(self, task: Task) -> dict[str, object]:
-        """All text so far."""
-        return text_part(self._text(task), self._logprobs())
+    def _calls(self) -> tuple[ToolCall, ...]:
+        calls = []
+        for item in self._items.items:
+            if item.kind is not Kind.CALL or item.status != "completed":
+                continue
+            try:
+                calls.append(read_call(item.call_id, item.name, item.text, "arguments"))
+            except InvalidRequest:  # nested too deep for a template
+                continue
+        return tuple(calls)
 
-    def message(self, task: Task) -> dict[str, object]:
-        """All text so far, as an item of the output."""
-        status = status_of(task.ending)
-        item_status = status if status in ("in_progress", "completed") else "incomplete"
-        return message_item(task, item_status, [self.text_part(task)])
+    def _add(self, pieces: Sequence[Piece]) -> None:
+        if any(isinstance(piece, Reasoning) for piece in pieces):
+            self._reasoning_tokens = self._tokens
+        self._logprobs = self._items.add(pieces, self._logprobs)
 
-    def _output(self, task: Task) -> list[object]:
-        """An answer that has ended well has a text, be it an empty one."""
-        ended_well = task.ending is not None and task.ending.error is None
-        return [self.message(task)] if ended_well or self.texts else []
-
-    def _text(self, task: Task) -> str:
-        return self.text() + (task.ending.tail if task.ending is not None else "")
-
-    def _logprobs(self) -> list[object]:
-        return logprobs_of(self.ids, self.logprobs, self._token_of) if self.logprobs else []
+    def _say(self, text: str) -> None:
+        logprobs, self._logprobs = self._logprobs, []
+        self._items.say(text, logprobs)

@@ -9,18 +9,20 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.fields import read_job_of
-from orchestrator.api.http.one_answer import stream_answer, whole_answer
+from orchestrator.api.http.one_answer import stream_answer, until_answered
+from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
 from orchestrator.api.openai.responses.answer import Answer
 from orchestrator.api.openai.responses.events import ResponseEvents
-from orchestrator.api.openai.responses.items import conversation, turns_of
+from orchestrator.api.openai.responses.items import conversation, resolved, turns_of
 from orchestrator.api.openai.responses.shapes import response_id
 from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.tools import tool_use_of
 from orchestrator.api.openai.responses.types import ParsedRequest, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.prompts.encoder import Token
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect, Prompt
+from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect, Prompt
 from orchestrator.tasks.task import Task
 
 RESPONSES = web.AppKey("responses", ResponseStore)
@@ -32,9 +34,10 @@ async def create(request: web.Request) -> web.StreamResponse:
     """The next turn of a conversation."""
     asked = await read_body(request, _decoder, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
-    key, job = asked.job.key, asked.job
+    key = asked.job.key
     earlier = _earlier(store, key, asked.previous_id)
-    messages = conversation(asked.instructions, earlier, asked.turns)
+    new = resolved(asked.turns, lambda task_id: store.answer(key, response_id(task_id)))
+    messages = conversation(asked.instructions, earlier, new)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")
 
@@ -44,24 +47,33 @@ async def create(request: web.Request) -> web.StreamResponse:
             field="background",
         )
 
+    encoder = orchestrator.model(asked.job.model)
+    job = asked.job
+    if asked.tools is not None:
+        job = with_tools(request.app, encoder, job, asked.tools)
+    output = output_of(request.app, encoder, job, asked.tools)
+
     def keep(task: Task, answer: Answer) -> None:
         ending = task.ending
         if ending is not None and (ending.error is None or asked.is_background):
-            turns = (*earlier, *asked.turns, *answer.turns(task))
+            turns = (*earlier, *new, *answer.turns())
             store.put(key, response_id(task.id), msgspec.json.encode(answer.body(task)), turns)
 
     def token_of(token_id: int) -> Token:
         return orchestrator.model(job.model).token(token_id)
 
-    prompt = Chat(messages)
+    prompt = Chat(messages, tools=() if asked.tools is None else asked.tools.tools)
     if asked.is_streamed:
         return await stream_answer(
-            request, job, prompt, lambda stream: ResponseEvents(stream, asked, token_of, keep)
+            request,
+            job,
+            prompt,
+            lambda stream: ResponseEvents(stream, asked, output, token_of, keep),
         )
-    answer = Answer(asked, token_of, keep)
+    answer = Answer(asked, output, token_of, keep)
     if asked.is_background:
-        return await _begin(request, prompt, answer)
-    task, _ = await whole_answer(request, job, prompt, answer)
+        return await _begin(request, job, prompt, answer)
+    task = await until_answered(request, job, prompt, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
 
@@ -105,6 +117,9 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
         created_unix=int(request[CONTEXT].arrival.unix),
         instructions=body.instructions,
         turns=turns_of(body.input),
+        tools=tool_use_of(
+            body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False
+        ),
         previous_id=body.previous_response_id,
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
@@ -113,9 +128,9 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
     )
 
 
-async def _begin(request: web.Request, prompt: Prompt, answer: Answer) -> web.Response:
+async def _begin(request: web.Request, job: Job, prompt: Prompt, answer: Answer) -> web.Response:
     """Take it on; it can be asked for from now on."""
-    orchestrator, job = request.app[ORCHESTRATOR], answer.asked.job
+    orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
     running = _Background(orchestrator, task, answer)
     if task.ending is None:

@@ -1,6 +1,6 @@
 """A response as OpenAI has it, its items and its usage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai.errors import error_body
@@ -18,12 +18,13 @@ def response_id(task_id: str) -> str:
     return f"resp_{task_id}"
 
 
-def message_id(task_id: str) -> str:
-    return f"msg_{task_id}"
-
-
 def response(
-    task: Task, asked: ParsedRequest, status: str, output: Sequence[object] = ()
+    task: Task,
+    asked: ParsedRequest,
+    status: str,
+    output: Sequence[object] = (),
+    *,
+    reasoning_tokens: int = 0,
 ) -> dict[str, object]:
     """The whole of it, as it stands: with what became of it once it has ended."""
     ending = task.ending
@@ -39,7 +40,7 @@ def response(
         "incomplete_details": None if reason is None else {"reason": reason},
         "model": task.model,
         "output": output,
-        "usage": None if ending is None else usage(task),
+        "usage": None if ending is None else usage(task, reasoning_tokens),
         "temperature": task.sampling.temperature,
         "top_p": task.sampling.top_p,
         **asked.echo,
@@ -56,22 +57,6 @@ def status_of(ending: Ending | None, *, has_started: bool = True) -> str:
     return "incomplete" if ending.finish_reason in _INCOMPLETE else "completed"
 
 
-def text_part(text: str, logprobs: Sequence[object] = ()) -> dict[str, object]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def message_item(
-    task: Task, status: str, content: Sequence[Mapping[str, object]] = ()
-) -> dict[str, object]:
-    return {
-        "id": message_id(task.id),
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": content,
-    }
-
-
 def logprobs_of(
     ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
 ) -> list[object]:
@@ -81,11 +66,11 @@ def logprobs_of(
     return content
 
 
-def usage(task: Task) -> dict[str, object]:
+def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:
     return {
         "input_tokens": task.prompt_tokens,
         "input_tokens_details": {"cached_tokens": task.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": task.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": task.prompt_tokens + task.completion_tokens,
     }

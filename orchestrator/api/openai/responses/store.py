@@ -18,6 +18,8 @@ from worker.protocol import excerpt
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
 """What keeping a response takes beside its body, and each of its messages beside the text."""
+_CALL_BYTES = 64
+"""Per character of a call's arguments, which are kept decoded."""
 
 
 class Running(Protocol):
@@ -93,6 +95,13 @@ class ResponseStore:
             raise _no_such_response(name)
         return own[name]
 
+    def answer(self, key: str, name: str) -> Message | None:
+        """What was said in one; None where it is not kept, or nothing was."""
+        own = self._by_key.get(key)
+        stored = None if own is None else own.get(name)
+        last = stored.messages[-1] if stored is not None and stored.messages else None
+        return last if last is not None and last.role == "assistant" else None
+
     def body(self, key: str, name: str) -> bytes:
         """As it stands. Raises ``NotFound``."""
         running = self._running.get((key, name))
@@ -138,7 +147,8 @@ def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
     """About what it takes in memory. What conversations have in common counts in each: it lives
     as long as the last of them."""
     texts = sum(getsizeof(message.content) for message in messages)
-    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts
+    calls = sum(_CALL_BYTES * (1 + call.chars) for message in messages for call in message.calls)
+    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts + calls
 
 
 def _no_such_response(name: str) -> NotFound:

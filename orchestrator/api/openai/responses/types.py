@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
-from orchestrator.api.openai.responses.items import InputItem
+from orchestrator.api.openai.responses.items import InputItem, Turn
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Job, Message
+from orchestrator.parsing import ToolUse
+from orchestrator.tasks.job import Job
 
 _MOST_METADATA_BYTES = 64 * 1024
 """As many as there may be take less."""
@@ -59,9 +60,11 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     text: TextOptions | None = None
     metadata: msgspec.Raw = NULL
 
+    tools: msgspec.Raw = NULL
+    tool_choice: msgspec.Raw = NULL
+    parallel_tool_calls: bool | None = None
+
     # served in one way only
-    tools: Unused = NULL
-    tool_choice: Unused = NULL
     truncation: Unused = NULL
     conversation: Unused = NULL
     prompt: Unused = NULL
@@ -70,7 +73,6 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
     # harmless
     max_tool_calls: Unused = NULL
-    parallel_tool_calls: Unused = NULL
     reasoning: Unused = NULL
     user: Unused = NULL
     service_tier: Unused = NULL
@@ -133,8 +135,9 @@ class ParsedRequest:
     job: Job
     created_unix: int
     instructions: str | None
-    turns: tuple[Message, ...]
+    turns: tuple[Turn, ...]
     """Those that this request adds."""
+    tools: ToolUse | None
     previous_id: str | None
     is_streamed: bool
     is_background: bool
@@ -144,21 +147,21 @@ class ParsedRequest:
 
 
 def echo_of(body: ResponsesRequest) -> dict[str, object]:
-    """What an answer repeats of its request."""
+    """What an answer repeats of its request, and nothing that would keep its body."""
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.token_limit(),
         "max_tool_calls": None,
         "metadata": _metadata(body.metadata),
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": body.store is not False,
         "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": "auto" if body.tool_choice is NULL else body.tool_choice.copy(),
+        "tools": [] if body.tools is NULL else body.tools.copy(),
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
     }
@@ -188,8 +191,6 @@ def _nothing(value: object) -> bool:
 
 
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "tools": (_nothing, "tool calls are not served"),
-    "tool_choice": (lambda value: value in ("none", "auto"), "tool calls are not served"),
     "truncation": (
         lambda value: value == "disabled",
         "what does not fit the context is refused, not cut; leave it out, or send disabled",

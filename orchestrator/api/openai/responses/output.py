@@ -1,0 +1,198 @@
+"""What a response is made of, item by item: a message, what the model thought, its tool calls.
+
+Items are filled from the pieces that a model's output is taken apart into. Whoever streams hears of
+each step, in the order of OpenAI's events.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from orchestrator.api.openai.shapes import new_call_id
+from orchestrator.parsing import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    CallFails,
+    Content,
+    Piece,
+    Reasoning,
+)
+
+Tell = Callable[[str, Mapping[str, object]], None]
+"""Hears an event: its type without ``response.``, and what it says."""
+
+
+class Kind(StrEnum):
+    """What an item is; each has ids of its own."""
+
+    MESSAGE = "msg"
+    REASONING = "rs"
+    CALL = "fc"
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One item of a response's output."""
+
+    kind: Kind
+    index: int
+    id: str
+    texts: list[str] = field(default_factory=list)
+    """Its text; a call's arguments."""
+    logprobs: list[object] = field(default_factory=list)
+    name: str = ""
+    call_id: str = ""
+    status: str = "in_progress"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def place(self) -> dict[str, object]:
+        """Where its text is, for events."""
+        place: dict[str, object] = {"item_id": self.id, "output_index": self.index}
+        return place if self.kind is Kind.CALL else {**place, "content_index": 0}
+
+    def part(self) -> dict[str, object]:
+        """The one part of a message's or a thought's content."""
+        if self.kind is Kind.REASONING:
+            return {"type": "reasoning_text", "text": self.text}
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.logprobs,
+        }
+
+    def body(self, *, is_new: bool = False) -> dict[str, object]:
+        """As the output has it; ``is_new``: before it has any content."""
+        match self.kind:
+            case Kind.MESSAGE:
+                own: dict[str, object] = {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [] if is_new else [self.part()],
+                }
+            case Kind.REASONING:
+                content = [] if is_new else [self.part()]
+                own = {"type": "reasoning", "summary": [], "content": content}
+            case Kind.CALL:
+                own = {
+                    "type": "function_call",
+                    "call_id": self.call_id,
+                    "name": self.name,
+                    "arguments": self.text,
+                }
+        return {"id": self.id, "status": self.status, **own}
+
+
+class OutputItems:
+    """The items of one response, as they come to be."""
+
+    def __init__(self, tell: Tell | None = None) -> None:
+        self._task_id = ""
+        self._tell: Tell = tell or (lambda kind, value: None)
+        self._count = 0
+        self._open: Item | None = None
+        self.items: list[Item] = []
+
+    @property
+    def open_message(self) -> Item | None:
+        """The message that more text would belong to, if there is one."""
+        item = self._open
+        return item if item is not None and item.kind is Kind.MESSAGE else None
+
+    def begin(self, task_id: str) -> None:
+        """The items have names with that."""
+        self._task_id = task_id
+
+    def add(self, pieces: Sequence[Piece], logprobs: list[object]) -> list[object]:
+        """More of the output, with its tokens' ``logprobs``; returns those that are still to be
+        told, with the next text."""
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    self.say(text, logprobs)
+                    logprobs = []
+                case Reasoning(text):
+                    item = self._in(Kind.REASONING)
+                    item.texts.append(text)
+                    self._tell("reasoning_text.delta", {**item.place, "delta": text})
+                case CallBegins(_, name):
+                    self.close()
+                    self._begin(Kind.CALL, name=name, call_id=new_call_id())
+                case CallArguments(_, json):
+                    item = self._in(Kind.CALL)
+                    item.texts.append(json)
+                    self._tell("function_call_arguments.delta", {**item.place, "delta": json})
+                case CallEnds():
+                    self.close()
+                case CallFails(_, text, is_cut):
+                    call = self._in(Kind.CALL)
+                    self.close("incomplete")
+                    if not is_cut:  # it is text after all
+                        self.items.remove(call)
+                        self.say(text, [])
+        return logprobs
+
+    def say(self, text: str, logprobs: list[object]) -> None:
+        """More text of the message."""
+        item = self._in(Kind.MESSAGE)
+        item.texts.append(text)
+        item.logprobs += logprobs
+        self._tell("output_text.delta", {**item.place, "delta": text, "logprobs": logprobs})
+
+    def finish(self, status: str, logprobs: list[object]) -> None:
+        """The output has ended, with the log-probabilities of tokens without text. One without
+        any item is an empty message."""
+        message = self.open_message
+        if message is None and not self.items:
+            message = self._begin(Kind.MESSAGE)
+        if message is not None:
+            message.logprobs += logprobs
+        self.close(status)
+
+    def stop(self) -> None:
+        """It broke off: what has begun stays incomplete."""
+        if self._open is not None:
+            self._open.status = "incomplete"
+
+    def close(self, status: str = "completed") -> None:
+        """The open item is whole, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        item.status = status
+        match item.kind:
+            case Kind.CALL:
+                done = {**item.place, "name": item.name, "arguments": item.text}
+                self._tell("function_call_arguments.done", done)
+            case Kind.MESSAGE:
+                text = {"text": item.text, "logprobs": item.logprobs}
+                self._tell("output_text.done", {**item.place, **text})
+                self._tell("content_part.done", {**item.place, "part": item.part()})
+            case Kind.REASONING:
+                self._tell("reasoning_text.done", {**item.place, "text": item.text})
+                self._tell("content_part.done", {**item.place, "part": item.part()})
+        self._tell("output_item.done", {"output_index": item.index, "item": item.body()})
+
+    def _in(self, kind: Kind) -> Item:
+        if self._open is not None and self._open.kind is kind:
+            return self._open
+        self.close()
+        return self._begin(kind)
+
+    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> Item:
+        suffix = f"_{self._count}" if self._count else ""
+        item = Item(kind, self._count, f"{kind}_{self._task_id}{suffix}", name=name)
+        item.call_id = call_id
+        self._count += 1
+        self._open = item
+        self.items.append(item)
+        added = {"output_index": item.index, "item": item.body(is_new=True)}
+        self._tell("output_item.added", added)
+        if kind is not Kind.CALL:
+            self._tell("content_part.added", {**item.place, "part": item.part()})
+        return item

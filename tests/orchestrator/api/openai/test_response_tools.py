@@ -1,0 +1,209 @@
+"""Tool calls and reasoning in OpenAI's Responses (OR-3)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.orchestrator.api.openai.test_responses import ask, events_of, prompt_of
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.conftest import MakeWorker, Service
+from tests.support.fake_worker import FakeWorker
+from worker.protocol import FinishReason
+
+TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Now.",
+    "parameters": SCHEMA,
+    "strict": False,
+}
+ASK: Any = {"model": "fake", "input": "hi", "max_output_tokens": 512, "tools": [TOOL]}
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker(**CARD)
+
+
+@pytest.fixture
+async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    # It reads certificates when it is made, which would block the loop.
+    client = await asyncio.to_thread(
+        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+    )
+    async with client:
+        yield client
+
+
+async def test_an_agents_two_turns_with_the_sdk(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """Called, answered, gone on from: by the items themselves, by id and by reference."""
+    worker.plan = lambda submit: says(CALL)
+    first = await sdk.responses.create(**ASK)
+    (call,) = first.output
+    assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", ARGUMENTS)
+    assert (call.status, first.status, first.output_text) == ("completed", "completed", "")
+    assert first.tools[0].name == "get_weather" and first.tool_choice == "auto"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+
+    worker.plan = lambda submit: says("It rains.")
+    prompts = []
+    for more in (
+        {"input": [{"role": "user", "content": "hi"}, *first.output, result]},
+        {"input": [result], "previous_response_id": first.id},
+        {
+            "input": [
+                {"role": "user", "content": "hi"},
+                {"type": "item_reference", "id": call.id},
+                result,
+            ]
+        },
+    ):
+        answer = await sdk.responses.create(**ASK | more)
+        assert answer.output_text == "It rains."
+        prompts.append(prompt_of(service, worker))
+    assert prompts[0] == prompts[1] == prompts[2]
+    said = f"</tool_call><|end|><|user|>[get_weather {call.call_id}] rain<|end|><|assistant|>"
+    assert "<tool_call>get_weather city=" in prompts[0] and prompts[0].endswith(said)
+    with pytest.raises(openai.BadRequestError, match="msg_00") as unknown:
+        await sdk.responses.create(
+            **ASK | {"input": [{"type": "item_reference", "id": "msg_00"}, result]}
+        )
+    assert unknown.value.param == "input"
+
+
+async def test_a_stream_of_all_kinds_of_items(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: says(f"<think>hm, hm</think>Let me see. {CALL}", size=5)
+    events = await events_of(service, ASK)
+    kinds: list[str] = []
+    for event in events:
+        kind = event.event.removeprefix("response.")
+        if kinds[-1:] != [kind]:
+            kinds.append(kind)
+    assert kinds == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    told = [event.json() for event in events]
+    last = told[-1]["response"]
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    assert done == last["output"] and [item["type"] for item in done] == [
+        "reasoning",
+        "message",
+        "function_call",
+    ]
+    assert done[0]["content"] == [{"type": "reasoning_text", "text": "hm, hm"}]
+    assert done[1]["content"][0]["text"] == "Let me see."
+    arguments = [e["delta"] for e in told if e["type"].endswith("arguments.delta")]
+    assert "".join(arguments) == done[2]["arguments"] == ARGUMENTS and len(arguments) > 1
+    assert len({item["id"] for item in done}) == 3
+    spent = last["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert 2 < spent < last["usage"]["output_tokens"]
+
+    whole = await ask(service, ASK)
+    assert [item["type"] for item in whole["output"]] == [item["type"] for item in done]
+    assert whole["output"][1]["content"] == done[1]["content"]
+    assert whole["usage"] == last["usage"]
+
+
+async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
+    worker.plan = lambda submit: says(CALL + CALL)
+    async with sdk.responses.stream(**ASK) as stream:
+        answer = await stream.get_final_response()
+    assert [item.arguments for item in answer.output] == [ARGUMENTS] * 2
+    assert len({item.call_id for item in answer.output}) == 2
+    one = await sdk.responses.create(**ASK, parallel_tool_calls=False)
+    assert len(one.output) == 1 and one.parallel_tool_calls is False
+
+
+async def test_a_call_that_is_none_is_text(service: Service, worker: FakeWorker) -> None:
+    bad = CALL.replace("}}", "}]")
+    worker.plan = lambda submit: says(bad)
+    answer = await ask(service, ASK)
+    assert [item["type"] for item in answer["output"]] == ["message"]
+    assert "get_weather" in answer["output"][0]["content"][0]["text"]
+    worker.plan = lambda submit: says(bad, size=1)
+    told = [event.json() for event in await events_of(service, ASK)]
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item["status"]) for item in done] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert told[-1]["response"]["output"] == done[1:]
+
+
+async def test_a_call_that_is_cut_is_incomplete(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: says(CALL[:50], reason=FinishReason.LENGTH)
+    answer = await ask(service, ASK)
+    assert answer["status"] == "incomplete"
+    assert [(item["type"], item["status"]) for item in answer["output"]] == [
+        ("function_call", "incomplete")
+    ]
+    # nobody could go on from half a call
+    await ask(service, ASK | {"input": "so", "previous_response_id": answer["id"]})
+    assert "get_weather city" not in prompt_of(service, worker)
+
+
+async def test_logprobs_are_the_messages(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: says(f"<think>hm</think>yes {CALL}")
+    asked = ASK | {"include": ["message.output_text.logprobs"]}
+    message = (await ask(service, asked))["output"][1]
+    told = [event.json() for event in await events_of(service, asked)]
+    deltas = [e["logprobs"] for e in told if e["type"] == "response.output_text.delta"]
+    assert [entry for entries in deltas for entry in entries] == message["content"][0]["logprobs"]
+
+
+async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -> None:
+    other = TOOL | {"name": "other"}
+    asked = ASK | {"tools": [TOOL, other]}
+    some = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "other"}],
+    }
+    worker.plan = lambda submit: says("no")
+    await ask(service, asked | {"tool_choice": some})
+    assert "other" in prompt_of(service, worker) and "get_weather" not in prompt_of(service, worker)
+    await ask(service, asked | {"tool_choice": "none"})
+    assert "other" not in prompt_of(service, worker)
+    for change, word in (
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type: web_search"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice"),
+        ({"tool_choice": {"type": "file_search"}}, "file_search"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required"}, "cannot be forced"),  # its worker knows no grammars
+        (
+            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "x"}]},
+            "[0]",
+        ),
+        (
+            {"tool_choice": some | {"tools": [{"type": "function", "name": "x"}]}},
+            "tool_choice.tools",
+        ),
+    ):
+        error = (await ask(service, asked | change, 400))["error"]
+        assert word in error["message"], error
+        assert error["param"]
