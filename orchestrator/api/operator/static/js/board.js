@@ -89,7 +89,7 @@ export class Board {
       outcomes: new Chart(
         $("outcomes"),
         OUTCOMES.map((name) => ({ label: WORDS[name] ?? name, colour: name })),
-        { stacked: true, format: (value) => (value === null ? "–" : value < 9.95 ? value.toFixed(1) : count(value)) },
+        { stacked: true, format: (value) => (value === null ? "–" : value < 99.5 ? value.toFixed(1) : count(value)) },
       ),
       requests: new Chart(
         $("requests"),

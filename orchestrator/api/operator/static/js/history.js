@@ -31,6 +31,7 @@ export class History {
       if (last > 0) this.#rows.splice(last, 1)[0].item.remove();
     }
     this.#running.add(run);
+    drawRow(row);
     run.addEventListener("change", () => {
       row.stale = true;
       if (run.isOver) this.#running.delete(run);
@@ -80,11 +81,7 @@ export class History {
       const { run } = row;
       if (!row.stale && run.isOver) continue;
       row.stale = false;
-      const { kind, name } = verdictOf(run);
-      row.name.textContent = name;
-      row.name.dataset.kind = kind;
-      row.tokens.textContent = run.tokens ? plural(run.tokens, "token") : "";
-      row.bar.show(run, now);
+      drawRow(row, now);
     }
     this.#drawTally();
     if (this.#running.size) this.#drawSoon();
@@ -110,4 +107,12 @@ export class History {
     this.#drawTally();
     $("prompt").focus();
   }
+}
+
+function drawRow({ run, name, tokens, bar }, now) {
+  const verdict = verdictOf(run);
+  name.textContent = verdict.name;
+  name.dataset.kind = verdict.kind;
+  tokens.textContent = run.tokens ? plural(run.tokens, "token") : "";
+  bar.show(run, now);
 }

@@ -1,10 +1,14 @@
 // One request: submitted, followed to its end, cancelled. It tells whoever shows it.
 
-import { ApiError, call, readEvents } from "./api.js";
+import { ApiError, call, getJson, readEvents } from "./api.js";
 
 const RETRIES_MS = [200, 500, 1000, 2000, 4000];
+const MOST_STREAMS = 3; // a browser has six connections to a host, and others need some
+const POLL_MS = 300;
 
 let numbers = 0;
+let streams = 0;
+let polled = 0;
 
 export class Run extends EventTarget {
   // `asked`: prompt, chat, model, maxTokens, deadlineMs, onDeadline, priority, exactly.
@@ -47,7 +51,8 @@ export class Run extends EventTarget {
   async start() {
     try {
       await this.#submit();
-      await this.#follow();
+      if (streams < MOST_STREAMS) await this.#follow().finally(() => streams--);
+      else await this.#poll().finally(() => polled--);
     } catch (error) {
       this.#failed(error);
     }
@@ -95,6 +100,7 @@ export class Run extends EventTarget {
 
   // Through lost connections, each time from after the last event that came.
   async #follow() {
+    streams++;
     for (let tries = 0; ; ) {
       try {
         const headers = this.lastId ? { "Last-Event-ID": this.lastId } : {};
@@ -111,7 +117,27 @@ export class Run extends EventTarget {
         if (error instanceof ApiError) throw error;
       }
       if (tries >= RETRIES_MS.length) throw new TypeError("connection lost");
-      await new Promise((resolve) => setTimeout(resolve, RETRIES_MS[tries++]));
+      await pause(RETRIES_MS[tries++]);
+    }
+  }
+
+  // What has no connection of its own is asked about, the rarer the more there are.
+  async #poll() {
+    polled++;
+    while (!this.isOver) {
+      await pause(Math.max(POLL_MS, 25 * polled));
+      const task = await getJson(`/v2/tasks/${this.taskId}`);
+      if (task.usage.completion_tokens && this.firstAt === null) this.firstAt = performance.now();
+      this.text = task.text;
+      this.tokens = task.usage.completion_tokens;
+      if (task.status === "ended") {
+        this.#ended(task, task.error);
+      } else if (task.status === "running" && this.stage !== "running") {
+        this.stage = "running";
+        this.startedAt = performance.now();
+        this.waitedMs = this.elapsedMs();
+      }
+      this.#tell();
     }
   }
 
@@ -133,18 +159,22 @@ export class Run extends EventTarget {
         break;
       case "end":
       case "error":
-        this.outcome = data.outcome;
-        this.finish = data.finish_reason;
-        this.budget = data.budget;
-        this.usage = data.usage;
-        this.fitted = data.fitted_max_tokens ?? this.fitted;
-        if (event === "error") this.error = data;
-        this.#over();
+        this.#ended(data, event === "error" ? data : null);
         return;
       default:
         return;
     }
     this.#tell();
+  }
+
+  #ended(told, error) {
+    this.outcome = told.outcome;
+    this.finish = told.finish_reason;
+    this.budget = told.budget;
+    this.usage = told.usage;
+    this.fitted = told.fitted_max_tokens ?? this.fitted;
+    this.error = error ?? null;
+    this.#over();
   }
 
   #failed(error) {
@@ -172,6 +202,10 @@ export class Run extends EventTarget {
   #tell() {
     this.dispatchEvent(new Event("change"));
   }
+}
+
+function pause(waitMs) {
+  return new Promise((resolve) => setTimeout(resolve, waitMs));
 }
 
 // "queue=1.0;route=…;left=…", in ms, as an object of `queue_ms` and so on.
