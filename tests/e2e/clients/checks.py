@@ -9,6 +9,23 @@ from collections.abc import Callable, Mapping
 
 MODEL = "demo"
 HELLO = [{"role": "user", "content": "Tell me a story about a fox."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Oslo", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+"""Of what the demo model has never heard: only a grammar makes it hold."""
+FUNCTION = {"name": "forecast", "description": "The weather to come.", "parameters": SCHEMA}
+
+
+def matches(said: object) -> bool:
+    """Whether it is what ``SCHEMA`` says."""
+    assert isinstance(said, dict)
+    return set(said) == {"city", "days"} and said["city"] in ("Oslo", "Rome") and said["days"] < 8
 
 
 def run(namespace: Mapping[str, object]) -> None:

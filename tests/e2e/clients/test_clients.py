@@ -54,7 +54,9 @@ def test_the_official_sdks(url: str, name: str) -> None:
     show(OURS, HERE / f"with_{name}.py", url)
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "litellm", "langchain", "pydantic_ai"])
+@pytest.mark.parametrize(
+    "name", ["openai", "anthropic", "litellm", "langchain", "pydantic_ai", "instructor"]
+)
 def test_clients_of_others(url: str, name: str) -> None:
     show(THEIRS, HERE / f"with_{name}.py", url)
 

@@ -1,15 +1,15 @@
 """LangChain's client for OpenAI."""
 
-from checks import HELLO, MODEL, run
+from checks import FUNCTION, HELLO, MODEL, matches, run
 from langchain_openai import ChatOpenAI, OpenAI
 
 
-def _model(url: str, **more: object) -> ChatOpenAI:
+def _model(url: str, max_tokens: int = 8, **more: object) -> ChatOpenAI:
     return ChatOpenAI(
         model=MODEL,
         base_url=f"{url}/v1",
         api_key="unused",
-        max_tokens=8,
+        max_tokens=max_tokens,
         temperature=0,
         timeout=30,
         **more,
@@ -39,6 +39,19 @@ def check_responses(url: str) -> None:
     assert "".join(piece.text for piece in model.stream(HELLO)) == answer.text
     more = model.bind(previous_response_id=answer.response_metadata["id"])
     assert more.invoke([{"role": "user", "content": "Go on."}]).text
+
+
+def check_tools(url: str) -> None:
+    for more in ({}, {"use_responses_api": True}):
+        model = _model(url, 200, **more).bind_tools([FUNCTION], tool_choice="required")
+        answer = model.invoke(HELLO)
+        assert matches(answer.tool_calls[0]["args"])
+
+
+def check_structured_output(url: str) -> None:
+    model = _model(url, 200)
+    answer = model.with_structured_output(FUNCTION, method="function_calling").invoke(HELLO)
+    assert matches(answer)
 
 
 def check_plain(url: str) -> None:

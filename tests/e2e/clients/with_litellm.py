@@ -1,8 +1,9 @@
 """LiteLLM, which other gateways and agents call models through."""
 
+import json
 import os
 
-from checks import HELLO, MODEL, run
+from checks import FUNCTION, HELLO, MODEL, matches, run
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch one when it is imported
 import litellm
@@ -57,6 +58,13 @@ def check_responses(url: str) -> None:
     events = list(litellm.responses(**asked, stream=True))
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert text == answer.output[0].content[0].text
+
+
+def check_tools(url: str) -> None:
+    tools = [{"type": "function", "function": FUNCTION}]
+    asked = _asked(url, tools=tools, tool_choice="required", max_tokens=100)
+    call = litellm.completion(**asked).choices[0].message.tool_calls[0]
+    assert matches(json.loads(call.function.arguments))
 
 
 def check_too_long_is_understood(url: str) -> None:

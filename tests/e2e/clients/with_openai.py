@@ -1,7 +1,9 @@
 """OpenAI's own SDK."""
 
+import json
+
 import openai
-from checks import HELLO, MODEL, run
+from checks import FUNCTION, HELLO, MODEL, matches, run
 
 
 def _client(url: str, **options: object) -> openai.OpenAI:
@@ -109,6 +111,49 @@ def check_responses_stream(url: str) -> None:
     assert text == client.responses.create(**asked).output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type in ("response.completed", "response.incomplete")
+
+
+def check_tools(url: str) -> None:
+    client = _client(url)
+    asked = {
+        "model": MODEL,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 100,
+        "temperature": 0,
+    }
+    answer = client.chat.completions.create(**asked, messages=HELLO).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and matches(json.loads(call.function.arguments))
+    chunks = client.chat.completions.create(**asked, messages=HELLO, stream=True)
+    deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or ()]
+    arguments = "".join(delta.function.arguments for delta in deltas)
+    assert arguments == call.function.arguments and deltas[0].function.name == "forecast"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    more = client.chat.completions.create(
+        **asked | {"tool_choice": "none", "max_tokens": 4},
+        messages=[*HELLO, answer.message, result],
+    )
+    assert not more.choices[0].message.tool_calls
+
+
+def check_tools_in_responses(url: str) -> None:
+    client = _client(url)
+    asked = {"model": MODEL, "tools": [{"type": "function", "strict": True, **FUNCTION}]}
+    asked |= {"max_output_tokens": 100, "temperature": 0}
+    forced = {"tool_choice": "required", "parallel_tool_calls": False}
+    first = client.responses.create(**asked, **forced, input="Weather?")
+    (call,) = first.output
+    assert call.type == "function_call" and matches(json.loads(call.arguments))
+    with client.responses.stream(**asked, **forced, input="Weather?") as stream:
+        (same,) = stream.get_final_response().output
+    assert same.arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    more = client.responses.create(
+        **asked | {"max_output_tokens": 4}, input=[result], previous_response_id=first.id
+    )
+    assert more.status == "incomplete"
 
 
 def check_a_timeout_is_a_deadline(url: str) -> None:
