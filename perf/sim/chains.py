@@ -14,8 +14,6 @@ there in time; one whose call failed is over. The same runs at the same times, w
 
 import argparse
 import asyncio
-import gc
-import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Arrival, Scenario
-from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from worker.protocol import Delta, Outcome
 
@@ -91,20 +89,9 @@ def measure(
     load: Sequence[Run | Arrival], manner: str, fleet: Fleet, *, seed: int, warm_s: float = 5.0
 ) -> Kept:
     """One manner under one load; what comes in the first ``warm_s`` is not counted."""
-    loop = VirtualLoop()
-    log = logging.getLogger("orchestrator")
-    level, was_enabled = log.level, gc.isenabled()
-    log.setLevel(logging.ERROR)
-    gc.disable()
-    try:
-        return loop.run_until_complete(
-            _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
-        )
-    finally:
-        loop.close()
-        log.setLevel(level)
-        if was_enabled:
-            gc.enable()
+    return run_quietly(
+        lambda loop: _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
+    )
 
 
 async def _measure(

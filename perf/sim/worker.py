@@ -50,6 +50,8 @@ class WorkerSpec:
     noise: float = 0.03
     max_stall_s: float = 0.05
     way_back_s: float = 0.0
+    prefix_cache: bool = False
+    """For prompts that begin alike on purpose only: made-up ones do so by chance."""
 
 
 class _Runner:
@@ -95,7 +97,7 @@ class SimWorker:
             max_step_tokens=spec.step_tokens,
             min_start_budget_s=spec.min_start_s,
             max_stall_s=spec.max_stall_s,
-            prefix_cache=False,  # made-up prompts begin alike by chance
+            prefix_cache=spec.prefix_cache,
         )
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
