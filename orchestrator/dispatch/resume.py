@@ -22,6 +22,8 @@ def is_resumable(sampling: Sampling) -> bool:
         and sampling.prompt_logprobs is None
         and (sampling.temperature == 0 or sampling.seed is not None)
         and not sampling.stop
+        and not sampling.stop_token_ids
+        and sampling.skip_special_tokens
         and sampling.logprobs is None
         and sampling.repetition_penalty == 1
         and sampling.presence_penalty == 0

@@ -370,4 +370,4 @@ def least_tokens(task: Task) -> int:
 
 
 def _is_length_stated(task: Task) -> bool:
-    return task.sampling.ignore_eos and not task.sampling.stop
+    return task.sampling.length_is_stated

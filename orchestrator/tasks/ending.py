@@ -43,3 +43,5 @@ class Ending:
     tail: str = ""
     missed_part: Part | None = None
     stop: str = ""
+    stop_token_id: int | None = None
+    """The one of the job's own stop tokens that did."""

@@ -41,6 +41,7 @@ class Settler:
             tail=end.tail if end is not None and ending.error is None else "",
             missed_part=missed_part,
             stop=end.stop if end is not None else "",
+            stop_token_id=end.stop_token_id if end is not None else None,
         )
         task.end(ending, now)
         self.metrics.ended(task, ending)

@@ -25,6 +25,10 @@ class Transcript:
         return "".join(self.texts)
 
     @property
+    def cumulative_logprob(self) -> float:
+        return sum(entry.logprob for entry in self.logprobs)
+
+    @property
     def kept_bytes(self) -> int:
         """What this takes in memory, by the weights above."""
         tops = len(self.logprobs[0].top) if self.logprobs else 0

@@ -119,6 +119,9 @@ class Plan:
     it; overrides ``text``."""
     top: Sequence[tuple[int, float]] | None = None
     """The likeliest tokens everywhere, with their log-probabilities; else the one that is made."""
+    logprob: float = -0.5
+    """Of each token that it makes."""
+    stop_token_id: int | None = None
     begin: asyncio.Event | None = None
     """Starts once it is set."""
     cached: int = 0
@@ -431,6 +434,7 @@ class _FakeLane:
             tail=plan.tail,
             cached_tokens=plan.cached,
             stop=plan.stop,
+            stop_token_id=plan.stop_token_id,
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:
@@ -485,5 +489,5 @@ class _FakeLane:
         logprobs = None
         if top is not None:
             likeliest = [plan.top or [(id, -0.5)] * top for id, _ in spoken]
-            logprobs = [TokenLogprob(-0.5, list(pairs[:top])) for pairs in likeliest]
+            logprobs = [TokenLogprob(plan.logprob, list(pairs[:top])) for pairs in likeliest]
         return Delta(job.handle, [id for id, _ in spoken], [text for _, text in spoken], logprobs)

@@ -149,6 +149,10 @@ class Engine:
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
         request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
+        sampling = job.sampling
+        request.end_ids = frozenset() if sampling.ignore_eos else self._eos
+        if sampling.stop_token_ids:
+            request.end_ids = request.end_ids.union(sampling.stop_token_ids)
         if request.prompt_tokens < self.scheduler.capacity_tokens:
             self.scheduler.prefix_cache.hash_prompt(
                 request, prefix_salt(self._hash_salt, job.cache_salt)
@@ -373,7 +377,7 @@ class Engine:
         book = self.scheduler.confirm if done.was_launched else self.scheduler.advance
         # For each row of each step: what does not change is looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
-        deferred, has_no_end, tokens = self._deferred, self._eos.isdisjoint, 0
+        deferred, tokens = self._deferred, 0
         if done.result.prompts:
             self._tell_prompts(plan, done.result.prompts, now, events)
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
@@ -392,8 +396,8 @@ class Engine:
                 book(row, ids)
                 continue
             end_reason = None
-            if not has_no_end(ids) and not job.sampling.ignore_eos:
-                ids, row_logprobs = self._cut_after_eos(ids, row_logprobs)
+            if not request.end_ids.isdisjoint(ids):
+                ids, row_logprobs = _cut_after_end(ids, row_logprobs, request.end_ids)
                 end_reason = STOPPED
             book(row, ids)
             if request.first_token_at is None:
@@ -441,12 +445,6 @@ class Engine:
         if done.was_launched:
             self.scheduler.discard(row)
         self._finish(request, why, events)
-
-    def _cut_after_eos(
-        self, ids: list[int], logprobs: list[TokenLogprob] | None
-    ) -> tuple[list[int], list[TokenLogprob] | None]:
-        end = next(i for i, token in enumerate(ids, 1) if token in self._eos)
-        return ids[:end], logprobs and logprobs[:end]
 
     def _publish_early(self, events: list[Event]) -> None:
         """Ends and pauses need not wait for a step of others."""
@@ -502,3 +500,10 @@ class Engine:
     def _snapshot(self) -> WorkerStats:
         busy = self.executor.stream_utilization
         return snapshot(self.scheduler, self._expiry, self._totals, self._tier.stats(), busy)
+
+
+def _cut_after_end(
+    ids: list[int], logprobs: list[TokenLogprob] | None, end_ids: frozenset[int]
+) -> tuple[list[int], list[TokenLogprob] | None]:
+    end = next(i for i, token in enumerate(ids, 1) if token in end_ids)
+    return ids[:end], logprobs and logprobs[:end]

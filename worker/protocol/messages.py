@@ -258,7 +258,8 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     ``tail`` is text that was held back (a possible stop string, half a character) and belongs
     after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
     cache and not computed again. A ``spared`` job was certain to miss at some point, and went on
-    because it ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did.
+    because it ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did,
+    and ``stop_token_id`` the one of the job's own stop tokens that did.
     """
 
     handle: int
@@ -277,6 +278,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int = 0
     spared: bool = False
     stop: str = ""
+    stop_token_id: int | None = None
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):

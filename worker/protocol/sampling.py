@@ -7,6 +7,7 @@ import msgspec
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 512
 MAX_LOGIT_BIAS = 100.0
@@ -40,6 +41,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
     OpenAI documents them. ``logit_bias`` is ``(token id, what to add to its logit)`` for each.
 
+    A text ends with any of ``stop_token_ids``, as it does with the model's own end tokens but also
+    under ``ignore_eos``; neither can come in the first ``min_tokens``. The token that ends a text
+    is no part of it; special tokens within it are where they are not skipped.
+
     ``prompt_logprobs`` asks for those of the prompt's own tokens, in ``logprobs``' terms; only with
     it may ``max_tokens`` be 0, where the prompt is read and nothing generated.
     """
@@ -59,6 +64,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ``InvalidSampling`` on the first value that is out of range.
@@ -89,6 +96,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             )
         if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
             raise InvalidSampling("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+        if self.stop_token_ids:
+            self._check_stop_tokens(MAX_INT if vocab_size is None else vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             top: int | None = getattr(self, name)
             if top is not None and not 0 <= top <= MAX_LOGPROBS:
@@ -109,6 +118,22 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
                 )
         if self.logit_bias:
             self._check_biases(vocab_size)
+
+    def _check_stop_tokens(self, end: int) -> None:
+        ids = self.stop_token_ids
+        if len(ids) > MAX_STOP_TOKENS:
+            raise InvalidSampling(
+                "stop_token_ids", f"at most {MAX_STOP_TOKENS} tokens, got {len(ids)}"
+            )
+        if min(ids) < 0 or max(ids) >= end:
+            raise InvalidSampling(
+                "stop_token_ids", f"must be token ids of the model's vocabulary, 0 to {end - 1}"
+            )
+
+    @property
+    def length_is_stated(self) -> bool:
+        """Whether nothing but ``max_tokens`` ends the text."""
+        return self.ignore_eos and not self.stop and not self.stop_token_ids
 
     def _check_biases(self, vocab_size: int | None) -> None:
         biases = dict(self.logit_bias)

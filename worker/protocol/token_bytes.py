@@ -20,19 +20,31 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenPieces(dict[int, bytes]):
     """``pieces[id]``: the bytes of a token, worked out on first use.
 
-    Special tokens, ``silent`` ids and ids that the vocabulary lacks have none.
+    Special tokens, unless they are ``shown``, ``silent`` ids and ids that the vocabulary lacks have
+    none.
     """
 
-    def __init__(self, tokenizer: HfTokenizer, to_bytes: TokenBytes, silent: frozenset[int]):
+    def __init__(
+        self,
+        tokenizer: HfTokenizer,
+        to_bytes: TokenBytes,
+        silent: frozenset[int],
+        *,
+        shown: bool = False,
+    ):
         super().__init__()
         self._tokenizer = tokenizer
         self._to_bytes = to_bytes
         added = tokenizer.get_added_tokens_decoder()
-        self._silent = silent | {id for id, token in added.items() if token.special}
+        special = {id for id, token in added.items() if token.special}
+        self._silent = silent if shown else silent | special
+        self._special = special
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
-        piece = b"" if token is None or token_id in self._silent else self._to_bytes(token)
+        piece = b""
+        if token is not None and token_id not in self._silent:
+            piece = token.encode() if token_id in self._special else self._to_bytes(token)
         self[token_id] = piece
         return piece
 

@@ -82,11 +82,17 @@ class Sampler:
         self._table = SamplingTable.empty(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
+        self._barred: dict[int, NDArray[np.int64]] = {}
+        """By slot: tokens that end its text by its client's word, as the model's own do."""
         self._compiles = device.type == "cpu" and compiler_problem() is None
 
     def begin(self, slot: int, request: Request) -> None:
         """``request`` has ``slot`` from now on."""
         needs = self._table.fill(slot, request)
+        if request.job.sampling.min_tokens and request.job.sampling.stop_token_ids:
+            self._barred[slot] = np.array(request.job.sampling.stop_token_ids, np.int64)
+        else:
+            self._barred.pop(slot, None)
         if needs & PENALISED:
             self._penalties.begin(slot, request)
         if needs & BIASED:
@@ -125,6 +131,9 @@ class Sampler:
         if barred.any():
             rows = np.flatnonzero(barred)
             logits[self._upload(rows)[:, None], self._eos] = -torch.inf
+            for row in rows:
+                if (own := self._barred.get(int(slots[row]))) is not None:
+                    logits[row, self._upload(own)] = -torch.inf
         if some & CONSTRAINED:
             assert masks is not None
             apply_(logits, masks())

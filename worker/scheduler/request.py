@@ -34,6 +34,8 @@ class Request:
     ends_cleanly: bool
     """The client takes what there is when time runs out (DL-6 ``partial``)."""
 
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end its text."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of its full blocks: the prompt's from the start, then each as it fills."""
     root_hash: bytes = b""
@@ -94,8 +96,7 @@ def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
     """
     sampling = job.sampling
     ends_cleanly = job.on_deadline is OnDeadline.PARTIAL
-    no_early_end = sampling.ignore_eos and not sampling.stop
-    certain = sampling.max_tokens if no_early_end else sampling.min_tokens
+    certain = sampling.max_tokens if sampling.length_is_stated else sampling.min_tokens
     return Request(
         job=job,
         tokens=list(job.token_ids),

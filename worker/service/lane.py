@@ -203,6 +203,7 @@ class LaneJob:
             cached_tokens=event.cached_tokens,
             spared=event.spared,
             stop=self._text.stop if event.reason is FinishReason.STOP else "",
+            stop_token_id=self._text.stop_token_id,
         )
 
 

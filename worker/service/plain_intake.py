@@ -78,7 +78,7 @@ class PlainIntake:
             first_token_by=received + seconds(request.first_token_ms),
             token_gap_s=seconds(request.token_gap_ms),
         )
-        text = self._tokenizer.stream(sampling.stop, sampling.min_tokens)
+        text = self._tokenizer.stream_for(sampling)
         reply = PlainReply(request, job, text, call.responder, self._tokenizer)
         self._emitter.job_replies[job] = reply
         self._emitter.post(lambda: self._emitter.watch(reply))

@@ -223,7 +223,7 @@ class Worker:
             keeps_on=message.keeps_on,
             constraint=constraint,
         )
-        text = self._tokenizer.stream(message.sampling.stop, message.sampling.min_tokens)
+        text = self._tokenizer.stream_for(message.sampling)
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job

@@ -73,10 +73,13 @@ class ByteDetokenizer:
 class LibraryDetokenizer:
     """For any other decoder: the tokenizer library's own stream."""
 
-    def __init__(self, tokenizer: HfTokenizer, silent: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: HfTokenizer, silent: frozenset[int], *, skip_special: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._silent = silent
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> list[str]:
@@ -84,7 +87,7 @@ class LibraryDetokenizer:
 
     def flush(self) -> str:
         left, self._pending = self._pending, []
-        return self._tokenizer.decode(left, skip_special_tokens=True)
+        return self._tokenizer.decode(left, skip_special_tokens=self._skip_special)
 
     def _one(self, token_id: int) -> str:
         if token_id in self._silent:

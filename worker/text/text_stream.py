@@ -29,6 +29,8 @@ class TextStream:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
+        self.stop_token_id: int | None = None
+        """The token that ended the text by its client's word."""
 
     @property
     def stop(self) -> str:
@@ -56,3 +58,26 @@ class TextStream:
             return Passed(rest, False)
         passed = self._matcher.feed(rest)
         return passed if passed.stopped else Passed(passed.text + self._matcher.flush(), False)
+
+
+class StopTokenStream(TextStream):
+    """The same for a job that names tokens which end its text, and are no part of it."""
+
+    def __init__(
+        self,
+        stop_ids: frozenset[int],
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        min_tokens: int,
+    ) -> None:
+        super().__init__(detokenizer, stop, min_tokens)
+        self._stop_ids = stop_ids
+
+    def feed(self, ids: Sequence[int]) -> Fed:
+        # The engine ends a job with such a token, and gives none before it may come.
+        if not ids or ids[-1] not in self._stop_ids:
+            return super().feed(ids)
+        fed = super().feed(ids[:-1])
+        if fed.stopped_at is None:
+            self.stop_token_id = ids[-1]
+        return Fed([*fed.texts, ""], fed.stopped_at)

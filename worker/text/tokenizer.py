@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as HfTokenizer
 
 from worker.errors import TokenizerError
+from worker.protocol import Sampling
 from worker.protocol.token_bytes import TokenPieces, token_bytes_of
 from worker.text.detokenizer import (
     ByteDetokenizer,
@@ -17,7 +18,7 @@ from worker.text.detokenizer import (
     LibraryDetokenizer,
     TokenTexts,
 )
-from worker.text.text_stream import TextStream
+from worker.text.text_stream import StopTokenStream, TextStream
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -56,7 +57,7 @@ class Tokenizer:
             self._prompts.encode_special_tokens = True
         own = self.eos_token_id
         self._silent = frozenset(silent_ids if own is None else [*silent_ids, own])
-        to_bytes = token_bytes_of(self._hf)
+        self._to_bytes = to_bytes = token_bytes_of(self._hf)
         self._texts = (
             None if to_bytes is None else TokenTexts(TokenPieces(self._hf, to_bytes, self._silent))
         )
@@ -117,15 +118,30 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """A fresh incremental decoder for one job."""
-        if self._texts is None:
-            return LibraryDetokenizer(self._hf, self._silent)
-        return ByteDetokenizer(self._texts)
+        texts = self._texts if skip_special else self._texts_with_special
+        if texts is None:
+            return LibraryDetokenizer(self._hf, self._silent, skip_special=skip_special)
+        return ByteDetokenizer(texts)
 
     def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
         """A fresh text stream for one job."""
         return TextStream(self.detokenizer(), stop, min_tokens)
+
+    def stream_for(self, asked: Sampling) -> TextStream:
+        """The one for a job that asks for this."""
+        detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)
+        if not asked.stop_token_ids:
+            return TextStream(detokenizer, asked.stop, asked.min_tokens)
+        stop_ids = frozenset(asked.stop_token_ids)
+        return StopTokenStream(stop_ids, detokenizer, asked.stop, asked.min_tokens)
+
+    @cached_property
+    def _texts_with_special(self) -> TokenTexts | None:
+        if self._to_bytes is None:
+            return None
+        return TokenTexts(TokenPieces(self._hf, self._to_bytes, self._silent, shown=True))
 
     def plain_words(self, count: int) -> list[int]:
         """Up to ``count`` tokens that are a space and a word, the lowest ids first."""

@@ -101,9 +101,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """How many alternatives' log-probabilities to tell per token; None: not even its own."""
         raise NotImplementedError
 
-    def wanted_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's own tokens."""
-        return None
+    def own_sampling(self) -> Mapping[str, Any]:
+        """Of ``Sampling``, what only this dialect has."""
+        return {}
 
     def wants_one_piece(self) -> bool:
         """Whether the client waits for all of the answer at once."""
@@ -146,10 +146,10 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
             stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
             ignore_eos=body.ignore_eos,
             logprobs=body.wanted_logprobs(),
-            prompt_logprobs=body.wanted_prompt_logprobs(),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_logit_bias(body.logit_bias),
+            **body.own_sampling(),
             **stated_of(body),
         ),
         unstated=unstated_of(body),

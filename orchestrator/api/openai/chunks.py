@@ -16,7 +16,7 @@ from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.shapes import Shape, delta_of, token_counts
+from orchestrator.api.openai.shapes import Shape, delta_of, stop_reason, stop_text, token_counts
 from orchestrator.parsing import CallArguments, Content, Piece, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
@@ -101,8 +101,10 @@ class ChunkStream:
             return
         if not self._before:
             self._open(task)
-        tail = ending.tail + (ending.stop if self._options.stop_in_text else "")
-        choice = self._last(ending, tail) | {"stop_reason": ending.stop or None}
+        tail = ending.tail
+        if self._options.stop_in_text:
+            tail += stop_text(ending, self._encoder_of())
+        choice = self._last(ending, tail) | {"stop_reason": stop_reason(ending)}
         last = self._chunk(task, [choice], task.completion_tokens)
         last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
         events = [_event(last)]

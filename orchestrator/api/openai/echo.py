@@ -60,9 +60,9 @@ async def add_echo(
 ) -> None:
     """Put the prompt before a choice's text, and its log-probabilities before the text's."""
     choice["text"] = f"{text_of(prompt, ids, encoder)}{choice['text']}"
-    if (top := task.sampling.logprobs) is None:
+    rest, top = choice["logprobs"], task.sampling.logprobs
+    if top is None or task.sampling.prompt_logprobs is None:
         return
-    rest = choice["logprobs"]
     assert rest is None or isinstance(rest, dict)
     turns = echoed_logprobs(ids, task.prompt_logprobs, top, encoder, rest or {})
     choice["logprobs"] = await _in_turns(turns)

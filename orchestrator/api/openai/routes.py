@@ -23,7 +23,7 @@ from orchestrator.api.http.responses import (
 from orchestrator.api.openai import echo, tokens
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
-from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape
+from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, stop_reason, stop_text
 from orchestrator.api.openai.types import (
     ChatRequest,
     CompletionRequest,
@@ -167,7 +167,8 @@ async def _answer(
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     encoder = orchestrator.model(last.model)
     told = [
-        await texts[index].choice(index, task, shape, encoder) for index, task in enumerate(tasks)
+        await texts[at].choice(index, at, tasks[at], shape, encoder)
+        for index, at in enumerate(_kept(choices, texts))
     ]
     body = shape.head(tasks[0], created, chunk=False) | {
         "choices": told,
@@ -224,16 +225,16 @@ class _Text(Transcript):
             self._over.set()
 
     async def choice(
-        self, index: int, task: Task, shape: Shape, encoder: PromptEncoder
+        self, index: int, at: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
-        """Its part of the answer."""
+        """Its part of the answer; it was the ``at``-th to be submitted."""
         ending, options = task.ending, self._choices.request.options
         assert ending is not None
         tail, logprobs = ending.tail, None
-        if self.logprobs:
+        if self.logprobs and not options.hides_logprobs:
             logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.token)
         if options.stop_in_text:
-            tail += ending.stop
+            tail += stop_text(ending, encoder)
         reason = ending.finish_reason.value
         if self.output is None:
             choice = shape.choice(index, self.text() + tail, logprobs, reason)
@@ -241,17 +242,29 @@ class _Text(Transcript):
             pieces = [*self.output.feed(Delta(0, self.ids, self.texts)), *self.output.finish(tail)]
             reason = "tool_calls" if self.output.is_calling(ending) else reason
             choice = shape.message(index, collect(pieces), logprobs, reason)
-        choice["stop_reason"] = ending.stop or None
+        choice["stop_reason"] = stop_reason(ending)
         if options.token_ids:
             choice["token_ids"] = self.ids
             if not shape.is_chat:
                 choice["prompt_token_ids"] = self.prompt_ids
         if options.echo:
-            prompt = self._choices.prompt_of(index)
+            prompt = self._choices.prompt_of(at)
             await echo.add_echo(choice, prompt, self.prompt_ids, task, encoder)
         if (top := options.prompt_logprobs) is not None:
             choice["prompt_logprobs"] = await echo.own_form(self.prompt_ids, task, top, encoder)
         return choice
+
+
+def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
+    """Those that the client gets: of each prompt's the likeliest, where it asks for the best."""
+    n, best = choices.request.n, choices.request.options.best
+    if best is None:
+        return list(range(choices.count))
+    kept: list[int] = []
+    for first in range(0, choices.count, n):
+        of_prompt = range(first, first + n)
+        kept += sorted(of_prompt, key=lambda at: -texts[at].cumulative_logprob)[:best]
+    return kept
 
 
 def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:

@@ -17,7 +17,8 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.prompts.encoder import Token
+from orchestrator.prompts.encoder import PromptEncoder, Token
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import TokenLogprob
 
@@ -159,6 +160,18 @@ def _reasoning(text: str) -> dict[str, object]:
 
 CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
 COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
+
+
+def stop_reason(ending: Ending) -> str | int | None:
+    """The stop string or token that ended a text."""
+    return ending.stop or ending.stop_token_id
+
+
+def stop_text(ending: Ending, encoder: PromptEncoder) -> str:
+    """The same as text, for clients that want it there."""
+    if ending.stop_token_id is None:
+        return ending.stop
+    return encoder.token(ending.stop_token_id).text
 
 
 def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:

@@ -56,6 +56,10 @@ class AnswerOptions(NamedTuple):
     """The prompt stands before the text, with log-probabilities if the text has them."""
     prompt_logprobs: int | None = None
     """So many alternatives of each of the prompt's tokens, in vLLM's own form."""
+    best: int | None = None
+    """Of a prompt's choices, how many the client gets: the likeliest. None for all."""
+    hides_logprobs: bool = False
+    """They are for us, to find the likeliest."""
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -87,8 +91,6 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
-
-    # vLLM's, served in one way only
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Unused = NULL
@@ -119,7 +121,15 @@ class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
                 field="on_deadline",
             )
 
+    def own_sampling(self) -> Mapping[str, Any]:
+        return {
+            "prompt_logprobs": self.wanted_prompt_logprobs(),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "skip_special_tokens": self.skip_special_tokens is not False,
+        }
+
     def wanted_prompt_logprobs(self) -> int | None:
+        """As ``wanted_logprobs``, for the prompt's own tokens."""
         return self.prompt_logprobs
 
     def wants_one_piece(self) -> bool:
@@ -224,7 +234,11 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     best_of: int | None = None
 
     def wanted_logprobs(self) -> int | None:
-        return self.logprobs
+        return 0 if self.logprobs is None and self._chooses else self.logprobs
+
+    @property
+    def _chooses(self) -> bool:
+        return self.best_of is not None and self.best_of > (self.n or 1)
 
     def wanted_prompt_logprobs(self) -> int | None:
         """To echo without generating, a prompt is read for its log-probabilities, told or not."""
@@ -237,7 +251,15 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
     def answer_options(self) -> AnswerOptions:
-        return super().answer_options()._replace(echo=bool(self.echo))
+        return (
+            super()
+            .answer_options()
+            ._replace(
+                echo=bool(self.echo),
+                best=(self.n or 1) if self._chooses else None,
+                hides_logprobs=self.logprobs is None,
+            )
+        )
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         text = bytes(memoryview(self.prompt)).strip()
@@ -256,11 +278,20 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
 
     def choices_per_prompt(self, prompts: int) -> int:
         n = super().choices_per_prompt(prompts)
-        if self.best_of is not None and self.best_of != n:
+        if self.best_of is None:
+            return n
+        if self.best_of < n:
             raise InvalidRequest(
-                f"best_of is not supported here: it must be {n}, as n", field="best_of"
+                f"best_of must be at least n, which is {n}, got {self.best_of}", field="best_of"
             )
-        return n
+        if self.best_of > n and self.stream:
+            raise InvalidRequest(
+                "best_of must be n in a stream: which choices are the best shows at the end",
+                field="best_of",
+            )
+        if self.best_of * prompts > MOST_CHOICES:
+            raise _too_many("best_of", "choices, those of all prompts together")
+        return self.best_of
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:
@@ -272,8 +303,6 @@ def _nothing(value: object) -> bool:
 
 
 _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "stop_token_ids": (_nothing, "it must be empty; the model's own end tokens count"),
-    "skip_special_tokens": (lambda value: value is True, "it must be true"),
     "suffix": (_nothing, "it must be empty"),
     "functions": (_nothing, "send tools, which took its place"),
     "function_call": (lambda value: value in ("none", "auto"), "send tool_choice instead"),

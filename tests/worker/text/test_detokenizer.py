@@ -109,3 +109,14 @@ def test_silent_and_unknown_ids_print_nothing(name: str) -> None:
     assert stream.feed([1, library.token_to_id(SPECIAL)]) == ["", ""]
     if name != "word_piece":
         assert stream.feed([99_999]) == [""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_are_text_where_they_are_not_skipped(name: str) -> None:
+    library = ALL[name]
+    special = [i for i, t in library.get_added_tokens_decoder().items() if t.special]
+    ids = [*library.encode("a fox", add_special_tokens=False).ids, *special]
+    stream = ours(library).detokenizer(skip_special=False)
+    text = "".join(stream.feed(ids)) + stream.flush()
+    for token_id in special:
+        assert library.id_to_token(token_id) in text

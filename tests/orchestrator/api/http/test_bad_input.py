@@ -94,7 +94,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "a string, token ids", "prompt"),
     ("/v1/completions", {"prompt_logprobs": 21}, 400, "0 to 20", "prompt_logprobs"),
-    ("/v1/completions", {"best_of": 2}, 400, "1", "best_of"),
+    ("/v1/completions", {"n": 3, "best_of": 2}, 400, "3", "best_of"),
     ("/v1/completions", {"suffix": "x"}, 400, "empty", "suffix"),
     ("/v1/completions", {"n": 129}, 400, "n must be 1 to 128", "n"),
     ("/v1/completions", {"stream_options": {}}, 400, "stream: true", "stream_options"),

@@ -335,8 +335,9 @@ async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None
         ({"prompt": []}, "prompt"),
         ({"n": 2, "on_disconnect": "continue"}, "on_disconnect"),
         ({"prompt": ["a", "b"], "on_disconnect": "continue"}, "on_disconnect"),
-        ({"best_of": 2}, "best_of"),
-        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
     ],
 )
 async def test_what_is_refused(service: Service, body: dict[str, object], param: str) -> None:
@@ -350,3 +351,26 @@ async def test_a_worker_that_refuses_one(service: Service, worker: FakeWorker) -
     error = await answer_of(service, "/v1/completions", TEXT | {"n": 2}, status=400)
     assert error["error"]["code"] == "context_length_exceeded"
     await worker.until(lambda: not worker.running)
+
+
+async def test_the_likeliest_of_several(service: Service, worker: FakeWorker) -> None:
+    """Ranked by what all their tokens were worth; logprobs are ours alone unless asked for."""
+
+    def plan(submit: Submit) -> Plan:
+        seed = submit.sampling.seed or 0
+        return Plan(text=lambda i: f"{seed} ", logprob=-0.1 * (seed % 3), cached=1)
+
+    worker.plan = plan
+    body = TEXT | {"prompt": ["a", "b"], "n": 2, "best_of": 3, "seed": 1, "max_tokens": 2}
+    answer = await answer_of(service, "/v1/completions", body)
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+        (0, "3 3 "),
+        (1, "1 1 "),
+        (2, "3 3 "),
+        (3, "1 1 "),
+    ]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 12
+    told = await answer_of(service, "/v1/completions", body | {"logprobs": 1})
+    assert told["choices"][0]["logprobs"]["token_logprobs"] == [0.0, 0.0]
+    assert [submit.sampling.logprobs for submit in worker.submits] == [0] * 6 + [1] * 6

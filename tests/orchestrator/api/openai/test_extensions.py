@@ -132,8 +132,8 @@ async def test_token_ids(
 @pytest.mark.parametrize(
     ("field", "fine", "refused"),
     [
-        ("stop_token_ids", [], [7]),
-        ("skip_special_tokens", True, False),
+        ("stop_token_ids", [], [262]),
+        ("skip_special_tokens", True, None),
         ("spaces_between_special_tokens", True, None),
         ("suffix", "", "end"),
     ],
@@ -148,3 +148,20 @@ async def test_what_is_served_in_one_way_only(
     if refused is not None:
         error = (await answer_of(service, path, body | {field: refused}, status=400))["error"]
         assert error["param"] == field and error["message"].startswith(field)
+
+
+@BOTH
+async def test_tokens_that_end_a_text(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    worker.plan = lambda submit: Plan(reason=FinishReason.STOP, stop_token_id=72)
+    asked = body | {"stop_token_ids": [72, 5], "skip_special_tokens": False}
+    (choice,) = (await answer_of(service, path, asked))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 72)
+    sampling = worker.submits[-1].sampling
+    assert (sampling.stop_token_ids, sampling.skip_special_tokens) == ((72, 5), False)
+    last = (await chunks_of(service, path, asked | {"include_stop_str_in_output": True}))[-1]
+    assert last["choices"][0]["stop_reason"] == 72
+    for ids in ([262], [-1], [5] * 129):
+        error = await answer_of(service, path, body | {"stop_token_ids": ids}, status=400)
+        assert error["error"]["param"] == "stop_token_ids"
