@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from orchestrator.admission.admission import Admission
+from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
-from worker.protocol import AbortCause
+from worker.protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
     from orchestrator.tasks.spans import Tracing
@@ -108,6 +109,7 @@ class Orchestrator:
         self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
+        self._grammars = GrammarCheck()
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Offer a request. Returns once it is queued or on its way; raises why it was refused.
@@ -207,7 +209,17 @@ class Orchestrator:
         if stages.registry.prefixes and task.sampling.prompt_logprobs is None:
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
+        if task.job.grammar is not None:
+            await self._check_grammar(task, task.job.grammar, encoder.card)
         stages.limits.charge(task)
+
+    async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
+        check = self._grammars
+        check.require(grammar, card, task.sampling.ignore_eos)
+        if check.needs_thread(grammar):
+            size = len(grammar.text)
+            check.keep(grammar, await self._in_steps(task, check.in_steps(grammar), size))
+            check.require(grammar, card, task.sampling.ignore_eos)
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
         if is_short(prompt):

@@ -77,7 +77,13 @@ class Hedger:
     def target(self, task: Task) -> str | None:
         """The least loaded other instance with a slot free for ``task``, if any."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
-        requirements = Requirements(task.model, task.vocabulary, tokens, task.job.placement)
+        requirements = Requirements(
+            task.model,
+            task.vocabulary,
+            tokens,
+            task.job.placement,
+            has_grammar=task.job.grammar is not None,
+        )
         free = [
             c
             for c in feasible(requirements, self._registry.candidates())

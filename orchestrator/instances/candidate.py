@@ -31,6 +31,8 @@ class Candidate:
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     max_running: int = 0
     """How many may run for a paused job, whose KV is there, to go on."""
+    has_grammars: bool = False
+    """It makes texts match grammars, and would not pass one over."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 

@@ -174,6 +174,7 @@ class Instance:
             kv_free=0 if stats is None else stats.kv_blocks_free,
             step=None if step is None else step.under(jobs.outstanding_work(self.load)),
             device=card.device,
+            has_grammars=bool(card.grammars),
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
         return candidate

@@ -137,7 +137,13 @@ class Placer:
         if task.paused_on:
             keeper = PlacementConstraint(PlacementMode.PIN, (task.paused_on,))
             return Requirements(task.model, task.vocabulary, rounded, keeper, resumes=True)
-        return Requirements(task.model, task.vocabulary, rounded, task.job.placement)
+        return Requirements(
+            task.model,
+            task.vocabulary,
+            rounded,
+            task.job.placement,
+            has_grammar=task.job.grammar is not None,
+        )
 
     def able(self, task: Task) -> list[str]:
         """Names of instances that are ready and could take ``task``, busy or not."""

@@ -20,9 +20,13 @@ class Requirements:
     resumes: bool = False
     """It goes on with a paused job, whose KV is where the constraint says."""
 
+    has_grammar: bool = False
+
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take it, however busy it is now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
+            return False
+        if self.has_grammar and not candidate.has_grammars:
             return False
         if self.tokens > candidate.max_tokens:
             return False

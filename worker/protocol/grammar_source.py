@@ -21,7 +21,8 @@ of blanks never gets to a value."""
 _MOST_STATES: Final = 4096
 """That ``multipleOf`` may cost: as many as the least common multiple of all that a schema has."""
 _MOST_ERROR_CHARS: Final = 240
-_ESCAPED_ASCII: Final = re.compile(r"\\u00[0-7]")
+_ESCAPED_LETTER: Final = re.compile(r"\\u00[4-7]")
+_MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]{1,40})')
 
 
 def library_version() -> str:
@@ -101,7 +102,8 @@ def _json_source(schema: Any, *, lenient: bool) -> str:
 
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
-        overrides={"whitespace_pattern": _WHITESPACE, "lenient": lenient},
+        defaults={"whitespace_pattern": _WHITESPACE},
+        overrides={"lenient": lenient},
     )
 
 
@@ -145,8 +147,18 @@ def _choices(text: str) -> list[str]:
 
 
 def _lark(text: str) -> str:
-    if "multipleOf" in text or _ESCAPED_ASCII.search(text):
-        raise InvalidGrammar("multipleOf and escaped ASCII have no place in a Lark grammar")
+    # Schemas may stand in it, after ``%json``.
+    found = _MULTIPLE.findall(text)
+    if _ESCAPED_LETTER.search(text) or len(found) != text.count("multipleOf"):
+        raise InvalidGrammar('write "multipleOf" plainly, and no letter as \\u00…')
+    try:
+        _check_multiples([{"multipleOf": float(number)} for number in found])
+    except ValueError as error:
+        raise (
+            error
+            if isinstance(error, InvalidGrammar)
+            else InvalidGrammar("a multipleOf is no number")
+        ) from None
     if "::=" not in text:
         return text
     from llguidance.gbnf_to_lark import any_to_lark

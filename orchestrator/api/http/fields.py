@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,7 @@ from orchestrator.tasks.job import (
 from orchestrator.tasks.runs import MAX_CALLS_LEFT
 from worker.protocol import (
     MAX_LOGIT_BIASES,
+    Grammar,
     InvalidSampling,
     OnDeadline,
     Sampling,
@@ -54,6 +55,13 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: PlacementMode = PlacementMode.AUTO
     instances: list[str] = []
+
+
+class StatedGrammar(NamedTuple):
+    """What the answer must match, and where the client said so."""
+
+    field: str
+    grammar: Grammar
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,6 +113,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """Of ``Sampling``, what only this dialect has."""
         return {}
 
+    def stated_grammar(self) -> StatedGrammar | None:
+        """What the answer must match. Raises ``InvalidRequest``."""
+        return None
+
     def wants_one_piece(self) -> bool:
         """Whether the client waits for all of the answer at once."""
         return False
@@ -125,6 +137,9 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     """The same without the prompt."""
     context = request[CONTEXT]
     context.field_names = body.field_names()
+    stated = body.stated_grammar()
+    if stated is not None:
+        context.field_names = {**context.field_names, "grammar": stated.field}
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(
         request.headers,
@@ -170,6 +185,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
+        grammar=None if stated is None else stated.grammar,
         trace=trace_of(request),
     )
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from orchestrator.api.http.fields import GenerationRequest
+from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.session import History
 from orchestrator.tasks.job import Message, OnDisconnect, Prompt
@@ -18,7 +18,7 @@ class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     content: str
 
 
-class TaskRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``."""
 
     prompt: str | None = None

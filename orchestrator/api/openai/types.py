@@ -2,9 +2,9 @@
 
 ``deadline_ms``, ``first_token_ms``, ``token_gap_ms``, ``on_deadline``, ``on_disconnect``,
 ``priority``, ``tenant``, ``session_id``, ``idle_keep_s`` and ``placement`` are ours;
-``min_tokens``, ``ignore_eos``,
-``top_k``, ``min_p`` and ``repetition_penalty`` have the names of vLLM's server. The official SDK
-sends them with ``extra_body``.
+``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p``, ``repetition_penalty``,
+``structured_outputs`` and ``guided_…`` have the names of vLLM's server. The official SDK sends them
+with ``extra_body``.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
+from orchestrator.api.http.fields import NULL, Unused, refuse_unserved
+from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
@@ -78,7 +79,7 @@ class ParsedRequest(NamedTuple):
     tools: ToolUse | None = None
 
 
-class OpenAiRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of completion have in common."""
 
     model: str
@@ -183,7 +184,6 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     parallel_tool_calls: bool | None = None
     functions: Unused = NULL
     function_call: Unused = NULL
-    response_format: Unused = NULL
     modalities: list[str] | None = None
     audio: Unused = NULL
     prediction: Unused = NULL
@@ -306,7 +306,6 @@ _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "suffix": (_nothing, "it must be empty"),
     "functions": (_nothing, "send tools, which took its place"),
     "function_call": (lambda value: value in ("none", "auto"), "send tool_choice instead"),
-    "response_format": (lambda value: value == {"type": "text"}, "only text is served"),
     "modalities": (lambda value: value == ["text"], "only text is served"),
     "audio": (_nothing, "only text is served"),
     "prediction": (_nothing, "predicted outputs are not served"),

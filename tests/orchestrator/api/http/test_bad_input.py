@@ -120,7 +120,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
         "/v1/chat/completions",
         {"response_format": {"type": "json_object"}},
         400,
-        "text",
+        "grammar",
         "response_format",
     ),
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "logprobs: true", "top_logprobs"),

@@ -1,0 +1,182 @@
+"""What a body may say of the form of the answer: OpenAI's ``response_format``, and vLLM's
+``structured_outputs`` with its older spelling, ``guided_…``.
+
+A schema's own text goes to the worker as it came: it may be long, and nobody else reads it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from orchestrator.api.http.fields import NULL, GenerationRequest, StatedGrammar, Unused
+from orchestrator.errors import InvalidRequest
+from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
+
+T = TypeVar("T")
+
+_MOST_ERROR_CHARS = 200
+_ROOM_BYTES = 4096
+"""For what stands around a schema."""
+
+
+class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The base of bodies that may say it."""
+
+    response_format: msgspec.Raw = NULL
+    structured_outputs: msgspec.Raw = NULL
+    guided_json: msgspec.Raw = NULL
+    guided_regex: str | None = None
+    guided_choice: msgspec.Raw = NULL
+    guided_grammar: str | None = None
+    guided_decoding_backend: Unused = NULL
+
+    def stated_grammar(self) -> StatedGrammar | None:
+        stated = [
+            StatedGrammar(name, grammar)
+            for name, read in _READERS.items()
+            if (value := getattr(self, name)) is not None
+            and value != NULL
+            and (grammar := read(name, value)) is not None
+        ]
+        if len(stated) > 1:
+            raise InvalidRequest(
+                f"{stated[0].field} and {stated[1].field} both say what the answer must match; "
+                "send one of them",
+                field=stated[1].field,
+            )
+        return stated[0] if stated else None
+
+
+class _JsonSchema(msgspec.Struct):
+    schema: msgspec.Raw = NULL
+    strict: bool | None = None
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: _JsonSchema | None = None
+    schema: msgspec.Raw = NULL
+    """llama.cpp's spelling, beside ``json_object``."""
+
+
+class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    json: msgspec.Raw = NULL
+    regex: str | None = None
+    choice: msgspec.Raw = NULL
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: msgspec.Raw = NULL
+    disable_fallback: Unused = NULL
+    disable_any_whitespace: Unused = NULL
+    disable_additional_properties: Unused = NULL
+    whitespace_pattern: None = None
+
+
+class _Read(NamedTuple):
+    format: msgspec.json.Decoder[_ResponseFormat]
+    outputs: msgspec.json.Decoder[_StructuredOutputs]
+    schema: msgspec.json.Decoder[_JsonSchema]
+
+
+_READ = _Read(
+    msgspec.json.Decoder(_ResponseFormat),
+    msgspec.json.Decoder(_StructuredOutputs),
+    msgspec.json.Decoder(_JsonSchema),
+)
+
+
+def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
+    """OpenAI's; None for text. Raises ``InvalidRequest``."""
+    stated = _decode(field, value, _READ.format)
+    if stated.type == "text":
+        return None
+    if stated.type == "json_schema":
+        if stated.json_schema is None or stated.json_schema.schema == NULL:
+            raise _unfit(field, "json_schema needs json_schema.schema")
+        return json_schema(field, stated.json_schema.schema, stated.json_schema.strict)
+    if stated.type == "json_object":
+        if stated.schema != NULL:
+            return json_schema(field, stated.schema, None)
+        return Grammar(GrammarKind.JSON_OBJECT)
+    if stated.type == "structural_tag":
+        return _checked(field, GrammarKind.STRUCTURAL_TAG, _text(value))
+    raise _unfit(
+        field,
+        f"type {stated.type[:32]!r} is not supported; expected text, json_object, json_schema or "
+        "structural_tag",
+    )
+
+
+def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
+    """A schema, or a string that holds one. Where ``strict`` is stated to be false, what cannot be
+    enforced of it is passed over. Raises ``InvalidRequest``."""
+    text = _text(schema)
+    if text.startswith('"'):
+        text = str(_decode(field, schema, _strings))
+    return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=strict is False)
+
+
+def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
+    stated = _decode(field, value, _READ.outputs)
+    found: list[Grammar] = []
+    if stated.json != NULL:
+        found.append(json_schema(field, stated.json, None))
+    if stated.regex is not None:
+        found.append(_checked(field, GrammarKind.REGEX, stated.regex))
+    if stated.choice != NULL:
+        found.append(_checked(field, GrammarKind.CHOICE, _text(stated.choice)))
+    if stated.grammar is not None:
+        found.append(_checked(field, GrammarKind.LARK, stated.grammar))
+    if stated.json_object:
+        found.append(Grammar(GrammarKind.JSON_OBJECT))
+    if stated.structural_tag != NULL:
+        text = _text(stated.structural_tag)
+        if text.startswith('"'):
+            text = str(_decode(field, stated.structural_tag, _strings))
+        found.append(_checked(field, GrammarKind.STRUCTURAL_TAG, text))
+    if len(found) != 1:
+        raise _unfit(
+            field,
+            "expected exactly one of json, regex, choice, grammar, json_object and structural_tag",
+        )
+    return found[0]
+
+
+def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False) -> Grammar:
+    grammar = Grammar(kind, text, lenient)
+    try:
+        grammar.check()
+    except InvalidGrammar as error:
+        raise _unfit(field, str(error)) from None
+    return grammar
+
+
+def _decode(field: str, value: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    if len(memoryview(value)) > MAX_GRAMMAR_BYTES + _ROOM_BYTES:
+        raise _unfit(field, f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
+    try:
+        return decoder.decode(value)
+    except msgspec.DecodeError as error:
+        raise _unfit(field, excerpt(str(error), _MOST_ERROR_CHARS)) from None
+    except RecursionError:
+        raise _unfit(field, "it is nested too deeply") from None
+
+
+def _text(value: msgspec.Raw) -> str:
+    return bytes(memoryview(value)).decode().strip()
+
+
+def _unfit(field: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {why}", field=field)
+
+
+_strings = msgspec.json.Decoder(str)
+_READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
+    "response_format": response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": lambda field, value: json_schema(field, value, None),
+    "guided_choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
+    "guided_regex": lambda field, value: _checked(field, GrammarKind.REGEX, str(value)),
+    "guided_grammar": lambda field, value: _checked(field, GrammarKind.LARK, str(value)),
+}

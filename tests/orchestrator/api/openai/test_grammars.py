@@ -1,0 +1,138 @@
+"""What clients say of the form of an answer, in front of a worker that only notes it."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import Service
+from tests.support.fake_worker import FakeWorker
+from worker.protocol import Grammar, GrammarKind
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+TASK = {"prompt": "x", "max_tokens": 2}
+TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
+
+MakeWorker = Callable[..., Awaitable[FakeWorker]]
+MakeService = Callable[..., Awaitable[Service]]
+
+
+@pytest.fixture
+async def able(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker(grammars="llguidance")
+
+
+@pytest.fixture
+async def service(make_service: MakeService, able: FakeWorker) -> Service:
+    return await make_service(able)
+
+
+def as_json(value: object, **more: bool) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value), **more)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("response_format", {"type": "text"}, None),
+        ("response_format", None, None),
+        ("response_format", {"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
+        ("response_format", {"type": "json_object", "schema": SCHEMA}, as_json(SCHEMA)),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+            as_json(SCHEMA),
+        ),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"strict": False, "schema": SCHEMA}},
+            as_json(SCHEMA, lenient=True),
+        ),
+        (
+            "response_format",
+            {"type": "structural_tag"} | TAG,
+            Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag"} | TAG)),
+        ),
+        ("structured_outputs", {"json": SCHEMA}, as_json(SCHEMA)),
+        ("structured_outputs", {"json": json.dumps(SCHEMA)}, as_json(SCHEMA)),
+        ("structured_outputs", {"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ("structured_outputs", {"choice": ["a", "b"]}, Grammar(GrammarKind.CHOICE, '["a", "b"]')),
+        (
+            "structured_outputs",
+            {"grammar": 'root ::= "a"'},
+            Grammar(GrammarKind.LARK, 'root ::= "a"'),
+        ),
+        ("guided_json", SCHEMA, as_json(SCHEMA)),
+        ("guided_regex", "a+", Grammar(GrammarKind.REGEX, "a+")),
+        ("guided_choice", ["a"], Grammar(GrammarKind.CHOICE, '["a"]')),
+        ("guided_grammar", 'start: "a"', Grammar(GrammarKind.LARK, 'start: "a"')),
+    ],
+)
+async def test_what_is_asked_for_reaches_the_worker(
+    service: Service, able: FakeWorker, field: str, value: object, expected: Grammar | None
+) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v2/tasks", TASK)):
+        async with service.http.post(path, json=body | {field: value}) as response:
+            assert response.status in (200, 202), await response.text()
+    await service.until(lambda: len(able.submits) == 2)
+    chat, task = able.submits
+    for submit in (chat, task):
+        got = submit.grammar
+        if got is None or expected is None:
+            assert got is expected
+            continue
+        assert (got.kind, got.lenient) == (expected.kind, expected.lenient)
+        if got.kind in (GrammarKind.REGEX, GrammarKind.LARK):
+            assert got.text == expected.text
+        elif got.text:
+            assert json.loads(got.text) == json.loads(expected.text)
+        assert submit.begun_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "'xml' is not supported", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema", "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "x", None),
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems", "guided_json"),
+        ({"guided_json": "{"}, "not JSON", "guided_json"),
+        ({"guided_json": {"type": "integer", "multipleOf": 99991}}, "multipleOf", "guided_json"),
+        ({"guided_regex": "(a"}, "unclosed group", "guided_regex"),
+        ({"guided_regex": "a" * 300_000}, "at most", "guided_regex"),
+        ({"guided_grammar": 'start: "a'}, "grammar", "guided_grammar"),
+        ({"guided_choice": []}, "array of strings", "guided_choice"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "send one of them", "guided_regex"),
+        ({"structured_outputs": {}}, "exactly one of", "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "exactly one",
+            "structured_outputs",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_it_is_sent(
+    service: Service, able: FakeWorker, body: dict[str, Any], message: str, param: str | None
+) -> None:
+    for _ in range(2):  # the second time from memory
+        async with service.http.post("/v1/chat/completions", json=CHAT | body) as response:
+            error = (await response.json())["error"]
+        assert response.status == 400 and message in error["message"]
+        assert param is None or error["param"] == param
+    assert not able.submits
+
+
+async def test_a_model_that_cannot_is_named(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Its worker would pass the grammar over: nothing is sent."""
+    worker = await make_worker()
+    service = await make_service(worker)
+    body = CHAT | {"response_format": {"type": "json_object"}}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400 and "'fake' cannot" in error["message"]
+    assert error["param"] == "response_format" and not worker.submits
