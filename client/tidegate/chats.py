@@ -32,11 +32,17 @@ ChatMessage = Mapping[str, Any]
 
 
 class ChatOptions(TypedDict, total=False):
-    """What a chat may ask for besides its messages, in OpenAI's words and Tidegate's."""
+    """What a chat may ask for besides its messages, in OpenAI's words and Tidegate's.
+
+    ``extra_body`` has whatever else the service takes.
+    """
 
     max_completion_tokens: int
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[str, float]
@@ -51,6 +57,9 @@ class ChatOptions(TypedDict, total=False):
     priority: Literal["interactive", "batch"]
     tenant: str
     session_id: str
+    idle_keep_s: float
+    calls_left: int
+    extra_body: Mapping[str, Any]
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
@@ -145,6 +154,7 @@ def chat_call(
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {"model": model, **options, "messages": list(messages)}
+    body |= body.pop("extra_body", {})
     for name in ("deadline", "first_token", "token_gap"):
         if name in body:
             body[f"{name}_ms"] = 1000 * to_seconds(body.pop(name))

@@ -43,6 +43,7 @@ class TaskOptions(TypedDict, total=False):
     priority: Literal["interactive", "batch"]
     tenant: str
     session_id: str
+    placement: Mapping[str, Any]
     idle_keep_s: float
     calls_left: int
     deadline: Deadline

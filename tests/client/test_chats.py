@@ -67,11 +67,17 @@ async def test_deadlines_reach_the_worker(service: Service, worker: FakeWorker) 
         with deadline(9):
             await client.chat("fake", HI, max_completion_tokens=2)
             await client.chat(
-                "fake", HI, max_completion_tokens=2, deadline=4000, first_token=timedelta(seconds=3)
+                "fake",
+                HI,
+                max_completion_tokens=2,
+                deadline=4000,
+                first_token=timedelta(seconds=3),
+                extra_body={"seed": 7},
             )
     first, second = worker.submits
     assert 4000 < first.budget_ms <= 9000
     assert second.budget_ms <= 4000
+    assert second.sampling.seed == 7
     assert second.first_token_budget_ms is not None and second.first_token_budget_ms <= 3000
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate import errors
+from orchestrator.api.native.types import TaskRequest
+from orchestrator.api.openai.types import ChatRequest
+from tidegate import ChatOptions, TaskOptions, errors
 from worker.protocol import Code
 
 
@@ -57,3 +59,11 @@ def test_what_serves_is_importable_only_where_it_serves(tmp_path: Path) -> None:
         [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+def test_options_are_fields_of_the_service() -> None:
+    spelled = {"deadline": "deadline_ms", "first_token": "first_token_ms"}
+    spelled |= {"token_gap": "token_gap_ms", "extra_body": "model"}
+    for options, body in ((TaskOptions, TaskRequest), (ChatOptions, ChatRequest)):
+        names = {spelled.get(name, name) for name in options.__annotations__}
+        assert names <= set(body.__struct_fields__)
