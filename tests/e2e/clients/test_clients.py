@@ -55,17 +55,18 @@ def test_the_official_sdks(url: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["openai", "anthropic", "litellm", "langchain", "pydantic_ai", "instructor"]
+    "name", ["openai", "anthropic", "litellm", "langchain", "pydantic_ai", "instructor", "agents"]
 )
 def test_clients_of_others(url: str, name: str) -> None:
     show(THEIRS, HERE / f"with_{name}.py", url)
 
 
-def test_javascript(url: str) -> None:
+@pytest.mark.parametrize("name", ["openai", "ai"])
+def test_javascript(url: str, name: str) -> None:
     node = shutil.which("node")
     if node is None or not (HERE / "node_modules").exists():
         pytest.skip("make test-clients installs it where there is node")
-    show(node, HERE / "with_node.mjs", url)
+    show(node, HERE / f"with_{name}.mjs", url)
 
 
 def test_curl(url: str) -> None:

@@ -136,13 +136,11 @@ class _Reader:
             self.turns.append(Message("assistant", "", calls=(call,), reasoning=self._thought))
 
 
-def conversation(
-    instructions: str | None, earlier: Iterable[Message], turns: Iterable[Message]
-) -> tuple[Message, ...]:
+def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[Message, ...]:
     """All that the model is to read. Instructions that follow each other at the beginning become
     one message, which is all that many chat templates take.
     """
-    messages = _with_names([*earlier, *turns])
+    messages = _with_names(list(history))
     first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
     texts = [message.content for message in messages[:first]]
     if instructions:

@@ -20,7 +20,6 @@ from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
 from orchestrator.api.openai.responses.types import ParsedRequest, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
-from orchestrator.prompts.encoder import Token
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect, Prompt
 from orchestrator.tasks.task import Task
@@ -34,21 +33,13 @@ async def create(request: web.Request) -> web.StreamResponse:
     """The next turn of a conversation."""
     asked = await read_body(request, _decoder, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
-    key = asked.job.key
-    earlier = _earlier(store, key, asked.previous_id)
-    new = resolved(asked.turns, lambda task_id: store.answer(key, response_id(task_id)))
-    messages = conversation(asked.instructions, earlier, new)
-    if not messages:
-        raise InvalidRequest("input is empty; it needs at least one message", field="input")
-
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
             "background is not supported here: TIDEGATE_KEEP_RESPONSES keeps none",
             field="background",
         )
-
-    encoder = orchestrator.model(asked.job.model)
-    job = asked.job
+    history, prompt = _conversation(store, asked)
+    encoder, job = orchestrator.model(asked.job.model), asked.job
     if asked.tools is not None:
         job = with_tools(request.app, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
@@ -56,26 +47,31 @@ async def create(request: web.Request) -> web.StreamResponse:
     def keep(task: Task, answer: Answer) -> None:
         ending = task.ending
         if ending is not None and (ending.error is None or asked.is_background):
-            turns = (*earlier, *new, *answer.turns())
-            store.put(key, response_id(task.id), msgspec.json.encode(answer.body(task)), turns)
+            body = msgspec.json.encode(answer.body(task))
+            store.put(job.key, response_id(task.id), body, (*history, *answer.turns()))
 
-    def token_of(token_id: int) -> Token:
-        return orchestrator.model(job.model).token(token_id)
-
-    prompt = Chat(messages, tools=() if asked.tools is None else asked.tools.tools)
     if asked.is_streamed:
         return await stream_answer(
             request,
             job,
             prompt,
-            lambda stream: ResponseEvents(stream, asked, output, token_of, keep),
+            lambda stream: ResponseEvents(stream, asked, output, encoder.token, keep),
         )
-    answer = Answer(asked, output, token_of, keep)
+    answer = Answer(asked, output, encoder.token, keep)
     if asked.is_background:
         return await _begin(request, job, prompt, answer)
     task = await until_answered(request, job, prompt, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    """How many tokens a request would have as a prompt."""
+    asked = await read_body(request, _decoder, lambda body: _parse(request, body))
+    job = asked.job
+    _, prompt = _conversation(request.app[RESPONSES], asked)
+    ids = await request.app[ORCHESTRATOR].tokenize(job.model, prompt, job.deadline, job.key)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -102,6 +98,7 @@ async def delete(request: web.Request) -> web.Response:
 def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/responses", create),
+        web.post("/v1/responses/input_tokens", count_tokens),
         web.get("/v1/responses/{response_id}", retrieve),
         web.delete("/v1/responses/{response_id}", delete),
         web.post("/v1/responses/{response_id}/cancel", cancel),
@@ -150,6 +147,18 @@ class _Background(NamedTuple):
 
     def cancel(self) -> None:
         self.orchestrator.cancel(self.task)
+
+
+def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Message, ...], Chat]:
+    """What was said, without instructions, and what the model is to read. Raises
+    ``InvalidRequest``."""
+    key = asked.job.key
+    new = resolved(asked.turns, lambda task_id: store.answer(key, response_id(task_id)))
+    history = (*_earlier(store, key, asked.previous_id), *new)
+    messages = conversation(asked.instructions, history)
+    if not messages:
+        raise InvalidRequest("input is empty; it needs at least one message", field="input")
+    return history, Chat(messages, tools=() if asked.tools is None else asked.tools.tools)
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:

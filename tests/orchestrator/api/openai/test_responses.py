@@ -187,6 +187,16 @@ async def test_a_conversation_by_id(
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
 
 
+async def test_tokens_are_counted_as_they_are_computed(
+    worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    first = await sdk.responses.create(**HI)
+    more = {"model": "fake", "input": "x", "instructions": "s", "previous_response_id": first.id}
+    counted = await sdk.responses.input_tokens.count(**more)
+    assert counted.input_tokens == (await sdk.responses.create(**more)).usage.input_tokens
+    assert counted.object == "response.input_tokens" and len(worker.submits) == 2
+
+
 async def test_what_is_streamed_is_stored_unless_it_failed(
     service: Service, worker: FakeWorker
 ) -> None:
