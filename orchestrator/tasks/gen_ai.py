@@ -8,8 +8,6 @@ other servers fit.
 from functools import cache
 from typing import Final
 
-from prometheus_client import Histogram
-
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, exemplar_of
@@ -54,23 +52,18 @@ class GenAiMetrics:
             *_LABELS,
         )
         # What prometheus_client looks up under a lock; there are as many as label values.
-        self._child = cache(_child)
+        self._duration = cache(self.duration.labels)
+        self._first_token = cache(self.first_token.labels)
+        self._per_token = cache(self.per_token.labels)
 
     def ended(self, task: Task, model: str, code: str) -> None:
         """``model`` is a bounded label value, ``code`` empty for a request that ended well."""
         marks, labels = task.marks, (operation_of(task.job.api), PROVIDER, model)
         exemplar = exemplar_of(task.job.trace)
-        duration = self._child(self.duration, *labels, code)
-        duration.observe(marks.ended - marks.received, exemplar)
+        self._duration(*labels, code).observe(marks.ended - marks.received, exemplar)
         if code or not marks.first_token:
             return
-        first = self._child(self.first_token, *labels)
-        first.observe(marks.first_token - marks.received, exemplar)
+        self._first_token(*labels).observe(marks.first_token - marks.received, exemplar)
         if task.completion_tokens > 1:
             decode_s = marks.ended - marks.first_token
-            self._child(self.per_token, *labels).observe(decode_s / (task.completion_tokens - 1))
-
-
-def _child(metric: Histogram, *labels: str) -> Histogram:
-    child: Histogram = metric.labels(*labels)
-    return child
+            self._per_token(*labels).observe(decode_s / (task.completion_tokens - 1))

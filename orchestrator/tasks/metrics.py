@@ -1,5 +1,7 @@
 """What requests came to, and how long each part of them took."""
 
+from functools import cache
+
 from orchestrator.clock import Clock
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
@@ -66,6 +68,11 @@ class TaskMetrics:
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
+        # What prometheus_client looks up under a lock; there are as many as label values.
+        self._outcome, self._tenant_outcome = (
+            cache(self.outcomes.labels),
+            cache(self.tenant_outcomes.labels),
+        )
         self._tenants, self._models = BoundedValues(MOST_TENANTS), BoundedValues(MOST_MODELS)
         metrics.watch(self, _ROWS)
         metrics.watch(self.windows, WINDOWED)
@@ -75,8 +82,8 @@ class TaskMetrics:
         job, outcome, error = task.job, ending.outcome, ending.error
         code = error.code.value if error is not None else ""
         model, tenant = self._models.of(task.model), self._tenants.of(job.tenant)
-        self.outcomes.labels(job.api, model, job.priority, outcome, code).inc()
-        self.tenant_outcomes.labels(tenant, outcome).inc()
+        self._outcome(job.api, model, job.priority, outcome, code).inc()
+        self._tenant_outcome(tenant, outcome).inc()
         self.windows.count(job.priority, tenant, outcome)
         self.settled[outcome] += 1
         if outcome is Outcome.MISSED:

@@ -38,7 +38,10 @@ class SlidingWindow:
 
     def count(self, key: Key, outcome: Outcome, now: float) -> None:
         self._advance(now)
-        tally = self._slices[self._current % SLICES].setdefault(key, Tally())
+        tallies = self._slices[self._current % SLICES]
+        tally = tallies.get(key)
+        if tally is None:
+            tally = tallies[key] = Tally()
         tally.ended += 1
         tally.met += outcome is Outcome.MET
 
