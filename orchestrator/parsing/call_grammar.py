@@ -20,6 +20,9 @@ _JSON_AS_WRITTEN = {
     }
 }
 """One way to space JSON, as the templates do: else a weak model goes on with spaces for ever."""
+_NOTES = ("description", "title", "$comment", "$schema")
+_VALUES = ("const", "enum", "default", "examples")
+"""Keys whose values are no schemas."""
 
 
 def forced_calls(use: ToolUse, format: OutputFormat, special: Mapping[int, str]) -> Grammar:
@@ -91,8 +94,22 @@ def _objects(tools: list[Tool], key: str) -> list[str]:
 def _schema(tool: Tool) -> str:
     """Of its arguments: an object, whatever else."""
     stated: JsonObject = tool.parameters or {}
-    schema = {**stated, "type": "object", **_JSON_AS_WRITTEN}
+    schema = {**_without_notes(stated), "type": "object", **_JSON_AS_WRITTEN}
     return json.dumps(schema, ensure_ascii=False)
+
+
+def _without_notes(schema: JsonObject) -> dict[str, object]:
+    """What decides nothing is left out: a grammar's size is bounded, and any text may be in it."""
+    kept: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _NOTES and isinstance(value, str):
+            continue
+        if key not in _VALUES and isinstance(value, Mapping):
+            value = _without_notes(value)
+        elif key not in _VALUES and isinstance(value, list):
+            value = [_without_notes(one) if isinstance(one, Mapping) else one for one in value]
+        kept[key] = value
+    return kept
 
 
 def _quoted(text: str) -> str:

@@ -27,6 +27,7 @@ from orchestrator.prompts.turns import (
     tools_of,
     turns_of,
     uses_tools,
+    with_short_ids,
 )
 from orchestrator.tasks.job import Chat, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
@@ -309,6 +310,8 @@ class PromptEncoder:
                 "served with it",
                 field="tools" if chat.tools else "messages",
             )
+        if "[TOOL_CALLS]" in self.card.chat_template:
+            chat = with_short_ids(chat)
         turns = turns_of(chat.messages)
         is_open = chat.messages[-1].is_open
         if is_open:

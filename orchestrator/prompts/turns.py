@@ -3,6 +3,7 @@
 Those may be anywhere: in a message, in a tool's description, in the arguments of an earlier call.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,6 +12,8 @@ import msgspec
 
 from orchestrator.tasks.job import Chat, Message
 from orchestrator.tasks.tools import JsonObject, ToolCall
+
+_SHORT = 9
 
 
 class Text(NamedTuple):
@@ -60,6 +63,29 @@ def rewritten(chat: Chat, change: Change) -> Chat:
 def turns_of(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Messages as templates have them. Fields that a turn has no use for are absent."""
     return [_turn(message) for message in messages]
+
+
+def with_short_ids(chat: Chat) -> Chat:
+    """Mistral's templates take ids of nine letters and digits only, and clients have others."""
+    if not any(message.calls or message.call_id for message in chat.messages):
+        return chat
+    messages = tuple(
+        msgspec.structs.replace(
+            message,
+            call_id=message.call_id and _short_id(message.call_id),
+            calls=tuple(
+                msgspec.structs.replace(call, id=_short_id(call.id)) for call in message.calls
+            ),
+        )
+        for message in chat.messages
+    )
+    return replace(chat, messages=messages)
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == _SHORT and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT]
 
 
 def tools_of(chat: Chat) -> list[JsonObject] | None:

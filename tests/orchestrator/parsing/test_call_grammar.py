@@ -82,6 +82,34 @@ def test_markers_that_are_special_tokens_are_named_by_id() -> None:
     assert "<[4]>" in text and "<[5]>" in text and "[ARGS]" not in text
 
 
+def test_what_decides_nothing_is_left_out() -> None:
+    """Descriptions may be long, and hold what a grammar must not."""
+    schema = {
+        "description": "a ::= b",
+        "properties": {
+            "description": {"type": "string", "title": "x", "enum": ["x", {"title": "kept"}]},
+            "title": {"const": {"title": "kept"}},
+        },
+        "anyOf": [{"description": "x", "required": ["title"]}],
+    }
+    use = ToolUse((Tool("f", "", schema),))
+    (rule,) = [
+        line.partition("%json ")[2]
+        for line in forced_calls(use, OutputFormat(HERMES), {}).text.split("\n")
+        if line.startswith("args_0")
+    ]
+    left = json.loads(rule)
+    left.pop("x-guidance")
+    assert left == {
+        "type": "object",
+        "properties": {
+            "description": {"type": "string", "enum": ["x", {"title": "kept"}]},
+            "title": {"const": {"title": "kept"}},
+        },
+        "anyOf": [{"required": ["title"]}],
+    }
+
+
 def test_strict_tools_leave_text_free() -> None:
     strict = (Tool("get_weather", "", SCHEMA, strict=True), Tool("add", "", {"type": "object"}))
     grammar = strict_calls(ToolUse(strict), OutputFormat(HERMES), {})

@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, is_short, vocabulary_of
-from orchestrator.tasks.job import Message
+from orchestrator.tasks.job import Chat, Message
+from orchestrator.tasks.tools import ToolCall
 from tests.support.fake_worker import TEMPLATE, make_card
 
 
@@ -251,3 +252,23 @@ def test_what_cannot_be_cut_is_announced_as_long() -> None:
     encoder = encoder_of(context_tokens=500_000)
     assert list(encoder.steps("x" * 100_000)) == [True]
     assert not any(encoder.steps("once upon a time " * 6_000))
+
+
+def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
+    """Mistral's refuse any that is not of nine letters and digits."""
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.id }};{% endfor %}"
+        "{{ m.tool_call_id }};{% endfor %}{{ tools }}"
+    )
+    call = ToolCall("call_1234567890", "f", {})
+    messages = (
+        Message("assistant", "", calls=(call, ToolCall("abcDEF123", "f", {}))),
+        Message("tool", "", call_id=call.id),
+        Message("user", ""),
+    )
+    encoder = PromptEncoder(make_card(chat_template=template))
+    text = encoder.text_of(encoder.encode(Chat(messages)))
+    assert text is not None
+    first, second, _, result, _ = text.removesuffix("None").split(";")[:5]
+    assert first == f"[TOOL_CALLS]{result}" and len(result) == 9 and result.isalnum()
+    assert second == "[TOOL_CALLS]abcDEF123"
