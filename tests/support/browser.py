@@ -30,6 +30,11 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-default-apps",
     "--disable-extensions",
+    # One renderer for one page after the other.
+    "--disable-features=BackForwardCache,IsolateOrigins,MediaRouter,OptimizationHints,"
+    "ProcessPerSiteUpToMainFrameThreshold,SpareRendererForSitePerProcess,Translate,site-per-process",
+    "--disable-site-isolation-trials",
+    "--renderer-process-limit=1",
     "--disable-sync",
     "--metrics-recording-only",
     "--no-first-run",
@@ -87,7 +92,11 @@ def _devtools(process: subprocess.Popen[bytes], file: Path) -> str:
 
 
 class Tab:
-    """A page in a context of its own: no cookie or storage is shared with another tab."""
+    """The browser's one tab, for as long as one test has it.
+
+    A renderer of its own for each would cost a second of CPU. What a page stores is its origin's,
+    and each test's service has another port.
+    """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -102,17 +111,15 @@ class Tab:
         self._accepting: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def open(self, url: str, *, width: int = 1280, height: int = 900) -> None:
-        context = await self._send("Target.createBrowserContext")
-        target = await self._send(
-            "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
-        )
-        attached = await self._send(
-            "Target.attachToTarget", targetId=target["targetId"], flatten=True
-        )
+        targets = (await self._send("Target.getTargets"))["targetInfos"]
+        (target,) = (each["targetId"] for each in targets if each["type"] == "page")
+        attached = await self._send("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self._send(f"{domain}.enable")
         await self.resize(width, height)
+        # Nothing moves while nothing happens: drawing without a GPU is dear.
+        await self.prefer(prefers_reduced_motion="reduce")
         await self.goto(url)
 
     async def goto(self, url: str) -> None:
@@ -132,6 +139,7 @@ class Tab:
 
     async def prefer(self, **features: str) -> None:
         """Media features, as ``prefers_color_scheme="dark"``."""
+        features = {"prefers_reduced_motion": "reduce"} | features
         listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
         await self._send("Emulation.setEmulatedMedia", features=listed)
 
@@ -150,7 +158,7 @@ class Tab:
         """Wait until an expression in the page is true; its value."""
         poll = (
             "new Promise(done => { const look = () => { const value = "
-            f"({condition}); value ? done(value) : setTimeout(look, 20) }}; look() }})"
+            f"({condition}); value ? done(value) : setTimeout(look, 40) }}; look() }})"
         )
         try:
             async with asyncio.timeout(WAIT_S):
@@ -245,7 +253,7 @@ class Tab:
 
 @asynccontextmanager
 async def open_tab(devtools: str, url: str, **size: int) -> AsyncIterator[Tab]:
-    """A new tab at an address; closed, with all that it stored, afterwards."""
+    """The tab, at an address."""
     async with (
         aiohttp.ClientSession() as http,
         http.ws_connect(devtools, max_msg_size=0) as socket,
@@ -255,8 +263,8 @@ async def open_tab(devtools: str, url: str, **size: int) -> AsyncIterator[Tab]:
         try:
             await tab.open(url, **size)
             yield tab
+            await tab.goto("about:blank")  # what the page has open is closed
         finally:
-            # Contexts go with the connection that made them.
             await socket.close()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)

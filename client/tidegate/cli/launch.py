@@ -60,7 +60,8 @@ def run(args: LaunchOptions) -> int:
     if args.serve:
         with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
         name = worker_env.get(_MODEL_NAME) or model_name(Path(model_path))
-        hint = f"try it:\n  {curl_line('{url}', name, with_token=with_token)}"
+        curl = curl_line("{url}", name, with_token=with_token)
+        hint = f"try it in a browser: {{url}}/\nor:\n  {curl}"
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
 
 
