@@ -26,7 +26,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 
-MAX_RUNS = 65_536
+MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
 
 
