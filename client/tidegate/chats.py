@@ -52,6 +52,7 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     response_format: Mapping[str, Any]
+    structured_outputs: Mapping[str, Any]
     chat_template_kwargs: Mapping[str, Any]
     on_deadline: Literal["error", "partial", "fit"]
     priority: Literal["interactive", "batch"]

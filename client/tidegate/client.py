@@ -35,7 +35,7 @@ from tidegate.results import (
 )
 from tidegate.retries import Retries
 from tidegate.sessions import Sessions
-from tidegate.streams import Stream
+from tidegate.streams import Position, Stream
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
@@ -147,7 +147,8 @@ class Client:
         is raised. A task that failed yields ``Failed`` rather than raising.
         """
         ends_at = due(None if deadline is None else to_seconds(deadline)).at
-        return Stream(self._follower(task_id, ends_at).events(last_event_id))
+        position = Position(last_event_id)
+        return Stream(self._follower(task_id, ends_at).events(position), position)
 
     # ── the same, made comfortable ───────────────────────────────────────────────────────────
 
@@ -157,7 +158,9 @@ class Client:
         Leaving it early cancels the task, see ``Stream``. Its deadline counts from now, and the
         task is handed in when the first event is asked for.
         """
-        return Stream(self._stream(_submission(prompt, options, uuid.uuid4().hex)))
+        position = Position()
+        submission = _submission(prompt, options, uuid.uuid4().hex)
+        return Stream(self._stream(submission, position), position)
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """Submit a task and wait for its whole text."""
@@ -201,7 +204,7 @@ class Client:
     async def _submit(self, submission: Call) -> Submitted:
         return await self._transport.call(submission, Submitted)
 
-    async def _stream(self, submission: Call) -> AsyncGenerator[Event, None]:
+    async def _stream(self, submission: Call, position: Position) -> AsyncGenerator[Event, None]:
         submitting = asyncio.ensure_future(self._submit(submission))
         try:
             submitted = await asyncio.shield(submitting)
@@ -211,7 +214,7 @@ class Client:
         ended = False
         try:
             follower = self._follower(submitted.task_id, submission.ends_at)
-            async with aclosing(follower.events("")) as events:
+            async with aclosing(follower.events(position)) as events:
                 async for event in events:
                     ended = isinstance(event, End | Failed)
                     if isinstance(event, Failed):

@@ -12,6 +12,7 @@ from tidegate import _clock
 from tidegate.errors import ApiError, ProtocolError, StreamLost
 from tidegate.results import EVENT_TYPES, End, Event, Failed
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
+from tidegate.streams import Position
 from tidegate.transport import Call, Transport
 
 _RECONNECT_FIRST_S = 0.1
@@ -31,10 +32,13 @@ class Follower:
         self._give_up_at = give_up_at
         self._patience_s = patience_s
 
-    async def events(self, last_event_id: str) -> AsyncGenerator[Event, None]:
-        """Every event after ``last_event_id`` once, to the terminal one. Raises ``StreamLost``."""
+    async def events(self, position: Position) -> AsyncGenerator[Event, None]:
+        """Every event after ``position``, which moves along, once, to the terminal one.
+
+        Raises ``StreamLost``.
+        """
         last_sign = _clock.now()
-        parser = SseParser(last_event_id)
+        parser = SseParser(position.last_event_id)
         attempt = 0
         while True:
             hint_s = 0.0
@@ -45,7 +49,8 @@ class Follower:
                     self._transport.open(self._call(parser.last_event_id)) as response,
                     aclosing(_read(response, parser)) as received,
                 ):
-                    async for event in received:
+                    async for event, event_id in received:
+                        position.last_event_id = event_id
                         last_sign, attempt = _clock.now(), 0
                         yield event
                         if isinstance(event, End | Failed):
@@ -82,7 +87,10 @@ def _pause_s(attempt: int, retry_ms: int | None) -> float:
     return min(first * 2.0**attempt, _RECONNECT_MOST_S) * _jitter.uniform(0.5, 1.0)
 
 
-async def _read(response: aiohttp.ClientResponse, parser: SseParser) -> AsyncGenerator[Event, None]:
+async def _read(
+    response: aiohttp.ClientResponse, parser: SseParser
+) -> AsyncGenerator[tuple[Event, str], None]:
+    """Events with their ids."""
     if response.content_type != "text/event-stream":
         raise ProtocolError(f"{response.url} answered with {response.content_type}, not events")
     async for chunk in response.content.iter_any():
@@ -93,7 +101,7 @@ async def _read(response: aiohttp.ClientResponse, parser: SseParser) -> AsyncGen
         for event in received:
             typed = _typed(event)
             if typed is not None:
-                yield typed
+                yield typed, event.last_event_id
 
 
 def _typed(event: ServerSentEvent) -> Event | None:

@@ -38,6 +38,8 @@ class TaskOptions(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     logprobs: int
+    response_format: Mapping[str, Any]
+    structured_outputs: Mapping[str, Any]
     on_deadline: Literal["error", "partial", "fit"]
     on_disconnect: Literal["cancel", "continue"]
     priority: Literal["interactive", "batch"]

@@ -7,6 +7,13 @@ from typing import Generic, Self, TypeVar
 _T = TypeVar("_T")
 
 
+class Position:
+    """How far a stream has been read."""
+
+    def __init__(self, last_event_id: str = "") -> None:
+        self.last_event_id = last_event_id
+
+
 class Stream(Generic[_T]):
     """Iterate it, within ``async with`` where the loop may be left early::
 
@@ -18,8 +25,15 @@ class Stream(Generic[_T]):
     the server, too.
     """
 
-    def __init__(self, events: AsyncGenerator[_T, None]) -> None:
+    def __init__(self, events: AsyncGenerator[_T, None], position: Position | None = None) -> None:
         self._events = events
+        self._position = position or Position()
+
+    @property
+    def last_event_id(self) -> str:
+        """Of the last event that was read here: ``Client.events`` goes on after it, in another
+        program too. Empty before the first, and for chats."""
+        return self._position.last_event_id
 
     def __aiter__(self) -> Self:
         return self

@@ -112,7 +112,13 @@ class SyncStream(Generic[_T]):
     """Iterate it. Leaving the loop, ``with`` or ``close()`` cancels the work on the server."""
 
     def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
-        self._items = _items(loop, loop.run(_async(open_stream)))
+        self._stream = loop.run(_async(open_stream))
+        self._items = _items(loop, self._stream)
+
+    @property
+    def last_event_id(self) -> str:
+        """As ``Stream.last_event_id``."""
+        return self._stream.last_event_id
 
     def __iter__(self) -> Self:
         return self

@@ -112,6 +112,29 @@ async def test_a_dropped_stream_goes_on_where_it_broke(
     assert len(worker.submits) == 1
 
 
+async def test_another_program_reads_on(service: Service, worker: FakeWorker) -> None:
+    """Task id, last event id and key are all that it takes over."""
+    plan = Plan(stall_at=5)
+    worker.plan = lambda submit: plan
+    async with Client(service.url) as client:
+        task = await client.submit("hi", max_tokens=9, idempotency_key="mine")
+        first: list[tidegate.Event] = []
+        async with client.events(task.task_id) as events:
+            async for event in events:
+                first.append(event)
+                if len(first) == 4:
+                    break
+            position = events.last_event_id
+    async with Client(service.url) as client:
+        again = await client.submit("hi", max_tokens=9, idempotency_key="mine")
+        assert again.task_id == task.task_id
+        plan.release.set()
+        rest = [e async for e in client.events(again.task_id, last_event_id=position)]
+    tokens = [event.index for event in first + rest if isinstance(event, tidegate.Token)]
+    assert tokens == list(range(9))
+    assert len(worker.submits) == 1
+
+
 async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeWorker) -> None:
     """WP-2."""
     worker.plan = lambda submit: Plan(stall_at=2)

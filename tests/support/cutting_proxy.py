@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-Cuts = Callable[[bytes, int], bool]
-"""Whether to drop the connection after this piece of an answer, which is not delivered any more
-when the second argument, the bytes of event streams so far, is 0."""
+Cut = Callable[[bytes, int], int | None]
+"""How much of this piece of an answer to deliver before the connection is dropped; None: go on. The
+second argument is what came of the event stream before it, in bytes; 0 in other answers."""
 
 
 @asynccontextmanager
-async def proxy(url: str, cuts: Cuts) -> AsyncIterator[str]:
+async def proxy(url: str, cut: Cut) -> AsyncIterator[str]:
     """Forwards to ``url``."""
     target = urlsplit(url)
 
@@ -26,16 +26,16 @@ async def proxy(url: str, cuts: Cuts) -> AsyncIterator[str]:
         streamed = 0
         try:
             while data := await there_reader.read(65536):
+                delivered = cut(data, streamed)
+                writer.write(data[:delivered])
+                if delivered is not None:
+                    await writer.drain()
+                    break
                 if b"text/event-stream" in data or streamed:
                     streamed += len(data)
-                cut = cuts(data, streamed)
-                if streamed or not cut:
-                    writer.write(data)
-                if cut:
-                    break
         finally:
             sending.cancel()
-            writer.transport.abort()
+            writer.close()
             there_writer.transport.abort()
 
     server = await asyncio.start_server(forward, "127.0.0.1", 0)
@@ -46,15 +46,16 @@ async def proxy(url: str, cuts: Cuts) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def cutting_proxy(url: str, cuts: int, *, after_bytes: int = 1000) -> AsyncIterator[str]:
-    """The first ``cuts`` event streams are cut after ``after_bytes`` or so."""
+    """The first ``cuts`` event streams are cut after so many bytes, heads included."""
     left = cuts
 
-    def cut(data: bytes, streamed: int) -> bool:
+    def cut(data: bytes, streamed: int) -> int | None:
         nonlocal left
-        if streamed <= after_bytes or not left:
-            return False
+        is_stream = streamed or b"text/event-stream" in data
+        if not left or not is_stream or streamed + len(data) <= after_bytes:
+            return None
         left -= 1
-        return True
+        return after_bytes - streamed
 
     async with proxy(url, cut) as proxied:
         yield proxied
@@ -66,12 +67,12 @@ async def losing_answers(url: str, status: bytes, times: int) -> AsyncIterator[s
     """The first ``times`` answers with that status never arrive; what was asked is done."""
     left = times
 
-    def cut(data: bytes, streamed: int) -> bool:
+    def cut(data: bytes, streamed: int) -> int | None:
         nonlocal left
         if not left or not data.startswith(b"HTTP/1.1 " + status):
-            return False
+            return None
         left -= 1
-        return True
+        return 0
 
     async with proxy(url, cut) as proxied:
         yield proxied

@@ -89,7 +89,7 @@ class Choice(click.Choice[str]):
 class Option(click.Option):
     """An option that may belong to a section of its command's help."""
 
-    def __init__(self, *args: Any, section: str = "options", **options: Any) -> None:
+    def __init__(self, *args: Any, section: str = "Options", **options: Any) -> None:
         super().__init__(*args, **options)
         self.section = section
 
@@ -113,7 +113,7 @@ class Command(_KeepsLines):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(getattr(parameter, "section", "options"), []).append(record)
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)

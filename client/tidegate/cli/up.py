@@ -102,7 +102,7 @@ def _worker_options(function: _F) -> _F:
         ),
     ]
     for name, settings in reversed(choices):
-        function = option(name, section="the model", **settings)(function)
+        function = option(name, section="The model", **settings)(function)
     return function
 
 
