@@ -144,5 +144,5 @@ def _with_output(request: web.Request, parsed: ParsedRequest) -> tuple[Job, Task
         )
     job = parsed.job
     if parsed.tools is not None:
-        job = with_tools(request.app, encoder, job, parsed.tools)
+        job = with_tools(request, encoder, job, parsed.tools)
     return job, output_of(request.app, encoder, job, parsed.tools)

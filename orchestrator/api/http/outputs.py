@@ -6,6 +6,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
+from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import OutputFormat, OutputParser, Piece, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls, strict_calls
@@ -13,7 +14,7 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, FinishReason, Grammar, InvalidGrammar
+from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
 _LOOKED_AT = 16
 """Last tokens of a prompt, in which a template may begin the model's reasoning."""
@@ -80,7 +81,7 @@ def output_of(
 ) -> TaskOutput | None:
     """For one task; None where all that it says is content."""
     format = format_of(app, encoder)
-    if job.grammar is not None and (tools is None or tools.must_call):
+    if job.grammar is not None and job.grammar.kind is not GrammarKind.STRUCTURAL_TAG:
         # It holds from the first token on, so that there is no reasoning.
         format = replace(format, reasoning=None)
     if tools is None:
@@ -90,8 +91,8 @@ def output_of(
     return TaskOutput(format, encoder, tools)
 
 
-def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: ToolUse) -> Job:
-    """The job with a grammar of its calls, where they must be made or must match a schema.
+def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: ToolUse) -> Job:
+    """The request's job, with a grammar where calls must be made or must match a schema.
 
     Raises ``InvalidRequest`` for a model whose tool calls could not be told from text.
     """
@@ -101,7 +102,7 @@ def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: Tool
             f"the chat template of {name!r} knows no tools, so tool calls are not served with it",
             field="tools",
         )
-    format = format_of(app, encoder)
+    format = format_of(request.app, encoder)
     if format.calls is None:
         raise InvalidRequest(
             f"tool calls of {name!r} are in a format that is not known here: its operator may set "
@@ -110,10 +111,10 @@ def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: Tool
         )
     special = encoder.special_ids(format.markers)
     if not use.must_call:
-        grammar = job.grammar
-        if grammar is None and encoder.card.grammars:
+        if job.grammar is None and encoder.card.grammars:
             grammar = strict_calls(use, format, special)
-        return job if grammar is None else replace(job, grammar=_checked(grammar))
+            return job if grammar is None else _with_grammar(request, job, grammar)
+        return job
     if not encoder.card.grammars:
         raise InvalidRequest(
             f"tool calls of {name!r} cannot be forced: its worker enforces no grammars; "
@@ -126,12 +127,15 @@ def with_tools(app: web.Application, encoder: PromptEncoder, job: Job, use: Tool
             "auto or none",
             field="tool_choice",
         )
-    return replace(job, grammar=_checked(forced_calls(use, format, special)))
+    return _with_grammar(request, job, forced_calls(use, format, special))
 
 
-def _checked(grammar: Grammar) -> Grammar:
+def _with_grammar(request: web.Request, job: Job, grammar: Grammar) -> Job:
+    """What is wrong with it is wrong with the client's ``tools``."""
+    context = request[CONTEXT]
+    context.field_names = {**context.field_names, "grammar": "tools"}
     try:
         grammar.check()
     except InvalidGrammar as error:
         raise InvalidRequest(f"tools: {error}", field="tools") from None
-    return grammar
+    return replace(job, grammar=grammar)

@@ -109,7 +109,7 @@ async def _complete(
 ) -> web.StreamResponse:
     if parsed.tools is not None:
         encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
-        job = with_tools(request.app, encoder, parsed.job, parsed.tools)
+        job = with_tools(request, encoder, parsed.job, parsed.tools)
         parsed = parsed._replace(job=job)
     choices = Choices(request.app[ORCHESTRATOR], parsed)
     created = int(request[CONTEXT].arrival.unix)

@@ -41,7 +41,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     history, prompt = _conversation(store, asked)
     encoder, job = orchestrator.model(asked.job.model), asked.job
     if asked.tools is not None:
-        job = with_tools(request.app, encoder, job, asked.tools)
+        job = with_tools(request, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
 
     def keep(task: Task, answer: Answer) -> None:

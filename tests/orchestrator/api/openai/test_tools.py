@@ -362,3 +362,35 @@ async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) 
 async def test_no_call_is_forced_without_a_grammar_engine(service: Service, choice: object) -> None:
     error = (await answer_of(service, PATH, ASK | {"tool_choice": choice}, status=400))["error"]
     assert error["param"] == "tool_choice" and "grammars" in error["message"]
+
+
+async def test_schemas_that_no_grammar_takes(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    pytest.importorskip("llguidance", reason="the engine of grammars")
+    schema = {"properties": {"a": {"not": {"type": "integer"}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    body = ASK | {"tools": [tool], "tool_choice": "required"}
+    error = (await answer_of(service, PATH, body, status=400))["error"]
+    assert error["param"] == "tools" and "not" in error["message"]
+    assert not worker.submits
+
+
+async def test_text_of_a_stated_form_is_no_reasoning(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Its grammar holds from the first token on, though the template has begun the reasoning."""
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    worker.plan = lambda submit: says('{"a": 1}')
+    body = ASK | {
+        "chat_template_kwargs": {"thinks": True},
+        "response_format": {"type": "json_object"},
+    }
+    (choice,) = (await answer_of(service, PATH, body))["choices"]
+    assert choice["message"]["content"] == '{"a": 1}'
+    body |= {"tool_choice": "required"}
+    error = (await answer_of(service, PATH, body, status=400))["error"]
+    assert error["param"] == "tool_choice"
