@@ -14,6 +14,7 @@ from tidegate.cli.arguments import (
     option,
     server_options,
 )
+from tidegate.cli.completing import session_ids, task_ids
 from tidegate.cli.interrupt import importing
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def list_tasks(url: str, token: str | None, status: str | None, limit: int, as_j
 
 
 @tasks.command("show", help="One task, with its text so far.", short_help="one task")
-@click.argument("task")
+@click.argument("task", shell_complete=task_ids)
 @server_options
 @json_option
 def show_task(url: str, token: str | None, task: str, as_json: bool) -> int:
@@ -83,7 +84,7 @@ def show_task(url: str, token: str | None, task: str, as_json: bool) -> int:
 
 
 @tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
-@click.argument("task", nargs=-1, required=True)
+@click.argument("task", nargs=-1, required=True, shell_complete=task_ids)
 @server_options
 @json_option
 def cancel_tasks(url: str, token: str | None, task: tuple[str, ...], as_json: bool) -> int:
@@ -109,7 +110,7 @@ def list_sessions(url: str, token: str | None, as_json: bool) -> int:
 
 
 @sessions.command("show", help="One session, with what was said.", short_help="one session")
-@click.argument("session")
+@click.argument("session", shell_complete=session_ids)
 @server_options
 @json_option
 def show_session(url: str, token: str | None, session: str, as_json: bool) -> int:
@@ -123,7 +124,7 @@ def show_session(url: str, token: str | None, session: str, as_json: bool) -> in
 @sessions.command(
     "delete", help="Forget sessions; a turn that runs is cancelled.", short_help="forget"
 )
-@click.argument("session", nargs=-1, required=True)
+@click.argument("session", nargs=-1, required=True, shell_complete=session_ids)
 @server_options
 @json_option
 def delete_sessions(url: str, token: str | None, session: tuple[str, ...], as_json: bool) -> int:

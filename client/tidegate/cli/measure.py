@@ -11,6 +11,7 @@ from tidegate.cli.arguments import (
     option,
     server_options,
 )
+from tidegate.cli.completing import model_names
 from tidegate.cli.interrupt import importing
 
 TOP_DESCRIPTION = """\
@@ -56,7 +57,7 @@ def top(url: str, token: str | None, every: float, once: bool, as_json: bool) ->
 
 @click.command(cls=Command, help=BENCH_DESCRIPTION, short_help="load it, and measure")
 @server_options
-@option("--model", help="a served model (the only one)")
+@option("--model", help="a served model (the only one)", shell_complete=model_names)
 @option("--concurrency", type=POSITIVE, help="closed loop: so many clients (8)")
 @option("--rate", type=RATE, help="open loop: so many requests per second")
 @option("--requests", type=POSITIVE, help="requests in all (64, or what --seconds allows)")

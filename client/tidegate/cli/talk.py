@@ -3,6 +3,7 @@
 import click
 
 from tidegate.cli.arguments import POSITIVE, Command, json_option, option, server_options
+from tidegate.cli.completing import model_names
 from tidegate.cli.interrupt import importing
 
 DESCRIPTION = """\
@@ -16,7 +17,7 @@ Talk to a model; the answer appears as it is generated.
 
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
 @server_options
-@option("--model", help="a served model (the only one)")
+@option("--model", help="a served model (the only one)", shell_complete=model_names)
 @option("--deadline-ms", type=POSITIVE, help="give every answer this long")
 @option("--first-token-ms", type=POSITIVE, help="and its first token this long")
 @option("--token-gap-ms", type=POSITIVE, help="then a token at least this often")

@@ -1,0 +1,72 @@
+"""What a shell offers for names that only a service knows: models, tasks, sessions.
+
+Asked while somebody waits for a key to do something: it is quick or silent.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from tidegate.cli.arguments import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from tidegate.sync import SyncClient
+
+_MOST_S = 0.5
+_MOST = 50
+
+Completes = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def model_names(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return _ask(ctx, incomplete, lambda client: [(name, "") for name in client.models()])
+
+
+def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ask(
+        ctx,
+        incomplete,
+        lambda client: [
+            (task.task_id, task.outcome or task.status) for task in client.tasks(limit=_MOST).tasks
+        ],
+    )
+
+
+def session_ids(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return _ask(
+        ctx,
+        incomplete,
+        lambda client: [
+            (each.session_id, f"{each.turns} turns")
+            for each in client.sessions.list(limit=_MOST).sessions
+        ],
+    )
+
+
+def _ask(
+    ctx: click.Context,
+    incomplete: str,
+    names: "Callable[[SyncClient], list[tuple[str, str]]]",
+) -> list[CompletionItem]:
+    from tidegate import SyncClient, TidegateError, deadline
+    from tidegate.retries import NO_RETRIES
+
+    url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
+    token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
+    try:
+        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_MOST_S):
+            known = names(client)
+    except (TidegateError, ValueError):
+        return []
+    return [
+        CompletionItem(name, help=about or None)
+        for name, about in known
+        if name.startswith(incomplete)
+    ]
