@@ -1,6 +1,7 @@
 """Client library, chat command and ``tritonclient`` examples against the real thing."""
 
 import asyncio
+import json
 import os
 import sys
 from contextlib import aclosing
@@ -94,6 +95,37 @@ async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) 
         undisturbed = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
     assert answer.token_ids == undisturbed.token_ids
     assert answer.text == undisturbed.text
+
+
+async def test_plain_code_shares_a_deadline_over_a_network_that_breaks(demo: Stack) -> None:
+    """OR-2, DL-2: four calls, two cut connections, one promise."""
+
+    def work(url: str) -> list[str]:
+        with tidegate.SyncClient(url) as client, tidegate.deadline(30):
+            texts = []
+            for _ in range(2):
+                with client.sessions.open() as session:
+                    texts += [
+                        session.generate(said, max_tokens=24, temperature=0, ignore_eos=True).text
+                        for said in ("Tell me a story.", "And then?")
+                    ]
+            return texts
+
+    async with cutting_proxy(demo.url, cuts=2) as url:
+        one, two, *again = await asyncio.to_thread(work, url)
+    assert again == [one, two] and one != two
+
+
+async def test_the_commands_ask_the_real_thing(demo: Stack) -> None:
+    async def said(*argv: str) -> str:
+        return await script([sys.executable, "-m", "tidegate", *argv, "--url", demo.url])
+
+    load = ("bench", "--requests", "4", "--concurrency", "2", "--max-tokens", "8", "--json")
+    report = json.loads(await said(*load))
+    assert (report["outcomes"], report["tokens"]) == ({"met": 4}, 32)
+    assert "demo" in await said("models")
+    shown = await said("top", "--once", "--every", "0")
+    assert "1 of 1 instances ready" in shown and " %" in shown.splitlines()[-1]
 
 
 async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
