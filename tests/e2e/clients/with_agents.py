@@ -13,6 +13,7 @@ from agents import (
 )
 from checks import MODEL, run
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 set_tracing_disabled(True)  # it would tell OpenAI
 SETTINGS = ModelSettings(temperature=0, max_tokens=1000)
@@ -34,6 +35,21 @@ def check_a_conversation(url: str) -> None:
         assert first.final_output and by_id.final_output == by_items.final_output
 
     asyncio.run(talk())
+
+
+class Forecast(BaseModel):
+    """Of what the demo model has never heard: only a grammar makes it hold."""
+
+    city: Literal["Oslo", "Rome"]
+
+
+def check_an_output_type(url: str) -> None:
+    async def ask() -> None:
+        agent = Agent("seer", model=_model(url), output_type=Forecast, model_settings=SETTINGS)
+        answer = await Runner.run(agent, "Weather?")
+        assert answer.final_output.city in ("Oslo", "Rome")
+
+    asyncio.run(ask())
 
 
 def check_a_tool_is_called(url: str) -> None:

@@ -1,7 +1,7 @@
 // Vercel's AI SDK, over Responses and over chats.
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateText, streamText, tool } from "ai";
+import { generateText, Output, streamText, tool } from "ai";
 import { z } from "zod";
 import { model, run } from "./checks.mjs";
 
@@ -19,6 +19,14 @@ await run({
       let text = "";
       for await (const piece of streamText(asked).textStream) text += piece;
       assert.equal(text, whole.text);
+    }
+  },
+  async structuredOutput(url) {
+    const schema = z.object({ city: z.enum(["Oslo", "Rome"]) }).strict();
+    for (const kind of kindsOf(url)) {
+      const asked = { model: kind, prompt, output: Output.object({ schema }) };
+      const { output } = await generateText({ ...asked, maxOutputTokens: 100 });
+      assert.ok(["Oslo", "Rome"].includes(output.city));
     }
   },
   async tools(url) {

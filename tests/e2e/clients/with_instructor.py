@@ -30,4 +30,8 @@ def check_tools(url: str) -> None:
     assert _create(url, instructor.Mode.TOOLS).days < 8
 
 
+def check_json_schema(url: str) -> None:
+    assert _create(url, instructor.Mode.JSON_SCHEMA).days < 8
+
+
 run(globals())

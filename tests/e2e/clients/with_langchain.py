@@ -50,8 +50,9 @@ def check_tools(url: str) -> None:
 
 def check_structured_output(url: str) -> None:
     model = _model(url, 200)
-    answer = model.with_structured_output(FUNCTION, method="function_calling").invoke(HELLO)
-    assert matches(answer)
+    for method in ("function_calling", "json_schema"):
+        answer = model.with_structured_output(FUNCTION, method=method).invoke(HELLO)
+        assert matches(answer)
 
 
 def check_plain(url: str) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 
-from checks import FUNCTION, HELLO, MODEL, matches, run
+from checks import FUNCTION, HELLO, MODEL, SCHEMA, matches, run
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch one when it is imported
 import litellm
@@ -65,6 +65,12 @@ def check_tools(url: str) -> None:
     asked = _asked(url, tools=tools, tool_choice="required", max_tokens=100)
     call = litellm.completion(**asked).choices[0].message.tool_calls[0]
     assert matches(json.loads(call.function.arguments))
+
+
+def check_structured_output(url: str) -> None:
+    limits = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
+    answer = litellm.completion(**_asked(url, response_format=limits, max_tokens=100))
+    assert matches(json.loads(answer.choices[0].message.content))
 
 
 def check_too_long_is_understood(url: str) -> None:

@@ -3,7 +3,7 @@
 import json
 
 import openai
-from checks import FUNCTION, HELLO, MODEL, matches, run
+from checks import FUNCTION, HELLO, MODEL, SCHEMA, matches, run
 
 
 def _client(url: str, **options: object) -> openai.OpenAI:
@@ -111,6 +111,20 @@ def check_responses_stream(url: str) -> None:
     assert text == client.responses.create(**asked).output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type in ("response.completed", "response.incomplete")
+
+
+def check_structured_output(url: str) -> None:
+    client = _client(url)
+    limits = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=HELLO, response_format=limits, max_tokens=100
+    )
+    assert matches(json.loads(chat.choices[0].message.content))
+    limits = {"type": "json_schema", "name": "f", "schema": SCHEMA}
+    answer = client.responses.create(
+        model=MODEL, input="Weather?", text={"format": limits}, max_output_tokens=100
+    )
+    assert answer.status == "completed" and matches(json.loads(answer.output_text))
 
 
 def check_tools(url: str) -> None:

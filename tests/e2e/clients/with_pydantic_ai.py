@@ -4,7 +4,7 @@ from typing import Literal
 
 from checks import FUNCTION, MODEL, matches, run
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent, ToolDefinition
+from pydantic_ai import Agent, NativeOutput, ToolDefinition
 from pydantic_ai.direct import model_request_sync
 from pydantic_ai.messages import ModelRequest, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import ModelRequestParameters
@@ -44,8 +44,9 @@ def check_an_agent_over_responses(url: str) -> None:
 def check_an_output_type(url: str) -> None:
     settings = SETTINGS | {"max_tokens": 200}
     for model in (OpenAIChatModel, OpenAIResponsesModel):
-        agent = Agent(model(MODEL, provider=_provider(url)), output_type=Forecast, retries=0)
-        assert agent.run_sync("Weather?", model_settings=settings).output.days < 8
+        for output in (Forecast, NativeOutput(Forecast)):
+            agent = Agent(model(MODEL, provider=_provider(url)), output_type=output, retries=0)
+            assert agent.run_sync("Weather?", model_settings=settings).output.days < 8
 
 
 def check_a_tool_is_called(url: str) -> None:

@@ -9,14 +9,25 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
+from orchestrator.api.http.decode import decode_part
+from orchestrator.api.http.fields import (
+    NULL,
+    GenerationRequest,
+    StatedGrammar,
+    Unused,
+    refuse_unserved,
+)
+from orchestrator.api.http.grammars import json_schema
 from orchestrator.api.openai.responses.items import InputItem, Turn
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job
+from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MOST_METADATA_BYTES = 64 * 1024
 """As many as there may be take less."""
+_MOST_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
+"""With what stands around a schema."""
 _MOST_PAIRS = 16
 _MOST_KEY_CHARS = 64
 _MOST_VALUE_CHARS = 512
@@ -31,9 +42,11 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """What the text is to be."""
+    """What the text is to be. A schema's own text goes to the worker as it came."""
 
     type: str = "text"
+    schema: msgspec.Raw = NULL
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +54,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: TextFormat | None = None
     verbosity: Unused = NULL
+
+
+_text_decoder: msgspec.json.Decoder[TextOptions | None] = msgspec.json.Decoder(TextOptions | None)
 
 
 class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +73,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     background: bool | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    text: TextOptions | None = None
+    text: msgspec.Raw = NULL
     metadata: msgspec.Raw = NULL
 
     tools: msgspec.Raw = NULL
@@ -121,11 +137,28 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
                 "background needs store: true, or nobody could ask for the answer",
                 field="background",
             )
-        form = self.text.format if self.text is not None else None
-        if form is not None and form.type != "text":
+
+    def stated_grammar(self) -> StatedGrammar | None:
+        if len(memoryview(self.text)) > _MOST_TEXT_BYTES:
             raise InvalidRequest(
-                "text.format is not supported here: only text is served", field="text.format"
+                f"text must have at most {_MOST_TEXT_BYTES} bytes", field="text.format"
             )
+        options: TextOptions | None = decode_part(self.text, _text_decoder, "text")
+        stated = options.format if options is not None else None
+        if stated is None or stated.type == "text":
+            return None
+        field = "text.format"
+        if stated.type == "json_object":
+            return StatedGrammar(field, Grammar(GrammarKind.JSON_OBJECT))
+        if stated.type != "json_schema":
+            raise InvalidRequest(
+                f"{field}: type {stated.type[:32]!r} is not supported; expected text, json_object "
+                "or json_schema",
+                field=field,
+            )
+        if stated.schema == NULL:
+            raise InvalidRequest(f"{field}: json_schema needs schema", field=field)
+        return StatedGrammar(field, json_schema(field, stated.schema, stated.strict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +192,9 @@ def echo_of(body: ResponsesRequest) -> dict[str, object]:
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": body.store is not False,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto" if body.tool_choice is NULL else body.tool_choice.copy(),
-        "tools": [] if body.tools is NULL else body.tools.copy(),
+        "text": {"format": {"type": "text"}} if body.text == NULL else body.text.copy(),
+        "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),
+        "tools": [] if body.tools == NULL else body.tools.copy(),
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from json import dumps
 from typing import Any
 
 import openai
@@ -9,9 +10,9 @@ import pytest
 
 from tests.orchestrator.api.openai.test_responses import ask, events_of, prompt_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
-from tests.orchestrator.conftest import MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import FinishReason
+from worker.protocol import FinishReason, Grammar, GrammarKind
 
 TOOL: Any = {
     "type": "function",
@@ -207,3 +208,28 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
         error = (await ask(service, asked | change, 400))["error"]
         assert word in error["message"], error
         assert error["param"]
+
+
+async def test_the_form_of_the_text(make_worker: MakeWorker, make_service: MakeService) -> None:
+    worker = await make_worker(grammars="llguidance")
+    service = await make_service(worker)
+    plain = {"model": "fake", "input": "hi", "max_output_tokens": 4}
+    schema = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+    for stated, expected in (
+        ({"format": schema, "verbosity": "low"}, Grammar(GrammarKind.JSON_SCHEMA, dumps(SCHEMA))),
+        ({"format": {"type": "json_object"}}, Grammar(GrammarKind.JSON_OBJECT)),
+        ({"format": {"type": "text"}}, None),
+        (None, None),
+    ):
+        answer = await ask(service, plain | {"text": stated})
+        assert worker.submits[-1].grammar == expected
+        assert answer["text"] == (stated or {"format": {"type": "text"}})
+    for bad, word in (
+        ({"format": {"type": "json_schema", "name": "a"}}, "needs schema"),
+        ({"format": {"type": "grammar"}}, "json_schema"),
+        ({"format": schema | {"schema": {"type": "none"}}}, "cannot be used"),
+        ({"format": schema | {"schema": {"x": "y" * 300_000}}}, "bytes"),
+        ({"form": {}}, "text.form"),
+    ):
+        error = (await ask(service, plain | {"text": bad}, 400))["error"]
+        assert word in error["message"] and error["param"].startswith("text"), error
