@@ -54,6 +54,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AUTH = web.AppKey("auth", Authenticator)
 BROWSERS = web.AppKey("browsers", Browsers)
 
+ALERTED_STATUSES = (200, 503, 529)
+"""Counted from 0: of a series that begins with its first event, no rate knows that one."""
 READ_BUFFER_BYTES = 2**14
 """A connection is not read from while twice this waits for its handler; what one read of the socket
 brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over all connections."""
@@ -100,6 +102,8 @@ def build_app(
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
         "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
+    for status in ALERTED_STATUSES:
+        app[HTTP_RESPONSES].labels(status)
     app[BODIES] = BodyBudget(config.bodies.all_bytes)
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)

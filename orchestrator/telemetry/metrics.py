@@ -5,6 +5,7 @@ Nothing here is paid per token: lanes and tasks count in plain integers, which a
 somebody scrapes (LB-8). Names end in their unit.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -18,10 +19,14 @@ from prometheus_client.registry import Collector
 from orchestrator.telemetry.trace_context import TraceContext
 
 S = TypeVar("S")
+C = TypeVar("C", bound=Collector)
 
 PREFIX = "tidegate_"
 MS_BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 1e5, 3e5)
 US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
+
+_EOF = b"# EOF\n"
+"""Ends what is in OpenMetrics' format, once."""
 
 Type = Literal["counter", "gauge", "histogram"]
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -60,36 +65,51 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
+        self._collectors: list[Collector] = []
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
-        return Counter(PREFIX + name, text, labels, registry=self.registry)
+        return self._added(Counter(PREFIX + name, text, labels, registry=self.registry))
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
         """Of milliseconds, or microseconds where the name ends so."""
         unit, buckets = ("µs", US_BUCKETS) if name.endswith("_us") else ("ms", MS_BUCKETS)
         self._declare("histogram", name, unit, text, labels)
-        return Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
+        made = Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
+        return self._added(made)
 
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
     ) -> Histogram:
         """Of seconds, under a name and with buckets that a convention beyond ours lays down."""
         self.declared.append(Declared("histogram", name, "s", text, labels))
-        return Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+        made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+        return self._added(made)
 
     def watch(self, source: S, rows: Sequence[Row[S]]) -> None:
         """Read ``rows`` from ``source`` at every scrape."""
         for row in rows:
             self._declare(row.type, row.name, row.unit, row.text, row.labels)
-        self.registry.register(_Watch(source, rows))
+        self.registry.register(self._added(_Watch(source, rows)))
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+    async def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """What Prometheus scrapes, and its content type: OpenMetrics, which has exemplars, where
         ``accept`` asks for that.
+
+        All of it takes some ms; in between, tokens go on being relayed.
         """
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        parts = []
+        for collector in self._collectors:
+            parts.append(encode(collector).removesuffix(_EOF))
+            await asyncio.sleep(0)
+        if content_type.startswith("application/openmetrics-text"):
+            parts.append(_EOF)
+        return b"".join(parts), content_type
+
+    def _added(self, collector: C) -> C:
+        self._collectors.append(collector)
+        return collector
 
     def _declare(
         self, kind: Type, name: str, unit: str, text: str, labels: tuple[str, ...]

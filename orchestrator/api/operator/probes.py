@@ -33,7 +33,7 @@ async def overall(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     accept = request.headers.get("Accept", "")
-    body, content_type = request.app[ORCHESTRATOR].metrics.exposition(accept)
+    body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(accept)
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
