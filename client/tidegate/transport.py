@@ -61,6 +61,8 @@ class Transport:
         self._fastest_s = 0.0
         """The quickest answer so far: a retry that has less left cannot be in time."""
         self._http = aiohttp.ClientSession(
+            # aiohttp's own limit of 100 would keep the cancel of a stream waiting for the others.
+            connector=aiohttp.TCPConnector(limit=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )

@@ -1,7 +1,7 @@
 """The client against an orchestrator that drops connections, refuses and hangs on cue."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 
 import pytest
@@ -121,6 +121,18 @@ async def test_leaving_the_stream_cancels_the_task() -> None:
                 if isinstance(event, tidegate.Token):
                     break
         assert fake.cancelled == ["t1"]
+
+
+async def test_many_streams_do_not_keep_a_cancel_waiting() -> None:
+    """More than an HTTP library's usual limit of connections."""
+    many = 110
+    fake = FakeOrchestrator(*[[STARTED, HANG] for _ in range(many)])
+    async with fake.serve(), Client(fake.base_url) as client, AsyncExitStack() as streams:
+        opened = [await streams.enter_async_context(client.stream("hi")) for _ in range(many)]
+        await asyncio.gather(*(anext(stream) for stream in opened))
+        await opened[0].aclose()
+        assert fake.cancelled == ["t1"]
+    assert len(fake.cancelled) == many
 
 
 async def test_cancelling_the_reader_cancels_the_task() -> None:

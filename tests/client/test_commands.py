@@ -110,11 +110,15 @@ async def test_bench_closed_and_open(ask: Ask, worker: FakeWorker) -> None:
 
 
 async def test_bench_counts_what_was_not_met(ask: Ask, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(fail_at=1)
-    report = await ask_json(ask, "bench", "--requests", "2")
-    assert report["outcomes"] == {"failed": 2}
+    plans = iter([Plan(fail_at=1), Plan(fail_at=0), Plan()])
+    worker.plan = lambda submit: next(plans)
+    alone = ("bench", "--concurrency", "1")
+    report = await ask_json(ask, *alone, "--requests", "3")
+    assert report["outcomes"] == {"failed": 2, "met": 1}
     assert report["codes"] == {"engine_error": 2}
-    assert report["attainment"] == 0
+    assert report["attainment"] == 0.3333
+    status, out, _ = await ask(*alone, "--requests", "1", "--deadline-ms", "1", "--max-tokens", "9")
+    assert status == 1 and ("refused 1" in out or "missed 1" in out)
 
 
 async def test_chat_for_programs(

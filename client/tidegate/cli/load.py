@@ -156,9 +156,9 @@ class Run:
         except (AuthFailed, InvalidRequest, NotFound, ConnectFailed):
             raise  # every other one would come to the same
         except ApiError as error:
-            sample.outcome = "missed" if sample.tokens else "refused"
-            if not error.code.startswith("deadline") and sample.tokens:
-                sample.outcome = "failed"
+            late = "missed" if error.code.startswith("deadline") else "failed"
+            # A status is the answer to a submission, and so nothing has run.
+            sample.outcome = late if error.status is None else "refused"
             sample.code = error.code
         except TidegateError as error:
             sample.outcome, sample.code = "failed", type(error).__name__
