@@ -325,3 +325,73 @@ async def test_health_and_metrics(demo: Stack, http: aiohttp.ClientSession) -> N
         text = await response.text()
     for name in ("tidegate_kv_blocks", "tidegate_outcomes_total", "tidegate_worker_jobs"):
         assert name in text
+
+
+COLOURS = ["red", "green", "blue"]
+PAINT: dict[str, Any] = {
+    "name": "paint",
+    "description": "Paint a house.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "colour": {"type": "string", "enum": COLOURS},
+            "coats": {"type": "integer", "minimum": 1, "maximum": 3},
+        },
+        "required": ["colour", "coats"],
+        "additionalProperties": False,
+    },
+}
+
+
+async def test_a_forced_call_with_the_openai_sdk(demo: Stack) -> None:
+    """OR-3: by grammar, so that a model which has never seen a tool calls it as its schema says."""
+    chat: Any = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Paint my house."}],
+        "tools": [{"type": "function", "function": PAINT}],
+        "tool_choice": {"type": "function", "function": {"name": "paint"}},
+        "max_tokens": 200,
+        "seed": 1,
+    }
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        answer = await client.chat.completions.create(**chat)
+        stream = await client.chat.completions.create(**chat, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        message = answer.choices[0].message
+        assert answer.choices[0].finish_reason == "tool_calls" and message.tool_calls
+        (call,) = message.tool_calls
+        assert call.type == "function" and call.function.name == "paint"
+        arguments = json.loads(call.function.arguments)
+        assert arguments["colour"] in COLOURS and 1 <= arguments["coats"] <= 3
+        assert set(arguments) == {"colour", "coats"}
+
+        parts = [part for chunk in chunks for part in chunk.delta.tool_calls or () if part.function]
+        assert parts[0].function is not None and parts[0].function.name == "paint"
+        streamed = "".join(part.function.arguments or "" for part in parts if part.function)
+        assert json.loads(streamed)["colour"] in COLOURS
+        assert chunks[-1].finish_reason == "tool_calls"
+
+        told = [
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "Painted."},
+        ]
+        after = await client.chat.completions.create(
+            **chat | {"messages": [*chat["messages"], *told], "tool_choice": "none"}
+        )
+        assert after.choices[0].message.content
+
+
+async def test_a_forced_call_with_the_anthropic_sdk(demo: Stack) -> None:
+    chat: Any = {
+        "model": "demo",
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": "Paint my house."}],
+        "tools": [{"name": "paint", "input_schema": PAINT["parameters"]}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="unused") as client:
+        async with client.messages.stream(**chat) as stream:
+            message = await stream.get_final_message()
+        (call,) = message.content
+        assert call.type == "tool_use" and message.stop_reason == "tool_use"
+        assert isinstance(call.input, dict) and call.input["colour"] in COLOURS

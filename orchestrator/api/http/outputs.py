@@ -56,7 +56,11 @@ class TaskOutput:
 
     def is_calling(self, ending: Ending) -> bool:
         """Whether it has ended with tool calls, rather than been cut after some."""
-        return bool(self._parser.calls_made) and ending.finish_reason is FinishReason.STOP
+        if not self._parser.calls_made:
+            return False
+        # What follows the only call is left out, and so is its end.
+        only_one = self._tools is not None and self._tools.only_one_call
+        return only_one or ending.finish_reason is FinishReason.STOP
 
     def _text_of(self, token_id: int, text: str) -> str:
         return text or self._special.get(token_id, "")

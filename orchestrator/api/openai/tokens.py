@@ -12,6 +12,7 @@ from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.chats import ChatMessage, chat_of
+from orchestrator.api.openai.tools import stated_tools
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Prompt
@@ -29,6 +30,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: msgspec.Raw = NULL
+    tools: msgspec.Raw = NULL
 
     def prompt_of(self) -> Prompt:
         """Raises ``InvalidRequest``."""
@@ -42,7 +44,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 "its own",
                 field="add_special_tokens",
             )
-        return chat_of(self)  # type: ignore[arg-type]  # its messages are no None
+        return chat_of(self, stated_tools(self.tools))  # type: ignore[arg-type]  # its messages are no None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

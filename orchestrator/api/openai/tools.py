@@ -56,13 +56,11 @@ _choice_decoder: msgspec.json.Decoder[str | ChosenTool | None] = msgspec.json.De
 )
 
 
-def tool_use_of(body: StatesTools) -> ToolUse | None:
-    """None where no tool may be called. Raises ``InvalidRequest``."""
-    require_bounds(body.tools)
-    require_bounds(body.tool_choice, "tool_choice")
-    choice = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
-    stated: list[ToolBody] | None = decode_part(body.tools, _tools_decoder, "tools")
-    tools = tuple(
+def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
+    """A body's ``tools``. Raises ``InvalidRequest``."""
+    require_bounds(stated)
+    tools: list[ToolBody] | None = decode_part(stated, _tools_decoder, "tools")
+    return tuple(
         read_tool(
             tool.function.name,
             tool.function.description,
@@ -70,8 +68,15 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
             tool.function.strict,
             f"tools[{at}].function",
         )
-        for at, tool in enumerate(stated or ())
+        for at, tool in enumerate(tools or ())
     )
+
+
+def tool_use_of(body: StatesTools) -> ToolUse | None:
+    """None where no tool may be called. Raises ``InvalidRequest``."""
+    require_bounds(body.tool_choice, "tool_choice")
+    choice = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
+    tools = stated_tools(body.tools)
     only = choice.function.name if isinstance(choice, ChosenTool) else ""
     mode = choice if isinstance(choice, str) else None
     return use_of(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)

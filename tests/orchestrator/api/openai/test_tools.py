@@ -72,9 +72,13 @@ async def test_a_call_streamed(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> N
 
 
 async def test_one_call_only(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: says(f"{CALL}\n{CALL}")
+    """What follows it is left out, and so is how that ended."""
+    worker.plan = lambda submit: says(f"{CALL}\n{CALL} and", reason=FinishReason.LENGTH)
     (choice,) = (await answer_of(service, PATH, ASK | {"parallel_tool_calls": False}))["choices"]
     assert len(choice["message"]["tool_calls"]) == 1 and choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    (choice,) = (await answer_of(service, PATH, ASK))["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2 and choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -133,6 +137,9 @@ async def test_the_model_is_told_of_tools_and_of_what_came_of_them(
     ]
     await answer_of(service, PATH, ASK | {"messages": messages})
     prompt = prompt_of(service, worker)
+    asked = {"model": "fake", "messages": messages, "tools": [TOOL]}
+    tokens = (await answer_of(service, "/v1/tokenize", asked))["tokens"]
+    assert tokens == list(worker.submits[-1].token_ids)
     assert json.dumps(TOOL) in prompt
     assert prompt.endswith(
         "<|user|>Where?<|end|><|assistant|><think>Hm.</think>"
