@@ -44,7 +44,7 @@ CLOSE_S: Final = 2.0
 """What the last spans are given to leave."""
 SET_S: Final = 0.05
 """Wall time that moves by more than this against the monotonic clock was set by somebody."""
-_GOOD = (Outcome.MET, Outcome.PARTIAL)
+_NO_FAULT = (Outcome.MET, Outcome.PARTIAL, Outcome.ABORTED)
 
 
 class Tracing:
@@ -225,7 +225,6 @@ class TaskSpans:
             "gen_ai.request.model": task.model or None,
             "gen_ai.usage.input_tokens": task.prompt_tokens,
             "gen_ai.usage.output_tokens": task.completion_tokens,
-            "gen_ai.response.finish_reasons": ending.finish_reason.value,
             "error.type": code,
             "tidegate.api": job.api.value,
             "tidegate.task_id": task.id,
@@ -238,7 +237,8 @@ class TaskSpans:
             "tidegate.attempts": task.attempts + bool(marks.dispatched),
         }
         span.set_attributes({k: v for k, v in attributes.items() if v is not None})
-        if ending.outcome not in _GOOD:
+        span.set_attribute("gen_ai.response.finish_reasons", [ending.finish_reason.value])
+        if ending.outcome not in _NO_FAULT:
             span.set_status(Status(StatusCode.ERROR))
         add = self._tracing.add
         add("admission", self._context, marks.received, marks.queued or marks.ended, {})
