@@ -206,7 +206,7 @@ class Orchestrator:
         task.token_ids = await self._encode(task, encoder, prompt)
         task.prompt_tokens = len(task.token_ids)
         task.block_tokens = encoder.card.block_tokens
-        if stages.registry.prefixes and task.sampling.prompt_logprobs is None:
+        if stages.registry.prefixes and _may_be_cached(task.job):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
@@ -323,3 +323,8 @@ class Orchestrator:
 
     def _new_id(self) -> str:
         return uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
+
+
+def _may_be_cached(job: Job) -> bool:
+    """Whether a prefix cache may spare some of the prompt: not what is read of every token."""
+    return job.sampling.prompt_logprobs is None and not job.embeds

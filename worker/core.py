@@ -19,6 +19,7 @@ from worker.protocol import (
     FinishReason,
     KvReport,
     OnDeadline,
+    Pooling,
     PromptLogprobs,
     Sampling,
     TokenLogprob,
@@ -54,6 +55,8 @@ class Job:
     due_by: float = math.inf
     keeps_on: bool = False
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
+    """How its prompt is made an embedding, which is all that comes of it; None to generate."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
@@ -122,6 +125,7 @@ class JobFinished:
     abort_ms: float | None
     cached_tokens: int = 0
     spared: bool = False
+    embedding: bytes = b""
 
 
 Event = JobStarted | JobPrompt | JobTokens | JobPaused | JobResumed | JobFinished

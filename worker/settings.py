@@ -31,6 +31,9 @@ class WorkerSettings(BaseSettings):
     ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
     ``generation_config.json``, as in vLLM. ``none``: neutral ones (vLLM's ``--generation-config
     vllm``). End tokens come from it in any case."""
+    pooling: Literal["auto", "mean", "last"] = "auto"
+    """What an embedding is made of: the ``mean`` of a prompt's last hidden states, or the ``last``
+    token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
     engine: EngineName = "torch"
     """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)

@@ -36,6 +36,7 @@ from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import routes as native
 from orchestrator.api.native import sessions
 from orchestrator.api.native.errors import NATIVE
+from orchestrator.api.openai import embeddings
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
@@ -111,7 +112,7 @@ def build_app(
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    dialects = (native, sessions, openai, responses, anthropic, kserve, metadata)
+    dialects = (native, sessions, openai, embeddings, responses, anthropic, kserve, metadata)
     for edge in (*dialects, instances, overview, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)

@@ -90,6 +90,7 @@ class JobFields(TypedDict):
     first_token_budget_ms: NotRequired[float | None]
     token_gap_ms: NotRequired[float | None]
     keeps_on: NotRequired[bool]
+    embeds: NotRequired[bool]
     grammar: NotRequired[Grammar | None]
     begun_tokens: NotRequired[int]
     session_keep_ms: NotRequired[float]

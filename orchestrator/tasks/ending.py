@@ -45,3 +45,5 @@ class Ending:
     stop: str = ""
     stop_token_id: int | None = None
     """The one of the job's own stop tokens that did."""
+    embedding: bytes = b""
+    """See ``End``."""

@@ -21,6 +21,7 @@ class Api(StrEnum):
     RESPONSES = "responses"
     MESSAGES = "messages"
     KSERVE = "kserve"
+    EMBEDDINGS = "embeddings"
 
 
 class OnDisconnect(StrEnum):
@@ -142,5 +143,7 @@ class Job:
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     """What this is part of, by the client's ``traceparent``."""
+    embeds: bool = False
+    """Its prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
     """What the whole text of the answer must match, from its first token on."""

@@ -42,6 +42,7 @@ class Settler:
             missed_part=missed_part,
             stop=end.stop if end is not None else "",
             stop_token_id=end.stop_token_id if end is not None else None,
+            embedding=end.embedding if end is not None else b"",
         )
         task.end(ending, now)
         self.metrics.ended(task, ending)

@@ -107,6 +107,21 @@ async def test_responses_with_the_openai_sdk(demo: Stack) -> None:
     assert by_id.usage.input_tokens == whole.usage.input_tokens
 
 
+async def test_embeddings_with_the_openai_sdk(demo: Stack) -> None:
+    """Which the SDK asks for as bytes, unless told otherwise."""
+    async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:
+        texts = ["A fox ran.", "The fox was running.", "A fox ran."]
+        packed = await client.embeddings.create(model="demo", input=texts)
+        plain = await client.embeddings.create(
+            model="demo", input=texts[0], encoding_format="float"
+        )
+    first, _, again = (one.embedding for one in packed.data)
+    assert sum(x * x for x in first) == pytest.approx(1, abs=1e-4)
+    assert first == pytest.approx(again, abs=1e-3)
+    assert first == pytest.approx(plain.data[0].embedding, abs=1e-3)
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
+
+
 async def test_several_choices_with_the_openai_sdk(demo: Stack) -> None:
     """OR-3: each is what a request of its own would have got."""
     async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused") as client:

@@ -6,6 +6,7 @@ that arrived is kept, so that a test can say what did not.
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -435,6 +436,7 @@ class _FakeLane:
             cached_tokens=plan.cached,
             stop=plan.stop,
             stop_token_id=plan.stop_token_id,
+            embedding=struct.pack("<2f", 0.6, -0.8) if job.embeds and code is None else b"",
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:
@@ -451,6 +453,8 @@ class _FakeLane:
         if (top := job.sampling.prompt_logprobs) is not None:
             await self._read_prompt(job, top)
         total = job.sampling.max_tokens if plan.tokens is None else plan.tokens
+        if job.embeds:
+            total = 0
         made = 0
         while made < total:
             if made == plan.stall_at:

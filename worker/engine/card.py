@@ -1,5 +1,6 @@
 """What a loaded engine tells of its model."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from worker.log import model_log
 from worker.models.config import ModelConfig
 from worker.models.folder import model_name
 from worker.models.generation import read_sampling_defaults
-from worker.protocol import ModelCard, SamplingDefaults
+from worker.protocol import ModelCard, Pooling, SamplingDefaults
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -46,6 +47,20 @@ def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
             ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
         )
     return defaults
+
+
+def pooling_of(settings: WorkerSettings) -> Pooling | None:
+    """How embeddings are made; None for an engine without a model."""
+    if settings.engine != "torch":
+        return None
+    if settings.pooling != "auto":
+        return Pooling(settings.pooling)
+    try:
+        stated = json.loads((settings.model_path / "1_Pooling" / "config.json").read_text("utf-8"))
+        is_mean = stated.get("pooling_mode_mean_tokens") is True
+    except (OSError, ValueError, AttributeError):
+        is_mean = False
+    return Pooling.MEAN if is_mean else Pooling.LAST
 
 
 def model_card(
@@ -86,5 +101,6 @@ def model_card(
         can_pause=settings.pause,
         full_context_tokens=config.context_tokens,
         sampling_defaults=sampling_defaults(settings),
+        pooling=pooling_of(settings),
         grammars=grammars,
     )

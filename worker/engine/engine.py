@@ -29,6 +29,7 @@ from worker.core import (
     JobStarted,
     JobTokens,
 )
+from worker.engine.embedding import normalised
 from worker.engine.executor import Executed, Executor
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
@@ -380,6 +381,9 @@ class Engine:
         deferred, tokens = self._deferred, 0
         if done.result.prompts:
             self._tell_prompts(plan, done.result.prompts, now, events)
+        for index, vector in (done.result.pooled or {}).items():
+            pooling = plan.rows[index].request
+            pooling.pooled = vector if pooling.pooled is None else pooling.pooled + vector
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
@@ -410,12 +414,14 @@ class Engine:
                     events.append(JobTokens(job, ids, row_logprobs))
                     continue
                 end_reason = LENGTH
-            if job.sampling.max_tokens:
+            if job.sampling.max_tokens and job.pooling is None:
                 events.append(JobTokens(job, ids, row_logprobs))
                 self._step_time.answered(text_tokens - request.prompt_tokens)
             else:  # it was to read its prompt only
                 tokens -= new
                 end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
+                if request.pooled is not None:
+                    request.embedding = normalised(request.pooled)
             self._finish(request, end_reason, events)
         self._totals.tokens += tokens
 

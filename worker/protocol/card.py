@@ -1,8 +1,17 @@
 """The model card: everything an orchestrator must know to tokenise, admit and place."""
 
+from enum import StrEnum
+
 import msgspec
 
 from worker.protocol.sampling import SamplingDefaults
+
+
+class Pooling(StrEnum):
+    """How a prompt's hidden states become its embedding."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -43,6 +52,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     """For requests that do not say; the worker has them from ``generation_config.json``."""
+    pooling: Pooling | None = None
+    """How it makes embeddings; None where it makes none."""
     grammars: str = ""
     """What enforces grammars there, name and version; empty where a ``Submit`` must have none."""
 

@@ -67,7 +67,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
     another one would pass over it. The last ``begun_tokens`` of ``token_ids`` were generated under
-    it already, by the worker that had the job before.
+    it already, by the worker that had the job before. Of a job that ``embeds`` nothing comes but
+    its prompt's embedding, at its end; only for workers whose card names a ``pooling``.
     """
 
     lane: str
@@ -87,6 +88,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     begun_tokens: int = 0
     session_keep_ms: float = 0.0
     share_ms: float | None = None
+    embeds: bool = False
 
     @property
     def begun(self) -> list[int]:
@@ -259,7 +261,8 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
     cache and not computed again. A ``spared`` job was certain to miss at some point, and went on
     because it ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did,
-    and ``stop_token_id`` the one of the job's own stop tokens that did.
+    and ``stop_token_id`` the one of the job's own stop tokens that did. ``embedding`` is that of a
+    job that ``embeds``: little-endian float32, of length 1.
     """
 
     handle: int
@@ -279,6 +282,7 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     spared: bool = False
     stop: str = ""
     stop_token_id: int | None = None
+    embedding: bytes = b""
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):

@@ -28,6 +28,7 @@ from worker.runner.cuda_graphs import (
 from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import SlotLimits, TorchRunner, constrained_rows, spread
 from worker.runner.utilization import StreamMeter, TimingEvent
+from worker.sampling.pooling import PooledStates, pool_states, pools_any
 from worker.sampling.prompt_scores import PromptScores
 from worker.sampling.sampler import Sampled, Sampler, send
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -114,18 +115,24 @@ class CudaRunner(TorchRunner):
         sampled: Sampled | None = None
         scores: PromptScores | None = None
         sampling: Sequence[int] = range(len(plan.rows))
-        if self._graphs is not None and plan.decodes == len(plan.rows) <= self._graphs.largest:
+        pooled: PooledStates | None = None
+        pools = bool(self._pooling_slots) and pools_any(plan)  # no recording has hidden states
+        all_decode = plan.decodes == len(plan.rows) and not pools
+        if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
         else:
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            sampled, scores = self._mixed(forward, state, plan, slots, sampling)
+            sampled, scores, pooled = self._mixed(forward, state, plan, slots, sampling)
         there = sampled.on_its_way() if sampled is not None else None
         if scores is not None:
             scores = scores.on_its_way(send)
+        if pooled is not None:
+            pooled = pooled.on_its_way(send)
         self.meter.end()
         done = _done_event(self._device)
         done.record()
         self._latest = LaunchedOnDevice(self, plan.rows, sampling, there, done, scores)
+        self._latest.pooled = pooled
         return self._latest
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
@@ -167,17 +174,17 @@ class CudaRunner(TorchRunner):
         plan: Plan,
         slots: NDArray[np.int64],
         sampling: Sequence[int],
-    ) -> tuple[Sampled | None, PromptScores | None]:
-        """Any step, kernel by kernel; None when no row samples, or none asks what its prompt's
-        chances were."""
+    ) -> tuple[Sampled | None, PromptScores | None, PooledStates | None]:
+        """Any step, kernel by kernel; each None when no row asks for such a thing."""
         batch, token_ids, positions = self._pack(plan, slots)
         if plan.decodes:
             head = token_ids[: plan.decodes]
             head.copy_(state.known(head, self._to_device(slots[: plan.decodes])))
         hidden = forward.hidden(batch, token_ids, positions)
         scores = self._scores(forward, plan, hidden)
+        pooled = pool_states(plan, hidden) if self._pooling_slots else None
         if not sampling:
-            return None, scores
+            return None, scores, pooled
         last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
         logits = forward.logits(hidden[last_tokens])
         sampled = self._sampler.sample(
@@ -188,7 +195,7 @@ class CudaRunner(TorchRunner):
             self._masks_of(plan),
         )
         state.last_ids.index_copy_(0, self._to_device(slots[sampling]), sampled.ids)
-        return sampled, scores
+        return sampled, scores, pooled
 
     def _begin(self, slot: int, request: Request) -> None:
         super()._begin(slot, request)
@@ -279,6 +286,7 @@ class LaunchedOnDevice:
         self._sampled = sampled
         self._done = done
         self._scores = scores
+        self.pooled: PooledStates | None = None
 
     def tokens(self) -> dict[Request, int]:
         """What it drew; waits for it. It is still to be collected."""
@@ -297,9 +305,13 @@ class LaunchedOnDevice:
             raise
         prompts = None if self._scores is None else self._scores.read()
         if self._sampled is None:
-            return StepResult([[] for _ in self._rows], prompts=prompts)
-        ids, logprobs = self._sampled.read()
-        return spread(len(self._rows), self._sampling, ids, logprobs, prompts)
+            result = StepResult([[] for _ in self._rows], prompts=prompts)
+        else:
+            ids, logprobs = self._sampled.read()
+            result = spread(len(self._rows), self._sampling, ids, logprobs, prompts)
+        if self.pooled is not None:
+            result.pooled = self.pooled.read()
+        return result
 
 
 def _done_event(device: torch.device) -> Event:

@@ -11,7 +11,7 @@ Only a request of which not even one token can be computed fails.
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
@@ -46,6 +46,7 @@ class _Done(NamedTuple):
     ids: list[int]
     logprobs: list[TokenLogprob] | None
     read: list[PromptLogprobs]
+    pooled: Any
 
 
 class StepMemory:
@@ -112,7 +113,8 @@ class StepMemory:
             if isinstance(result, StepResult):
                 logprobs = result.logprobs or [None] * len(part.rows)
                 read = [(result.prompts or {}).get(i, []) for i in range(len(part.rows))]
-                done += map(_Done, part.rows, result.ids, logprobs, read)
+                pooled = [(result.pooled or {}).get(i) for i in range(len(part.rows))]
+                done += map(_Done, part.rows, result.ids, logprobs, read, pooled)
                 fits = max(fits, part.tokens)
                 continue
             self._drop_caches()
@@ -198,6 +200,7 @@ def _joined(done: list[_Done], failed: list[tuple[Request, EndReason]]) -> StepO
         [one.ids for one in results],
         None if all(x is None for x in logprobs) else logprobs,
         {i: one.read for i, one in enumerate(results) if one.read} or None,
+        {i: one.pooled for i, one in enumerate(results) if one.pooled is not None},
     )
     return StepOutcome(plan, result, failed)
 

@@ -12,6 +12,7 @@ from worker.attention.staging import to_device
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
+from worker.sampling.pooling import pool_states
 from worker.sampling.prompt_scores import PromptScores, score_prompts
 from worker.sampling.sampler import Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -48,6 +49,8 @@ class TorchRunner:
         self._device = device
         self._block_tokens = limits.block_tokens
         self._table = _SlotTable(limits.max_running, limits.max_blocks)
+        self._pooling_slots: set[int] = set()
+        """Those that an embedding had last."""
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -63,6 +66,8 @@ class TorchRunner:
             hidden = self._forward.hidden(batch, token_ids, positions)
             scores = self._scores(self._forward, plan, hidden)
             prompts = None if scores is None else scores.read()
+            states = pool_states(plan, hidden) if self._pooling_slots else None
+            pooled = None if states is None else states.read()
             sampling: Sequence[int] = range(len(plan.rows))
             if plan.decodes == len(plan.rows):  # each token is the last of its row
                 logits = self._forward.logits(hidden)
@@ -72,7 +77,7 @@ class TorchRunner:
             else:
                 sampling = [i for i, row in enumerate(plan.rows) if row.samples]
                 if not sampling:
-                    return StepResult([[] for _ in plan.rows], prompts=prompts)
+                    return StepResult([[] for _ in plan.rows], prompts=prompts, pooled=pooled)
                 last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
                 logits = self._forward.logits(hidden[last_tokens])
                 sampled = self._sampler.sample(
@@ -87,7 +92,9 @@ class TorchRunner:
             if self._device.type == "cuda":
                 # The caller may free the rows' blocks at once, also after a failure (WP-4).
                 torch.cuda.synchronize(self._device)
-        return spread(len(plan.rows), sampling, ids, logprobs, prompts)
+        result = spread(len(plan.rows), sampling, ids, logprobs, prompts)
+        result.pooled = pooled
+        return result
 
     def close(self) -> None:
         """Drop model and pool."""
@@ -98,6 +105,10 @@ class TorchRunner:
 
     def _begin(self, slot: int, request: Request) -> None:
         """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
+        if request.job.pooling is None:
+            self._pooling_slots.discard(slot)
+        else:
+            self._pooling_slots.add(slot)
         self._sampler.begin(slot, request)
 
     def _scores(self, forward: Forward, plan: Plan, hidden: torch.Tensor) -> PromptScores | None:

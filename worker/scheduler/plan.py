@@ -1,6 +1,8 @@
 """What the scheduler has decided for one step, and what came of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -35,9 +37,11 @@ class StepResult:
     """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
-    None when no row asked. ``prompts[i]`` is what row i read of its prompt, for those that ask.
+    None when no row asked. ``prompts[i]`` is what row i read of its prompt, for those that ask,
+    ``pooled[i]`` what it adds to its embedding, a vector of numpy's.
     """
 
     ids: list[list[int]]
     logprobs: list[list[TokenLogprob] | None] | None = None
     prompts: dict[int, list[PromptLogprobs]] | None = None
+    pooled: Mapping[int, Any] | None = None

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import islice
 from math import ceil
 
-from worker.protocol import block_hashes, hash_block, root_hash
+from worker.protocol import Pooling, block_hashes, hash_block, root_hash
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
@@ -36,8 +36,9 @@ class PrefixCache:
 
     def shareable_blocks(self, request: Request) -> int:
         """Full blocks of the prompt, but for one that would leave no token to compute; none where
-        the log-probabilities of all its tokens are asked for, which no cache has."""
-        if request.job.sampling.prompt_logprobs is not None:
+        something of all its tokens is asked for that no cache has."""
+        job = request.job
+        if job.sampling.prompt_logprobs is not None or job.pooling is Pooling.MEAN:
             return 0
         return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 

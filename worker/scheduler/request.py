@@ -1,7 +1,7 @@
 """A job inside the engine: what the scheduler, the runner and the loop know about it."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from worker.core import Job
 from worker.protocol import OnDeadline
@@ -34,6 +34,9 @@ class Request:
     ends_cleanly: bool
     """The client takes what there is when time runs out (DL-6 ``partial``)."""
 
+    pooled: Any = None
+    """An embedding's sum so far, a vector of numpy's."""
+    embedding: bytes = b""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end its text."""
     hashes: list[bytes] = field(default_factory=list)

@@ -222,6 +222,7 @@ class Worker:
             due_by=now + seconds(message.share_ms),
             keeps_on=message.keeps_on,
             constraint=constraint,
+            pooling=self._card.pooling if message.embeds else None,
         )
         text = self._tokenizer.stream_for(message.sampling)
         lane_job = LaneJob(lane, message.handle, job, text, responder)
@@ -236,6 +237,8 @@ class Worker:
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
         message.sampling.check(self._card.vocab_size)
+        if message.embeds and self._card.pooling is None:
+            raise InvalidCall("this worker has no model to make embeddings with")
         ids = message.token_ids
         # Here and not in the engine alone: block hashes cannot be made of any other number.
         if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):

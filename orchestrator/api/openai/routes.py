@@ -137,7 +137,7 @@ async def _stream(
             encoder_of=lambda: orchestrator.model(job.model),
         )
 
-    async with _submitted(request, choices, listener_of, stream):
+    async with submitted(request, choices, listener_of, stream):
         stream.on_behind = lambda: choices.mark_reading(not stream.is_behind)
         try:
             return await stream.run()
@@ -157,7 +157,7 @@ async def _answer(
             texts[index].output = _output_of(request, choices)
         return texts[index]
 
-    async with _submitted(request, choices, listener_of):
+    async with submitted(request, choices, listener_of):
         await over.wait()
     if choices.failed is not None:
         assert choices.failed.ending is not None and choices.failed.ending.error is not None
@@ -183,7 +183,7 @@ async def _answer(
 
 
 @asynccontextmanager
-async def _submitted(
+async def submitted(
     request: web.Request,
     choices: Choices,
     listener_of: Callable[[int], Listener],

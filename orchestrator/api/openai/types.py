@@ -262,19 +262,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         )
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
-        text = bytes(memoryview(self.prompt)).strip()
-        is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
-        try:
-            if not is_list:
-                return (_prompt_decoder.decode(text),)
-            prompts = msgspec.structs.astuple(_prompts_decoder.decode(text))
-            return tuple(_prompt_decoder.decode(p) for p in prompts if p is not NULL)
-        except msgspec.DecodeError as error:
-            if "at most length" in str(error):
-                raise _too_many("prompt", "prompts") from None
-            raise InvalidRequest(
-                "prompt must be a string, token ids, or a list of either", field="prompt"
-            ) from None
+        return read_prompts(self.prompt, "prompt")
 
     def choices_per_prompt(self, prompts: int) -> int:
         n = super().choices_per_prompt(prompts)
@@ -292,6 +280,23 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         if self.best_of * prompts > MOST_CHOICES:
             raise _too_many("best_of", "choices, those of all prompts together")
         return self.best_of
+
+
+def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
+    """One or several texts or lists of token ids. Raises ``InvalidRequest``."""
+    text = bytes(memoryview(stated)).strip()
+    is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
+    try:
+        if not is_list:
+            return (_prompt_decoder.decode(text),)
+        prompts = msgspec.structs.astuple(_prompts_decoder.decode(text))
+        return tuple(_prompt_decoder.decode(p) for p in prompts if p is not NULL)
+    except msgspec.DecodeError as error:
+        if "at most length" in str(error):
+            raise _too_many(field, f"{field}s") from None
+        raise InvalidRequest(
+            f"{field} must be a string, token ids, or a list of either", field=field
+        ) from None
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:

@@ -1,0 +1,172 @@
+"""``POST /v1/embeddings``: prompts as vectors of length 1, by the served model's hidden states.
+
+Each input is a task like any other: limits, admission, the queue, placement and deadlines hold. Its
+worker reads it and makes no text.
+"""
+
+import asyncio
+import base64
+from array import array
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, read_job_of
+from orchestrator.api.http.responses import json_response, task_fields, task_headers
+from orchestrator.api.openai.choices import Choices
+from orchestrator.api.openai.routes import submitted
+from orchestrator.api.openai.types import AnswerOptions, ParsedRequest, read_prompts
+from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.job import Api, OnDisconnect
+from orchestrator.tasks.task import Task
+from worker.protocol import Delta, OnDeadline
+
+_FOR_TEXT = (
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "token_gap_ms",
+    "session_id",
+    "idle_keep_s",
+)
+"""Of what every generation may state, what means nothing here."""
+
+
+class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """At most 128 inputs."""
+
+    default_max_tokens: ClassVar[int | None] = 1
+
+    model: str
+    input: Unused
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: Unused = NULL
+
+    def refuse_unsupported(self) -> None:
+        """Raise ``InvalidRequest`` for the first field that means nothing here."""
+        plain = EmbeddingRequest(model="", input=NULL)
+        for field in _FOR_TEXT:
+            if getattr(self, field, None) != getattr(plain, field, None):
+                raise InvalidRequest(f"{field} is not for embeddings: leave it out", field=field)
+        if self.dimensions is not None:
+            raise InvalidRequest(
+                "dimensions is not supported here: vectors have the size of the model's hidden "
+                "state",
+                field="dimensions",
+            )
+        if self.on_deadline is not OnDeadline.ERROR:
+            raise InvalidRequest(
+                "on_deadline must be error: a part of an embedding is none", field="on_deadline"
+            )
+        if self.on_disconnect is not OnDisconnect.CANCEL:
+            raise InvalidRequest(
+                "on_disconnect must be cancel: embeddings are not kept", field="on_disconnect"
+            )
+
+    def token_limit(self) -> int | None:
+        """One, which nobody is told of: reading a prompt ends with it."""
+        return 1
+
+    def wanted_logprobs(self) -> int | None:
+        return None
+
+    def wants_one_piece(self) -> bool:
+        return True
+
+    def field_names(self) -> dict[str, str]:
+        return {"prompt": "input"}
+
+
+class _Done:
+    """Waits for a request's tasks."""
+
+    def __init__(self, choices: Choices, over: asyncio.Event) -> None:
+        self._choices = choices
+        self._over = over
+
+    def started(self, task: Task) -> None: ...
+
+    def tokens(self, task: Task, delta: Delta) -> None: ...
+
+    def ended(self, task: Task) -> None:
+        if self._choices.ended(task):
+            self._over.set()
+
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+
+
+async def embed(request: web.Request) -> web.Response:
+    """A vector for each input, in that order."""
+    orchestrator = request.app[ORCHESTRATOR]
+    parsed, as_bytes = await read_body(request, _decoder, lambda body: _parse(request, body))
+    if orchestrator.model(parsed.job.model).card.pooling is None:
+        raise InvalidRequest(
+            f"the model {parsed.job.model!r} makes no embeddings: its engine has no model, or is "
+            "of an earlier version",
+            field="model",
+        )
+    choices, over = Choices(orchestrator, parsed), asyncio.Event()
+    listener = _Done(choices, over)
+    async with submitted(request, choices, lambda index: listener):
+        await over.wait()
+    if choices.failed is not None:
+        assert choices.failed.ending is not None and choices.failed.ending.error is not None
+        request[CONTEXT].task = choices.failed
+        raise choices.failed.ending.error
+    tasks = choices.tasks
+    request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
+    prompt_tokens = sum(task.prompt_tokens for task in tasks)
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _vector(task, as_bytes)}
+            for index, task in enumerate(tasks)
+        ],
+        "model": last.model,
+        "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
+        **task_fields(last),
+    }
+    return json_response(body, headers=task_headers(last, orchestrator.clock.now()))
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.post("/v1/embeddings", embed)]
+
+
+def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedRequest, bool]:
+    body.refuse_unsupported()
+    job = replace(read_job_of(request, body, Api.EMBEDDINGS, keep=False), embeds=True)
+    sampling = msgspec.structs.replace(job.sampling, temperature=0.0)
+    parsed = ParsedRequest(
+        job=replace(job, sampling=sampling, unstated=()),
+        prompts=read_prompts(body.input, "input"),
+        n=1,
+        is_streamed=False,
+        options=AnswerOptions(),
+    )
+    return parsed, body.encoding_format == "base64"
+
+
+def _vector(task: Task, as_bytes: bool) -> Any:
+    assert task.ending is not None
+    data = task.ending.embedding
+    if as_bytes:
+        return base64.b64encode(data).decode()
+    numbers = array("f", data)
+    return numbers.tolist()

@@ -1,0 +1,10 @@
+"""The last step of an embedding."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def normalised(vector: NDArray[np.float32]) -> bytes:
+    """Of length 1, as little-endian float32; the sum of states does as well as their mean."""
+    wide = vector.astype(np.float64)
+    return (wide / max(float(np.linalg.norm(wide)), 1e-12)).astype("<f4").tobytes()
