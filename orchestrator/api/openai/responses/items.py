@@ -5,6 +5,7 @@ is read here matters.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import structs
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Message
+from orchestrator.tasks.tools import ToolCall
 from worker.protocol import excerpt
 
 _BETWEEN_INSTRUCTIONS = "\n\n"
@@ -80,96 +82,120 @@ class Reference(NamedTuple):
         return parts[1] if len(parts) > 1 else ""
 
 
-Turn = Message | Reference
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Those of a request. What is known of them here need not be looked for on the event loop:
+    there may be a hundred thousand."""
+
+    turns: tuple[Message | Reference, ...]
+    has_references: bool = False
+    has_orphans: bool = False
+    """Results of calls that were made before this request."""
 
 
-def turns_of(items: str | Sequence[InputItem]) -> tuple[Turn, ...]:
-    """A conversation's turns. Raises ``InvalidRequest`` for what is not served."""
+def turns_of(items: str | Sequence[InputItem]) -> Turns:
+    """What a conversation has more by a request. Raises ``InvalidRequest`` for what is not
+    served."""
     if isinstance(items, str):
-        return (Message("user", items),)
+        return Turns((Message("user", items),))
     reader = _Reader()
     for at, item in enumerate(items):
-        reader.read(item, f"input[{at}]")
-    return tuple(reader.turns)
+        reader.read(item, at)
+    reader.end_calls()
+    return Turns(tuple(reader.turns), reader.has_references, reader.has_orphans)
 
 
 class _Reader:
     """Makes turns of items: what a model said and called in one go is one turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[Message | Reference] = []
+        self.has_references = False
+        self.has_orphans = False
+        self._called: dict[str, str] = {}
+        """Names of calls so far, by id."""
+        self._calls: list[ToolCall] = []
+        """Those of a turn that is not over."""
         self._thought = ""
 
-    def read(self, item: InputItem, where: str) -> None:
+    def read(self, item: InputItem, at: int) -> None:
+        if item.type == "function_call":
+            self._calls.append(
+                read_call(item.call_id, item.name, item.arguments, f"input[{at}].arguments")
+            )
+            self._called[item.call_id] = item.name
+            return
+        self.end_calls()
         match item.type:
             case "message":
-                self.turns.append(_message(item, where))
-            case "function_call":
-                self._call(item, where)
-                return
+                self.turns.append(_message(item, at))
             case "function_call_output":
-                text = _text_of(item.output)
-                self.turns.append(Message("tool", text, call_id=item.call_id))
+                self._result(item)
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
                 self._thought = _text_of(item.content or ())
                 return
             case "item_reference":
+                self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
+                where = f"input[{at}].type"
                 raise InvalidRequest(
-                    f"{where}.type: {excerpt(item.type, 64)} is not served here; expected one of: "
+                    f"{where}: {excerpt(item.type, 64)} is not served here; expected one of: "
                     f"{_SERVED}",
-                    field=f"{where}.type",
+                    field=where,
                 )
         if item.role != "assistant":
             self._thought = ""
 
-    def _call(self, item: InputItem, where: str) -> None:
-        call = read_call(item.call_id, item.name, item.arguments, f"{where}.arguments")
+    def end_calls(self) -> None:
+        """The calls so far belong to what the model said before them, if it said anything."""
+        if not self._calls:
+            return
+        calls, self._calls = tuple(self._calls), []
         last = self.turns[-1] if self.turns else None
         if isinstance(last, Message) and last.role == "assistant":
-            calls = (*last.calls, call)
-            reasoning = last.reasoning or self._thought
-            self.turns[-1] = structs.replace(last, calls=calls, reasoning=reasoning)
+            said = structs.replace(last, calls=(*last.calls, *calls))
+            self.turns[-1] = structs.replace(said, reasoning=last.reasoning or self._thought)
         else:
-            self.turns.append(Message("assistant", "", calls=(call,), reasoning=self._thought))
+            self.turns.append(Message("assistant", "", calls=calls, reasoning=self._thought))
+
+    def _result(self, item: InputItem) -> None:
+        name = self._called.get(item.call_id, "")
+        self.has_orphans = self.has_orphans or not name
+        self.turns.append(Message("tool", _text_of(item.output), call_id=item.call_id, name=name))
+
+
+def joined(
+    earlier: tuple[Message, ...], new: Turns, answer_of: Callable[[str], Message | None]
+) -> tuple[Message, ...]:
+    """A conversation with its new turns: with what each reference means, and the names of tools
+    whose results they have.
+
+    ``answer_of`` knows the answer of a task. Raises ``InvalidRequest`` for one that is not kept.
+    """
+    turns = _resolved(new.turns, answer_of) if new.has_references else new.turns
+    history = (*earlier, *turns)
+    return _with_names(history) if new.has_orphans else history  # type: ignore[arg-type, return-value]
 
 
 def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[Message, ...]:
     """All that the model is to read. Instructions that follow each other at the beginning become
     one message, which is all that many chat templates take.
     """
-    messages = _with_names(list(history))
-    first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
-    texts = [message.content for message in messages[:first]]
+    first = next((at for at, m in enumerate(history) if m.role != "system"), len(history))
+    texts = [message.content for message in history[:first]]
     if instructions:
         texts.insert(0, instructions)
     if not texts:
-        return tuple(messages)
-    return (Message("system", _BETWEEN_INSTRUCTIONS.join(texts)), *messages[first:])
+        return tuple(history)
+    return (Message("system", _BETWEEN_INSTRUCTIONS.join(texts)), *history[first:])
 
 
-def _with_names(messages: list[Message]) -> list[Message]:
-    """With the tools' names where results came without their calls, which were made earlier."""
-    if not any(message.role == "tool" and not message.name for message in messages):
-        return messages
-    called = {call.id: call.name for message in messages for call in message.calls}
-    return [
-        structs.replace(message, name=called.get(message.call_id, ""))
-        if message.role == "tool"
-        else message
-        for message in messages
-    ]
-
-
-def resolved(
-    turns: Iterable[Turn], answer_of: Callable[[str], Message | None]
+def _resolved(
+    turns: Iterable[Message | Reference], answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """With what is meant by each reference: the whole turn that its item belongs to, once.
-
-    ``answer_of`` knows the answer of a task. Raises ``InvalidRequest`` for one that is not kept.
-    """
+    """With the whole turn that an item belongs to in the place of each reference, once."""
     messages: list[Message] = []
     seen = set()
     for turn in turns:
@@ -187,11 +213,22 @@ def resolved(
     return tuple(messages)
 
 
-def _message(item: InputItem, where: str) -> Message:
+def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
+    called = {call.id: call.name for message in history for call in message.calls}
+    return tuple(
+        structs.replace(message, name=called.get(message.call_id, ""))
+        if message.role == "tool" and not message.name
+        else message
+        for message in history
+    )
+
+
+def _message(item: InputItem, at: int) -> Message:
     if item.role is None:
-        raise InvalidRequest(f"{where}.role: is required", field=f"{where}.role")
+        field = f"input[{at}].role"
+        raise InvalidRequest(f"{field}: is required", field=field)
     if item.content is None:
-        field = f"{where}.content"
+        field = f"input[{at}].content"
         raise InvalidRequest(f"{field} is required: a string, or a list of text parts", field=field)
     role = "system" if item.role == "developer" else item.role
     return Message(role, _text_of(item.content))

@@ -14,7 +14,7 @@ from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
 from orchestrator.api.openai.responses.answer import Answer
 from orchestrator.api.openai.responses.events import ResponseEvents
-from orchestrator.api.openai.responses.items import conversation, resolved, turns_of
+from orchestrator.api.openai.responses.items import conversation, joined, turns_of
 from orchestrator.api.openai.responses.shapes import response_id
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
@@ -153,8 +153,11 @@ def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Mes
     """What was said, without instructions, and what the model is to read. Raises
     ``InvalidRequest``."""
     key = asked.job.key
-    new = resolved(asked.turns, lambda task_id: store.answer(key, response_id(task_id)))
-    history = (*_earlier(store, key, asked.previous_id), *new)
+    history = joined(
+        _earlier(store, key, asked.previous_id),
+        asked.turns,
+        lambda task_id: store.answer(key, response_id(task_id)),
+    )
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")

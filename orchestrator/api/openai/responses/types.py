@@ -18,7 +18,7 @@ from orchestrator.api.http.fields import (
     refuse_unserved,
 )
 from orchestrator.api.http.grammars import json_schema
-from orchestrator.api.openai.responses.items import InputItem, Turn
+from orchestrator.api.openai.responses.items import InputItem, Turns
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job
@@ -168,8 +168,7 @@ class ParsedRequest:
     job: Job
     created_unix: int
     instructions: str | None
-    turns: tuple[Turn, ...]
-    """Those that this request adds."""
+    turns: Turns
     tools: ToolUse | None
     previous_id: str | None
     is_streamed: bool

@@ -77,6 +77,28 @@ async def test_an_agents_two_turns_with_the_sdk(
     assert unknown.value.param == "input"
 
 
+async def test_one_turn_of_text_reasoning_and_calls(service: Service, worker: FakeWorker) -> None:
+    """What a model said, thought and called in one go is one turn of the chat."""
+    call = {"type": "function_call", "name": "get_weather"}
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": "b"},
+        call | {"call_id": "1", "arguments": '{"x": 1}'},
+        call | {"call_id": "2", "arguments": ""},
+        {"type": "function_call_output", "call_id": "2", "output": "r2"},
+        {
+            "type": "function_call_output",
+            "call_id": "1",
+            "output": [{"type": "input_text", "text": "r1"}],
+        },
+    ]
+    await ask(service, ASK | {"input": items})
+    said = "<think>hm</think>b<tool_call>get_weather x=1 </tool_call><tool_call>get_weather "
+    results = "<|user|>[get_weather 2] r2<|end|><|user|>[get_weather 1] r1<|end|>"
+    assert f"{said}</tool_call><|end|>{results}" in prompt_of(service, worker)
+
+
 async def test_a_stream_of_all_kinds_of_items(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: says(f"<think>hm, hm</think>Let me see. {CALL}", size=5)
     events = await events_of(service, ASK)
