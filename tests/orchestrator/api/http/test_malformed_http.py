@@ -57,7 +57,7 @@ MALFORMED = {
     "an unknown expectation": sized(headers=b"Expect: " + SECRET + b"\r\n"),
     "an expectation that is no text": sized(headers=b"Expect: \xec" + SECRET + b"\r\n"),
     "CONNECT": b"CONNECT /v1/chat/completions HTTP/1.1\r\n" + HEADERS + b"\r\n",
-    "an upgrade": b"GET /v2/tasks HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    "an upgrade": b"GET /v1/completions HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     + HEADERS
     + b"\r\n"
     + SECRET,
