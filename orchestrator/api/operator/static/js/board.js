@@ -20,6 +20,14 @@ const CODES = {
   no_capacity: "no room at an instance",
   not_ready: "no instance was up",
 };
+const BLAMED = {
+  queue: "in the queue",
+  route: "on the way",
+  prefill: "in prefill",
+  decode: "in decode",
+  retry: "by a second try",
+  prediction: "against the prediction",
+};
 
 export class Board {
   #charts = null;
@@ -63,8 +71,8 @@ export class Board {
     const used = sum(latest, "kv_blocks_used");
     const total = sum(latest, "kv_blocks_total");
     const tiles = [
-      ["goodput, 1 min", minute ? (minute.met / Math.max(1, minute.seconds)).toFixed(1) : "0.0", "met/s"],
-      ["attainment, 1 min", minute?.ended ? percent(minute.met / minute.ended) : "–", minute?.ended ? `of ${count(minute.ended)}` : "none ended"],
+      ["goodput", minute ? (minute.met / Math.max(1, minute.seconds)).toFixed(1) : "0.0", "met/s, last minute"],
+      ["attainment", minute?.ended ? percent(minute.met / minute.ended) : "–", minute?.ended ? `of ${count(minute.ended)} in that time` : "none ended"],
       ["running", count(sum(latest, "running")), `of ${count(sum(latest, "slots_total"))} slots`],
       ["waiting", count(latest.queue.depth), latest.queue.bound > 0 ? `of ${latest.queue.bound}` : ""],
       ["tokens/s", count(tokens.at(-1) ?? 0), "all instances"],
@@ -120,7 +128,7 @@ export class Board {
   #drawWhy({ codes, blame }) {
     const rows = [
       ...Object.entries(codes).slice(0, 6).map(([code, number]) => [CODES[code] ?? code.replaceAll("_", " "), number]),
-      ...Object.entries(blame).map(([stage, number]) => [`missed, for ${stage}`, number]),
+      ...Object.entries(blame).map(([stage, number]) => [`missed ${BLAMED[stage] ?? stage}`, number]),
     ];
     const most = Math.max(1, ...rows.map(([, number]) => number));
     $("why").replaceChildren(

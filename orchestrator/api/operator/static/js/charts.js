@@ -66,7 +66,7 @@ export class Chart {
     const options = {
       width: this.holder.clientWidth,
       height: HEIGHT,
-      padding: [10, 14, 0, 0],
+      padding: [10, 26, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       scales: {

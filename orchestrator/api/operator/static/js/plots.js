@@ -46,7 +46,7 @@ function scaleOf(low, high, from, to) {
 export function drawFinishes(box, finishes) {
   const width = box.clientWidth || 480;
   const times = finishes.flatMap(([predicted, actual]) => [predicted, actual]).filter((t) => t > 0);
-  const low = Math.max(1, Math.min(10, ...times) * 0.8);
+  const low = Math.max(1, Math.min(300, ...times) * 0.7);
   const high = Math.max(1000, ...times) * 1.3;
   const x = scaleOf(low, high, EDGE.left, width - EDGE.right);
   const y = scaleOf(low, high, HEIGHT - EDGE.bottom, EDGE.top);
