@@ -17,7 +17,7 @@ async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: 
     """Until Ctrl-C, or once: in JSON, and where there is no terminal. The exit status."""
     out = console()
     picture = await look(client, url, None)
-    if once or as_json or not out.is_terminal:
+    if once or as_json or not out.is_terminal or out.is_dumb_terminal:
         if every_s:  # or nothing could be said of rates
             await _clock.sleep(every_s)
             picture = await look(client, url, picture.samples)
