@@ -113,6 +113,23 @@ def check_responses_stream(url: str) -> None:
     assert events[-1].type in ("response.completed", "response.incomplete")
 
 
+def check_what_lm_eval_asks(url: str) -> None:
+    answer = _client(url).completions.create(
+        model=MODEL, prompt="The fox ran.", max_tokens=0, echo=True, logprobs=1
+    )
+    (choice,) = answer.choices
+    assert choice.text == "The fox ran." and choice.logprobs.token_logprobs[0] is None
+    assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs[1:])
+
+
+def check_embeddings(url: str) -> None:
+    client = _client(url)
+    both = client.embeddings.create(model=MODEL, input=["A fox.", "A lighthouse."]).data
+    (one,) = client.embeddings.create(model=MODEL, input="A fox.", encoding_format="float").data
+    apart = [abs(a - b) for a, b in zip(one.embedding, both[0].embedding, strict=True)]
+    assert max(apart) < 1e-3 and len(both) == 2
+
+
 def check_structured_output(url: str) -> None:
     client = _client(url)
     limits = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
