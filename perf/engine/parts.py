@@ -12,6 +12,7 @@ import torch
 from perf.engine.bandwidth import Bandwidth
 from perf.engine.baseline import Baseline
 from perf.engine.checkpoints import drop_page_cache
+from perf.engine.constrained import constrained
 from perf.engine.decode_parts import drawn, lengths
 from perf.engine.rig import Rig, run_beside
 from perf.engine.runs import EngineRun
@@ -204,6 +205,7 @@ PARTS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "mixed": mixed,
     "lengths": lengths,
     "drawn": drawn,
+    "constrained": constrained,
     "prefix": prefix,
     "resume": resume,
     "load": load,

@@ -410,3 +410,44 @@ async def test_a_forced_call_with_the_anthropic_sdk(demo: Stack) -> None:
         (call,) = message.content
         assert call.type == "tool_use" and message.stop_reason == "tool_use"
         assert isinstance(call.input, dict) and call.input["colour"] in COLOURS
+
+
+async def test_a_schema_holds_with_the_openai_sdk(demo: Stack) -> None:
+    """The demo model has never seen JSON: what ends by itself parses and matches all the same."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "animal": {"enum": ["cat", "dog", "rabbit"]},
+            "age": {"type": "integer", "minimum": 1, "maximum": 99},
+            "friends": {"type": "array", "items": {"enum": ["Lily", "Tom"]}, "maxItems": 2},
+        },
+        "required": ["animal", "age", "friends"],
+        "additionalProperties": False,
+    }
+    client = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0)
+    async with client:
+
+        async def ask(seed: int, **more: Any) -> Any:
+            return await client.chat.completions.create(
+                model="demo",
+                messages=[{"role": "user", "content": "Tell me of a pet."}],
+                max_tokens=300,
+                seed=seed,
+                **more,
+            )
+
+        form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+        answers = await asyncio.gather(*(ask(seed, response_format=form) for seed in range(6)))
+        ended = [a.choices[0] for a in answers if a.choices[0].finish_reason == "stop"]
+        assert len(ended) >= 3
+        for choice in ended:
+            pet = json.loads(choice.message.content)
+            assert list(pet) == ["animal", "age", "friends"]
+            assert pet["animal"] in ("cat", "dog", "rabbit") and 1 <= pet["age"] <= 99
+        stream = await ask(1, stream=True, extra_body={"guided_regex": "[a-z]{2,4}!"})
+        said = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+        assert said[-1] == "!" and said[:-1].isalpha()
+        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+            await ask(1, extra_body={"guided_json": {"type": "array", "uniqueItems": True}})
+        cut = await ask(1, extra_body={"guided_regex": "x{400}"})
+        assert cut.choices[0].finish_reason == "length"

@@ -19,6 +19,7 @@ KEYS = {
     "mixed": ["mixed.ttft_ms", "mixed.gap_before_ms", "mixed.gap_worst_ms"],
     "lengths": ["lengths.short_ms", "lengths.mixed_ms", "lengths.ratio"],
     "drawn": ["drawn.b8.greedy_ms", "drawn.b1.flat_ratio", "drawn.b8.peaked_ratio"],
+    "constrained": ["constrained.b1.free_ms", "constrained.b8.ratio"],
     "prefix": ["prefix.cold_ms", "prefix.hit_ms"],
     "resume": ["resume.recompute_ms", "resume.disk_ms", "resume.tokens"],
     "load": ["load.cold.model_load_ms", "load.hot.cpu_init_ms", "load.hot.total_ms"],
