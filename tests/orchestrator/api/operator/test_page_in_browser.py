@@ -62,8 +62,14 @@ async def test_send_and_watch_the_tokens_come(
         bar = await tab.js("document.querySelector('#answer-bar .track').ariaLabel")
         assert "left of 5.00 s" in bar
         assert await tab.js("document.querySelectorAll('#history li').length") == 1
+        # More than a browser has connections: the rest is asked about instead.
+        await tab.js("document.querySelector('#copies').value = 8")
+        await tab.press("Enter", CTRL)
+        await tab.until("document.querySelector('#tally').innerText === '9 met'")
+        texts = "[...document.querySelectorAll('#history li')].map(row => row.innerText)"
+        assert all("160 tokens" in text for text in await tab.js(texts))
     assert worker.submits[0].sampling.max_tokens == 160
-    assert service.outcomes() == ["met"]
+    assert service.outcomes() == ["met"] * 9
 
 
 async def test_cancel_stops_it_at_the_worker(

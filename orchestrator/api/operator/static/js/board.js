@@ -71,8 +71,8 @@ export class Board {
     const used = sum(latest, "kv_blocks_used");
     const total = sum(latest, "kv_blocks_total");
     const tiles = [
-      ["goodput", minute ? (minute.met / Math.max(1, minute.seconds)).toFixed(1) : "0.0", "met/s, last minute"],
-      ["attainment", minute?.ended ? percent(minute.met / minute.ended) : "–", minute?.ended ? `of ${count(minute.ended)} in that time` : "none ended"],
+      ["goodput", minute ? (minute.met / Math.max(1, minute.seconds)).toFixed(1) : "0.0", "met/s in 1 min"],
+      ["attainment", minute?.ended ? percent(minute.met / minute.ended) : "–", minute?.ended ? `of ${count(minute.ended)} ended` : "none ended"],
       ["running", count(sum(latest, "running")), `of ${count(sum(latest, "slots_total"))} slots`],
       ["waiting", count(latest.queue.depth), latest.queue.bound > 0 ? `of ${latest.queue.bound}` : ""],
       ["tokens/s", count(tokens.at(-1) ?? 0), "all instances"],

@@ -79,7 +79,10 @@ function show() {
   }
   board.draw();
 }
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  show();
+  scrollTo(0, 0);
+});
 show();
 
 // ── keyboard ───────────────────────────────────────────────────────────────────────────────────

@@ -72,7 +72,6 @@ export function drawFinishes(box, finishes) {
   }
   const words = finishes.length ? `${Math.round((100 * near) / finishes.length)} % within 1.5 ×` : "waiting for requests";
   plot.append(text(width - EDGE.right - 4, HEIGHT - EDGE.bottom - 8, words));
-  plot.append(text(EDGE.left + 8, EDGE.top + 14, "real ↑   predicted →", "start"));
   box.replaceChildren(plot, legend([["met", "met"], ["partial", "cut short"], ["missed", "missed"]]));
 }
 
