@@ -1,8 +1,8 @@
 """``/v2/overview``: the service as a page or a terminal watches it.
 
 A snapshot is taken once a second for all who watch, and only while somebody does; it takes half a
-millisecond with 80 requests waiting. What was seen in the last minutes is kept for who comes next: a
-page that is loaded anew has its curves at once.
+millisecond with 80 requests waiting. What was seen in the last minutes is kept for who comes next:
+a page that is loaded anew has its curves at once.
 """
 
 import asyncio
