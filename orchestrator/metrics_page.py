@@ -17,7 +17,8 @@ from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Decla
 _PAGE = """\
 # Metrics
 
-`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token. Written by
+`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token; what has the
+label `tenant` is shown to an admin's only, where keys are set. Written by
 `python -m orchestrator.metrics_page > docs/metrics.md`; a test fails when it is stale.
 
 A histogram is scraped as `…_bucket`, `…_sum` and `…_count`. Shares are 0 to 1. Codes in brackets

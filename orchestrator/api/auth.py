@@ -47,6 +47,10 @@ ANYBODY = Key("default", is_admin=True)
 """Where no key is configured; settings only allow that on loopback."""
 
 
+NOBODY = Key("", names_tenants=False)
+"""Who shows no key where one is not asked for."""
+
+
 class Authenticator:
     """Checks ``Authorization: Bearer`` and ``x-api-key`` against every key there is."""
 
@@ -74,6 +78,13 @@ class Authenticator:
             raise Unauthenticated("the token is not the right one")
         return found
 
+    def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
+        """Whose token came, where none is asked for."""
+        try:
+            return self.check(headers)
+        except Unauthenticated:
+            return NOBODY
+
     def require_admin(self, key: Key) -> None:
         """Raises ``Forbidden`` unless the key may operate the service."""
         if key.is_admin:
@@ -84,7 +95,8 @@ class Authenticator:
 
 
 _OPEN_PATHS = ("/health", "/v2/health", "/metrics")
-"""Probes and scrapers carry no token, and learn nothing that one would protect."""
+"""Probes and scrapers need no token, and learn nothing that one would protect. A scraper with an
+operator's is told of tenants too."""
 
 
 def is_open_path(path: str) -> bool:

@@ -160,6 +160,7 @@ def _identify(request: web.Request, context: Context) -> None:
     if is_open_path(request.path):
         with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
             context.correlation_id = read_correlation_id(request, context.correlation_id)
+        context.key = request.app[AUTH].key_or_nobody(request.headers)
         return
     context.correlation_id = read_correlation_id(request, context.correlation_id)
     auth, browsers = request.app[AUTH], request.app[BROWSERS]

@@ -8,9 +8,9 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.gen_ai import GenAiMetrics
 from orchestrator.tasks.misses import TIMED, Stage, blame, times_of
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.windows import WINDOWED, Windows
+from orchestrator.tasks.windows import BY_TENANT, WINDOWED, Windows
 from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS, BoundedValues
-from orchestrator.telemetry.metrics import Metrics, Row, exemplar_of
+from orchestrator.telemetry.metrics import TENANT, Metrics, Row, exemplar_of
 from worker.protocol import Outcome
 
 
@@ -32,8 +32,8 @@ class TaskMetrics:
         self.tenant_outcomes = metrics.counter(
             "tenant_outcomes",
             "requests",
-            "The same by tenant: the first 20 that come, then `other`",
-            "tenant",
+            "What offered requests came to, by tenant, the first 20, then `other`; for operators",
+            TENANT,
             "outcome",
         )
         self.missed_parts = metrics.counter(
@@ -76,6 +76,7 @@ class TaskMetrics:
         self._tenants, self._models = BoundedValues(MOST_TENANTS), BoundedValues(MOST_MODELS)
         metrics.watch(self, _ROWS)
         metrics.watch(self.windows, WINDOWED)
+        metrics.watch(self.windows, BY_TENANT)
 
     def ended(self, task: Task, ending: Ending) -> None:
         """Count a task that has just ended, once."""

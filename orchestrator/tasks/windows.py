@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.clock import Clock
 from orchestrator.tasks.job import Priority
-from orchestrator.telemetry.metrics import Row, Samples
+from orchestrator.telemetry.metrics import TENANT, Row, Samples
 from worker.protocol import Outcome
 
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
@@ -127,18 +127,21 @@ WINDOWED: tuple[Row[Windows], ...] = (
     ),
     Row(
         "gauge",
-        "tenant_attainment",
-        "share",
-        "The same by tenant",
-        _attainment(Windows.by_tenant),
-        ("window", "tenant"),
-    ),
-    Row(
-        "gauge",
         "goodput",
         "requests/s",
         "Requests met per second in the last minutes (DL-10)",
         _goodput,
         ("window", "class"),
+    ),
+)
+
+BY_TENANT: tuple[Row[Windows], ...] = (
+    Row(
+        "gauge",
+        "tenant_attainment",
+        "share",
+        "Requests met, of those that ended in the last minutes, by tenant; for operators",
+        _attainment(Windows.by_tenant),
+        ("window", TENANT),
     ),
 )

@@ -25,6 +25,8 @@ PREFIX = "tidegate_"
 MS_BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 1e5, 3e5)
 US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
 
+TENANT = "tenant"
+"""A label that only operators are shown: a tenant's name is nobody else's business."""
 _EOF = b"# EOF\n"
 """Ends what is in OpenMetrics' format, once."""
 
@@ -65,18 +67,18 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
-        self._collectors: list[Collector] = []
+        self._collectors: list[tuple[Collector, bool]] = []
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
-        return self._added(Counter(PREFIX + name, text, labels, registry=self.registry))
+        return self._added(Counter(PREFIX + name, text, labels, registry=self.registry), labels)
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
         """Of milliseconds, or microseconds where the name ends so."""
         unit, buckets = ("µs", US_BUCKETS) if name.endswith("_us") else ("ms", MS_BUCKETS)
         self._declare("histogram", name, unit, text, labels)
         made = Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
-        return self._added(made)
+        return self._added(made, labels)
 
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
@@ -84,31 +86,34 @@ class Metrics:
         """Of seconds, under a name and with buckets that a convention beyond ours lays down."""
         self.declared.append(Declared("histogram", name, "s", text, labels))
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
-        return self._added(made)
+        return self._added(made, labels)
 
     def watch(self, source: S, rows: Sequence[Row[S]]) -> None:
         """Read ``rows`` from ``source`` at every scrape."""
         for row in rows:
             self._declare(row.type, row.name, row.unit, row.text, row.labels)
-        self.registry.register(self._added(_Watch(source, rows)))
+        labels = {label for row in rows for label in row.labels}
+        self.registry.register(self._added(_Watch(source, rows), labels))
 
-    async def exposition(self, accept: str = "") -> tuple[bytes, str]:
+    async def exposition(self, accept: str = "", *, tenants: bool = True) -> tuple[bytes, str]:
         """What Prometheus scrapes, and its content type: OpenMetrics, which has exemplars, where
-        ``accept`` asks for that.
+        ``accept`` asks for that. Without ``tenants`` it leaves out what would name them.
 
         All of it takes some ms; in between, tokens go on being relayed.
         """
         encode, content_type = choose_encoder(accept)
         parts = []
-        for collector in self._collectors:
+        for collector, names_tenants in self._collectors:
+            if names_tenants and not tenants:
+                continue
             parts.append(encode(collector).removesuffix(_EOF))
             await asyncio.sleep(0)
         if content_type.startswith("application/openmetrics-text"):
             parts.append(_EOF)
         return b"".join(parts), content_type
 
-    def _added(self, collector: C) -> C:
-        self._collectors.append(collector)
+    def _added(self, collector: C, labels: Iterable[str]) -> C:
+        self._collectors.append((collector, TENANT in labels))
         return collector
 
     def _declare(

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
+from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
 from orchestrator.health import PreparedResponse
 
 
@@ -33,7 +33,9 @@ async def overall(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     accept = request.headers.get("Accept", "")
-    body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(accept)
+    body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
+        accept, tenants=request[CONTEXT].key.is_admin
+    )
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

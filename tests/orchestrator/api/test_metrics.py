@@ -76,6 +76,27 @@ async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None
     assert service.metric("tidegate_tenant_attainment", window="1m", tenant=OTHER) == 0
 
 
+async def test_tenants_are_named_to_operators_only(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """Whoever may scrape without a token learns nothing that one would protect."""
+    service = await make_service(worker, token="a-key", admin_token="the-admin")
+    headers = {"Authorization": "Bearer a-key"}
+    async with service.http.post(
+        "/v1/completions", json=TASK | {"model": "fake"}, headers=headers
+    ) as answer:
+        assert answer.status == 200
+    for token, shown in (("", False), ("wrong", False), ("a-key", False), ("the-admin", True)):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for accept in ("text/plain", "application/openmetrics-text"):
+            headers["Accept"] = accept
+            async with service.http.get("/metrics", headers=headers) as answer:
+                assert answer.status == 200
+                text = await answer.text()
+            assert ("tenant=" in text) is shown, token
+            assert "tidegate_class_attainment" in text
+
+
 async def test_dl10_windows_and_responses(service: Service) -> None:
     assert await chat(service, "00") == 200
     assert await chat(service, "00", max_tokens=10**9) == 400
