@@ -114,7 +114,9 @@ class PromptEncoder:
         self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder().values()
+        by_id = self._tokenizer.get_added_tokens_decoder()
+        added = by_id.values()
+        self._special_tokens = {token.content: i for i, token in by_id.items() if token.special}
         # Those that are looked for behind the normalizer look as it makes them.
         special = [
             self._normalized(token.content) if token.normalized else token.content
@@ -125,6 +127,7 @@ class PromptEncoder:
         # Role marks that a model does not call special; in an assistant's turn they may belong.
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = Lookalikes([*special, *marks])
+        self._has_short_ids = "[TOOL_CALLS]" in card.chat_template
         self._template: ChatTemplate | None = None
         self.chat_fault = ""
         """Why chats are refused though the model has a template; plain prompts need none."""
@@ -143,9 +146,8 @@ class PromptEncoder:
 
     def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
         """Those that are special tokens, which the text of an answer leaves out."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        wanted = set(spellings)
-        return {i: t.content for i, t in added.items() if t.special and t.content in wanted}
+        ids = self._special_tokens
+        return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
@@ -310,7 +312,7 @@ class PromptEncoder:
                 "served with it",
                 field="tools" if chat.tools else "messages",
             )
-        if "[TOOL_CALLS]" in self.card.chat_template:
+        if self._has_short_ids:
             chat = with_short_ids(chat)
         turns = turns_of(chat.messages)
         is_open = chat.messages[-1].is_open

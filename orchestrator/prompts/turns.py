@@ -6,6 +6,7 @@ Those may be anywhere: in a message, in a tool's description, in the arguments o
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -32,13 +33,12 @@ def texts_of(chat: Chat) -> Iterator[Text]:
     for message in chat.messages:
         own = message.role == "assistant"
         yield Text(message.content, own)
-        for text in (message.reasoning, message.call_id, message.name):
-            if text:
-                yield Text(text, own)
-        for call in message.calls:
-            yield Text(call.id, own)
-            yield Text(call.name, own)
-            yield from _texts_in(call.arguments, own)
+        if message.calls or message.call_id:
+            yield from map(Text, (message.reasoning, message.call_id, message.name), repeat(own))
+            for call in message.calls:
+                yield Text(call.id, own)
+                yield Text(call.name, own)
+                yield from _texts_in(call.arguments, own)
     for tool in chat.tools:
         yield Text(tool.name, False)
         yield Text(tool.description, False)
@@ -100,14 +100,13 @@ def uses_tools(chat: Chat) -> bool:
 
 def chars_of(chat: Chat, per_message: int) -> int:
     """About how long it is, each message counted with so many more."""
-    return sum(
-        per_message
-        + len(m.role)
-        + len(m.content)
-        + len(m.reasoning)
-        + sum(per_message + call.chars for call in m.calls)
-        for m in chat.messages
-    ) + sum(per_message + tool.chars for tool in chat.tools)
+    chars = sum(per_message + tool.chars for tool in chat.tools)
+    for message in chat.messages:
+        chars += per_message + len(message.role) + len(message.content)
+        if message.calls:
+            chars += len(message.reasoning)
+            chars += sum(per_message + call.chars for call in message.calls)
+    return chars
 
 
 def _turn(message: Message) -> dict[str, object]:
@@ -118,15 +117,15 @@ def _turn(message: Message) -> dict[str, object]:
             turn["reasoning_content"] = message.reasoning
     if message.call_id:
         turn["tool_call_id"] = message.call_id
-    if message.name:
-        turn["name"] = message.name
+        if message.name:
+            turn["name"] = message.name
     return turn
 
 
 def _rewritten(message: Message, change: Change) -> Message:
     own = message.role == "assistant"
     content = change(Text(message.content, own))
-    if not (message.calls or message.call_id or message.name or message.reasoning):
+    if not (message.calls or message.call_id):
         return Message(message.role, content, message.is_open)
     return Message(
         message.role,

@@ -103,7 +103,10 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     elif not isinstance(content, str):
         content = "".join(part.text for part in content)
     if message.role == "tool":
-        call_id = message.tool_call_id or ""
+        call_id = message.tool_call_id
+        if not call_id:
+            where = f"messages[{at}].tool_call_id"
+            raise InvalidRequest(f"{where} is required: which call this came of", field=where)
         return Message(
             "tool", content, call_id=call_id, name=message.name or called.get(call_id, "")
         )
