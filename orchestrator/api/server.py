@@ -41,6 +41,7 @@ from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import instances, overview, page, probes
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
@@ -109,11 +110,12 @@ def build_app(
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
+    app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
     dialects = (native, sessions, openai, embeddings, responses, anthropic, kserve, metadata)
-    for edge in (*dialects, instances, overview, probes, page):
+    for edge in (*dialects, instances, overview, openapi, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)

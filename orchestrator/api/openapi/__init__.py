@@ -1,0 +1,1 @@
+"""``/openapi.json``: what every route of the service takes and gives."""

@@ -1,0 +1,86 @@
+"""What each route takes and gives, for ``/openapi.json``. A route that is missing fails a test.
+
+By method and path as the router has it. Errors are not here: they follow from the path's dialect.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
+from orchestrator.api.kserve.types import GenerateRequest, InferRequest
+from orchestrator.api.native.types import SessionRequest, TaskRequest
+from orchestrator.api.openai.embeddings import EmbeddingRequest
+from orchestrator.api.openai.responses.types import ResponsesRequest
+from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
+from orchestrator.api.openai.types import ChatRequest, CompletionRequest
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+HTML = "text/html"
+
+
+class Operation(NamedTuple):
+    """``gives`` are the media types of its ``statuses``, those of an answer that went well."""
+
+    body: type | None = None
+    gives: tuple[str, ...] = (JSON,)
+    statuses: tuple[int, ...] = (200,)
+    parameters: tuple[str, ...] = ()
+    """In the query."""
+    body_is_optional: bool = False
+
+
+_PLAIN = Operation()
+_BOTH = (JSON, EVENTS)
+_PROBE = Operation(statuses=(200, 503))
+
+_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+
+OPERATIONS: Mapping[str, Operation] = {
+    "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
+    "POST /v1/completions": Operation(CompletionRequest, _BOTH),
+    "POST /v1/embeddings": Operation(EmbeddingRequest),
+    "GET /v1/models": _PLAIN,
+    "GET /v1/models/{model}": _PLAIN,
+    **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
+    **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
+    "POST /v1/responses": Operation(ResponsesRequest, _BOTH),
+    "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
+    "GET /v1/responses/{response_id}": Operation(gives=_BOTH, parameters=("stream",)),
+    "DELETE /v1/responses/{response_id}": _PLAIN,
+    "POST /v1/responses/{response_id}/cancel": _PLAIN,
+    "POST /v1/messages": Operation(MessagesRequest, _BOTH),
+    "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
+    "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
+    "GET /v2/tasks": Operation(parameters=("status", "limit")),
+    "GET /v2/tasks/{task_id}": _PLAIN,
+    "DELETE /v2/tasks/{task_id}": _PLAIN,
+    "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
+    "POST /v2/tasks/{task_id}/cancel": _PLAIN,
+    "POST /v2/sessions": Operation(SessionRequest, statuses=(200, 201), body_is_optional=True),
+    "GET /v2/sessions": _PLAIN,
+    "GET /v2/sessions/{session_id}": _PLAIN,
+    "DELETE /v2/sessions/{session_id}": _PLAIN,
+    **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
+    **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
+    **{f"POST {at}/infer": Operation(InferRequest) for at in _MODEL},
+    **{f"GET {at}": _PLAIN for at in _MODEL},
+    **{f"GET {at}/ready": _PLAIN for at in _MODEL},
+    "GET /v2": _PLAIN,
+    "GET /v2/health/live": _PLAIN,
+    "GET /v2/health/ready": _PROBE,
+    "GET /v2/instances": _PLAIN,
+    "POST /v2/instances/{address}/drain": _PLAIN,
+    "POST /v2/instances/{address}/undrain": _PLAIN,
+    "GET /v2/overview": _PLAIN,
+    "GET /v2/overview/events": Operation(gives=(EVENTS,)),
+    "GET /health": _PROBE,
+    "GET /health/live": _PROBE,
+    "GET /health/ready": _PROBE,
+    "GET /health/startup": _PROBE,
+    "GET /metrics": Operation(gives=(TEXT,)),
+    "GET /openapi.json": _PLAIN,
+    "GET /": Operation(gives=(HTML,)),
+    "GET /page/{name}": Operation(gives=("*/*",), statuses=(200, 304)),
+}

@@ -1,0 +1,53 @@
+"""``/openapi.json``: every route, with what it takes."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.api.openapi import document as openapi
+from orchestrator.api.openapi.operations import OPERATIONS
+from tests.orchestrator.conftest import Service
+
+
+async def told_of(service: Service) -> Any:
+    async with service.http.get("/openapi.json") as response:
+        assert response.status == 200 and response.content_type == "application/json"
+        return await response.json()
+
+
+async def test_every_route_is_described_and_every_description_is_served(service: Service) -> None:
+    told = await told_of(service)
+    assert told["openapi"] == "3.1.0"
+    served = {f"{m.upper()} {path}" for path, methods in told["paths"].items() for m in methods}
+    assert served == set(OPERATIONS)
+
+
+async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
+    told = await told_of(service)
+    schemas = told["components"]["schemas"]
+
+    def body_of(path: str) -> Any:
+        content = told["paths"][path]["post"]["requestBody"]["content"]
+        ref = content["application/json"]["schema"]["$ref"]
+        return schemas[ref.rpartition("/")[2]]
+
+    chat = body_of("/v1/chat/completions")
+    assert {"model", "messages"} <= set(chat["required"])
+    assert chat["additionalProperties"] is False
+    assert {"deadline_ms", "top_logprobs", "tools", "prompt_logprobs"} <= set(chat["properties"])
+    assert {"input", "encoding_format"} <= set(body_of("/v1/embeddings")["properties"])
+    responses = told["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert {"200", "400", "401", "429", "499", "502", "503", "504"} <= set(responses)
+    error = responses["429"]["content"]["application/json"]["schema"]
+    assert set(error["properties"]["error"]["properties"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_route_without_a_description_is_named(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer = {name: one for name, one in OPERATIONS.items() if name != "POST /v1/embeddings"}
+    monkeypatch.setattr(openapi, "OPERATIONS", fewer)
+    app = service.runner.app
+    assert app is not None
+    with pytest.raises(openapi.MissingOperation, match="POST /v1/embeddings"):
+        openapi.document_of(app)
