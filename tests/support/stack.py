@@ -45,7 +45,10 @@ class LoopThread:
 
 
 class Triton:
-    """One real Triton with our ``llm`` model; ``worker`` are ``TIDEGATE_WORKER_…`` settings."""
+    """One real Triton with our ``llm`` model; ``worker`` are ``TIDEGATE_WORKER_…`` settings.
+
+    With ``model="slot"`` it has that one, and they are ``TIDEGATE_SLOT_…``.
+    """
 
     def __init__(
         self,
@@ -53,13 +56,15 @@ class Triton:
         repository: Path = MODEL_REPOSITORY,
         lane_token: str = "",
         is_locked: bool = True,
+        model: str = MODEL_NAME,
         **worker: object,
     ) -> None:
-        settings = {"model_path": DEMO_CHECKPOINT, "model_name": "demo", "device": "cpu"} | worker
-        env = {f"TIDEGATE_WORKER_{k.upper()}": str(v) for k, v in settings.items()}
-        spec = TritonSpec(
-            repository, (MODEL_NAME,), env=env, lane_token=lane_token, is_locked=is_locked
-        )
+        settings: dict[str, object] = {"device": "cpu"}
+        if model == MODEL_NAME:
+            settings |= {"model_path": DEMO_CHECKPOINT, "model_name": "demo"}
+        prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
+        env = {f"{prefix}_{k.upper()}": str(v) for k, v in (settings | worker).items()}
+        spec = TritonSpec(repository, (model,), env=env, lane_token=lane_token, is_locked=is_locked)
         logs = state_dir() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._loop = LoopThread()

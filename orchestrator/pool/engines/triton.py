@@ -149,6 +149,7 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
             "VIRTUAL_ENV": sys.prefix if in_venv else None,
             "PYTHONUNBUFFERED": "1",
             "TIDEGATE_WORKER_LEGACY_STUB": "1" if install.legacy_stub else None,
+            "TIDEGATE_SLOT_LEGACY_STUB": "1" if install.legacy_stub else None,
             **({"TIDEGATE_WORKER_LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )

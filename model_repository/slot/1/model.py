@@ -1,0 +1,55 @@
+"""The Triton model of the slot pipeline: hands recipes over and carries clips back."""
+
+import gc
+import json
+import os
+import sys
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+# Where `worker` is. The stub's interpreter takes no notice of this variable.
+sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+
+from worker import stub_abi
+from worker.log import configure_logging
+from worker.media.settings import read_slot_settings
+from worker.service.call import Call
+from worker.service.slot import SlotWorker, build_slots
+from worker.service.triton_responder import Outgoing, TritonResponder
+from worker.shared_memory import restrict_shared_memory
+
+
+class TritonPythonModel:
+    """Lifecycle as Triton calls it. ``execute`` only hands over: a decoupled model may."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        configure_logging()
+        restrict_shared_memory()
+        settings = read_slot_settings()
+        self._outgoing: Outgoing = lambda array: array
+        if settings.legacy_stub and stub_abi.is_needed():
+            stub_abi.install()
+            self._outgoing = stub_abi.outgoing
+        self._worker: SlotWorker = build_slots(settings)
+        gc.collect()
+        gc.freeze()
+        self._worker.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            responder = TritonResponder(request.get_response_sender(), self._outgoing, pb_utils)
+            try:
+                call = Call(
+                    inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+                    parameters=json.loads(request.parameters() or "{}"),
+                    request_id=request.request_id(),
+                    responder=responder,
+                )
+            except ValueError:  # Triton passes bytes on in parameters and ids that are no UTF-8
+                self._worker.refuse(responder, "a parameter or the id is no Unicode text")
+            else:
+                self._worker.accept(call)
+
+    def finalize(self) -> None:
+        self._worker.close()

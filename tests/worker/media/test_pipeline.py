@@ -1,0 +1,297 @@
+"""The order of stages, and every way in which a slot can end: buffers come back whole each time."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from worker.errors import MemoryLimitExceeded
+from worker.media.budgets import BUDGETS, Stage, StageBudget, StageTimes
+from worker.media.buffers import BufferPool, BufferSizes, Lease
+from worker.media.errors import OutOfTime, StageFailed, StageTimeout
+from worker.media.memory import MemoryGuard, Resident
+from worker.media.pipeline import Clip, PipelineConfig, SlotPipeline, Unfinished
+from worker.media.plan import SAMPLE_RATE, ClipPlan
+from worker.media.recipe import Recipe, read_recipe
+from worker.media.stages.base import ModelScore, Stages, Step
+
+CPU = torch.device("cpu")
+SIZES = BufferSizes(size=64, frames=120, samples=5 * SAMPLE_RATE)
+RECIPE = read_recipe({"schema": "1.0", "text": "Good morning", "video": {"fps": 12}})
+SPOKEN_S = 1.5
+
+
+@dataclass
+class FakeStage:
+    """Serves as any provider. ``hook`` is called in its first step, on its thread."""
+
+    name: str
+    hook: Callable[[Step], None] = lambda step: None
+    runs: int = 0
+    closed: bool = False
+    order: list[str] = field(default_factory=list)
+
+    def residents(self) -> Sequence[Resident]:
+        return ()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _begin(self, step: Step) -> None:
+        self.runs += 1
+        self.order.append(self.name)
+        self.hook(step)
+
+
+class FakeSpeech(FakeStage):
+    def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
+        self._begin(step)
+        count = min(audio.numel(), round(SPOKEN_S * SAMPLE_RATE))
+        audio[:count] = 0.5
+        return count
+
+
+class FakePortrait(FakeStage):
+    def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
+        self._begin(step)
+        actor.fill_(0.25)
+
+
+class FakeVideo(FakeStage):
+    def render(
+        self,
+        plan: ClipPlan,
+        actor: torch.Tensor,
+        audio: torch.Tensor,
+        video: torch.Tensor,
+        step: Step,
+    ) -> None:
+        self._begin(step)
+        for number in range(len(video)):
+            step(number / len(video))
+            video[number] = 100
+
+
+class FakeCheck(FakeStage):
+    def score(
+        self, prompt: str, keyframes: torch.Tensor, step: Step
+    ) -> tuple[ModelScore, ModelScore]:
+        self._begin(step)
+        scores = (0.9,) * len(keyframes)
+        return ModelScore("a", scores), ModelScore("b", scores)
+
+
+class Rig:
+    """A pipeline of fakes that takes hardly any time, by its own measure."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
+        self.fakes = {
+            stage: fake(stage.value, order=self.order)
+            for stage, fake in zip(Stage, fakes, strict=True)
+        }
+        self.used = 0
+        self.times = {
+            stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
+            for stage in Stage
+        }
+        guard = MemoryGuard(lambda: self.used, hard=100)
+        stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
+        config = PipelineConfig(64, 5.0, buffer_s=1.0)
+        self.pipeline = SlotPipeline(stages, self.times, guard, CPU, config)
+        self.pool = BufferPool(SIZES, 1, CPU)
+        self.said: list[tuple[Stage, float]] = []
+
+    async def run(self, deadline_s: float = 600.0, *, degrade: bool = False) -> Clip:
+        lease = self.pool.lease()
+        assert lease is not None, "the slot before has not given its buffers back"
+        self.lease: Lease = lease
+        plan = self.pipeline.plan(RECIPE, deadline_s, degrade=degrade)
+        return await self.pipeline.run(
+            RECIPE,
+            plan,
+            lease,
+            time.monotonic() + deadline_s,
+            lambda stage, done: self.said.append((stage, done)),
+            degrade=degrade,
+        )
+
+    async def fails(self, deadline_s: float = 600.0) -> Unfinished:
+        with pytest.raises(Unfinished) as caught:
+            await self.run(deadline_s)
+        return caught.value
+
+    async def is_sound(self) -> None:
+        """The next slot is right, in the same buffers."""
+        self.lease.close()
+        for fake in self.fakes.values():
+            fake.hook = lambda step: None
+        clip = await self.run()
+        assert clip.frames == clip.plan.frames == round(SPOKEN_S * 12)
+        assert clip.samples == round(SPOKEN_S * SAMPLE_RATE)
+        assert int(clip.video.min()) == int(clip.video.max()) == 100
+        assert float(clip.audio.min()) == 0.5 and float(clip.portrait.max()) == 0.25
+        self.lease.close()
+        assert self.pool.free == 1
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.pipeline.close()
+    assert all(fake.closed for fake in rig.fakes.values())
+
+
+async def test_a_clip_is_rendered_in_order(rig: Rig) -> None:
+    clip = await rig.run()
+    assert set(rig.order[:2]) == {"audio", "image"} and rig.order[2:] == ["video", "clip"]
+    assert clip.check is not None and clip.check.passed
+    assert clip.plan.given_up == () and set(clip.stage_ms) == set(Stage)
+    assert {stage for stage, _ in rig.said} == set(Stage)
+    await rig.is_sound()
+
+
+async def test_speech_and_portrait_run_at_the_same_time(rig: Rig) -> None:
+    both = threading.Barrier(2, timeout=30)
+    for stage in (Stage.SPEECH, Stage.PORTRAIT):
+        rig.fakes[stage].hook = lambda step: both.wait() and None
+    await rig.run()
+
+
+@pytest.mark.parametrize("stage", [Stage.PORTRAIT, Stage.VIDEO])
+async def test_a_failing_stage_names_itself(rig: Rig, stage: Stage) -> None:
+    def fail(step: Step) -> None:
+        raise RuntimeError("no such layer")
+
+    rig.fakes[stage].hook = fail
+    unfinished = await rig.fails()
+    assert isinstance(unfinished.reason, StageFailed) and unfinished.reason.stage == stage
+    assert "RuntimeError: no such layer" in str(unfinished)
+    await rig.is_sound()
+
+
+async def test_a_failed_sibling_is_stopped_and_waited_for(rig: Rig) -> None:
+    stepping, stopped = threading.Event(), threading.Event()
+
+    def step_on(step: Step) -> None:
+        stepping.set()
+        try:
+            while True:
+                step(0.1)
+        finally:
+            stopped.set()
+
+    def fail(step: Step) -> None:
+        stepping.wait(30)
+        raise RuntimeError("gone")
+
+    rig.fakes[Stage.SPEECH].hook = step_on
+    rig.fakes[Stage.PORTRAIT].hook = fail
+    unfinished = await rig.fails()
+    assert stopped.is_set() and "image" in str(unfinished)
+    await rig.is_sound()
+
+
+async def test_speech_is_tried_again_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.media.budgets.BACKOFF_S", 0.0)
+
+    def fail_first(step: Step) -> None:
+        if rig.fakes[Stage.SPEECH].runs == 1:
+            raise OSError("a hiccup")
+
+    rig.fakes[Stage.SPEECH].hook = fail_first
+    clip = await rig.run()
+    assert rig.fakes[Stage.SPEECH].runs == 2 and clip.frames
+    await rig.is_sound()
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: Stage) -> None:
+    rig.times[stage]._budget = StageBudget(0.001, 0.05)
+
+    def step_on(step: Step) -> None:
+        while True:
+            step(0.5)
+
+    rig.fakes[stage].hook = step_on
+    if stage is Stage.CHECK:
+        clip = await rig.run()
+        assert clip.check is None and clip.plan.given_up == ("the check failed",)
+    else:
+        unfinished = await rig.fails()
+        assert isinstance(unfinished.reason, StageTimeout) and unfinished.reason.stage == stage
+    rig.times[stage]._budget = StageBudget(0.01, 30.0)
+    await rig.is_sound()
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+async def test_a_cancelled_slot_has_stopped_when_it_says_so(rig: Rig, stage: Stage) -> None:
+    loop = asyncio.get_running_loop()
+    begun, ended = asyncio.Event(), threading.Event()
+
+    def step_on(step: Step) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                step(0.5)
+        finally:
+            ended.set()
+
+    rig.fakes[stage].hook = step_on
+    slot = asyncio.create_task(rig.run())
+    await begun.wait()
+    slot.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slot
+    assert ended.is_set(), "its buffers would be used while it still writes"
+    await rig.is_sound()
+
+
+async def test_no_video_is_begun_that_cannot_be_in_time(rig: Rig) -> None:
+    rig.fakes[Stage.SPEECH].hook = lambda step: _slow(rig.times[Stage.VIDEO])
+    unfinished = await rig.fails(deadline_s=20.0)
+    assert isinstance(unfinished.reason, OutOfTime) and unfinished.reason.stage == "video"
+    assert rig.fakes[Stage.VIDEO].runs == 0
+    assert unfinished.clip.samples and unfinished.clip.portrait_size, "what there is, is kept"
+    rig.times[Stage.VIDEO]._seen.clear()
+    await rig.is_sound()
+
+
+async def test_less_is_rendered_where_the_client_allows_that(rig: Rig) -> None:
+    for _ in range(10):  # 36 seconds for all that it asks for
+        rig.times[Stage.VIDEO].observe(30.0, 0.07)
+    plan = rig.pipeline.plan(RECIPE, 20.0, degrade=True)
+    assert plan.given_up == ("no check", "6 frames a second instead of 12")
+    with pytest.raises(OutOfTime, match=r"plan: 20\.0 s are left, 1 of them kept back"):
+        rig.pipeline.plan(RECIPE, 20.0, degrade=False)
+    with pytest.raises(OutOfTime):
+        rig.pipeline.plan(RECIPE, 1.0, degrade=True)
+
+
+async def test_a_check_that_there_is_no_time_for_is_left_out(rig: Rig) -> None:
+    rig.fakes[Stage.VIDEO].hook = lambda step: _slow(rig.times[Stage.CHECK])
+    clip = await rig.run(deadline_s=20.0)
+    assert clip.frames and clip.check is None and clip.plan.given_up == ("no check",)
+
+
+async def test_memory_beyond_the_limit_ends_a_slot_in_its_step(rig: Rig) -> None:
+    def grow(step: Step) -> None:
+        rig.used = 101
+
+    rig.fakes[Stage.VIDEO].hook = grow
+    unfinished = await rig.fails()
+    assert isinstance(unfinished.reason, MemoryLimitExceeded)
+    rig.used = 0
+    await rig.is_sound()
+
+
+def _slow(times: StageTimes) -> None:
+    """From now on the stage is known to take an hour."""
+    for _ in range(64):
+        times.observe(3600.0, 1e-3)

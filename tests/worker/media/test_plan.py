@@ -1,0 +1,119 @@
+"""What a clip gives up for its deadline, how long stages may take, how a check is judged."""
+
+import pytest
+
+from worker.errors import MemoryLimitExceeded
+from worker.media.budgets import BUDGETS, Stage, StageTimes, backoffs
+from worker.media.check import judge, keyframes_of
+from worker.media.memory import MemoryGuard, ResidencyPlan, Resident
+from worker.media.plan import ClipPlan, asked_for, fit
+from worker.media.recipe import read_recipe
+from worker.media.stages.base import ModelScore
+
+FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
+
+
+def test_what_fits_is_left_alone() -> None:
+    assert fit(FULL, lambda plan: True) is FULL
+    assert fit(FULL, lambda plan: False) is None
+
+
+@pytest.mark.parametrize(
+    ("most_units", "given_up"),
+    [
+        (12.6, ("no check",)),
+        (6.5, ("no check", "12 frames a second instead of 24")),
+        (1.6, ("no check", "12 frames a second instead of 24", "128 pixels instead of 256")),
+        (
+            0.3,
+            (
+                "no check",
+                "12 frames a second instead of 24",
+                "64 pixels instead of 256",
+                "4.0 s instead of 8.0",
+            ),
+        ),
+    ],
+)
+def test_less_is_given_up_first_and_said(most_units: float, given_up: tuple[str, ...]) -> None:
+    plan = fit(FULL, lambda plan: not plan.has_check and plan.video_units <= most_units)
+    assert plan is not None and plan.given_up == given_up
+
+
+def test_the_picture_lasts_as_long_as_the_sound() -> None:
+    assert ClipPlan(1.0, 24, 64, False).frames == 24
+    assert ClipPlan(1.01, 24, 64, False).frames == 25
+    assert ClipPlan(0.0001, 24, 64, False).frames == 1
+
+
+def test_a_size_that_buffers_do_not_hold_is_said() -> None:
+    recipe = read_recipe({"schema": "1.0", "text": "Hi", "video": {"size": 512}})
+    plan = asked_for(recipe, max_size=256, max_seconds=10)
+    assert plan.size == 256 and plan.given_up == ("256 pixels instead of 512",)
+
+
+def test_timeouts_follow_what_is_seen_within_bounds() -> None:
+    times = StageTimes(BUDGETS[Stage.VIDEO], units=100.0)
+    assert times.timeout_s(100) == 10 and times.predicted_s(50) == 4
+    assert times.timeout_s(200) == 20, "twice the work may take twice as long"
+    for _ in range(20):
+        times.observe(1.0, 100)
+    assert times.predicted_s(100) == pytest.approx(1.0)
+    assert times.timeout_s(100) == 8, "not below the target"
+    for _ in range(64):
+        times.observe(30.0, 100)
+    assert times.timeout_s(100) == 20, "not beyond twice the stated timeout"
+    assert times.percentiles_ms() == {"p50": 30_000, "p95": 30_000, "p99": 30_000}
+
+
+def test_backoff_doubles() -> None:
+    assert list(backoffs(3)) == [0.5, 1.0, 2.0]
+
+
+def test_keyframes_are_spread() -> None:
+    assert keyframes_of(101) == [0, 25, 50, 75, 100]
+    assert keyframes_of(2) == [0, 1] and keyframes_of(1) == [0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passed", "outliers"),
+    [
+        ((0.9,) * 5, (0.9,) * 5, True, ()),
+        ((0.69,) * 5, (0.9,) * 5, False, ()),
+        ((0.9,) * 5, (0.71,) * 5, False, ()),
+        ((0.95, 0.95, 0.7, 0.95, 0.95), (0.9,) * 5, False, (2,)),
+    ],
+)
+def test_a_check_is_judged_by_both_models(
+    a: tuple[float, ...], b: tuple[float, ...], passed: bool, outliers: tuple[int, ...]
+) -> None:
+    result = judge([ModelScore("a", a), ModelScore("b", b)])
+    assert (result.passed, result.outliers) == (passed, outliers)
+    assert result.score == pytest.approx(0.4 * sum(a) / 5 + 0.6 * sum(b) / 5)
+
+
+def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    used = [10]
+    guard = MemoryGuard(lambda: used[0], soft=15, hard=20)
+    guard.check("video")
+    guard.check("video", more=6)
+    guard.check("video", more=6)
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert guard.free == 10
+    with pytest.raises(MemoryLimitExceeded, match="video would take"):
+        guard.check("video", more=11)
+    with pytest.raises(ValueError, match="soft"):
+        MemoryGuard(lambda: 0, soft=2, hard=1)
+
+
+def test_the_residency_plan_adds_up() -> None:
+    plan = ResidencyPlan(
+        [Resident("flux", 6_000_000_000, "bfloat16"), Resident("buffers", 600_000_000)],
+        workspace_bytes=1_000_000_000,
+    )
+    *rows, total = plan.lines()
+    figures = [float(row.split()[-2]) for row in rows]
+    assert float(total.split()[-2]) == pytest.approx(sum(figures))
+    assert "flux (bfloat16)" in rows[0]

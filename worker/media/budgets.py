@@ -1,0 +1,99 @@
+"""How long stages take: what is aimed at, what is seen, and when one has taken too long (SL-1)."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """In the order of a slot; the first two run at the same time."""
+
+    SPEECH = "audio"
+    PORTRAIT = "image"
+    VIDEO = "video"
+    CHECK = "clip"
+
+
+@dataclass(frozen=True, slots=True)
+class StageBudget:
+    """Of one stage, in seconds, for a slot of SL-1's size."""
+
+    target_s: float
+    timeout_s: float
+    retries: int = 0
+
+
+BUDGETS: Mapping[Stage, StageBudget] = {
+    Stage.SPEECH: StageBudget(2.0, 3.0, retries=1),
+    Stage.PORTRAIT: StageBudget(12.0, 15.0),
+    Stage.VIDEO: StageBudget(8.0, 10.0),
+    Stage.CHECK: StageBudget(1.0, 2.0),
+}
+BACKOFF_S = 0.5
+"""Before retry ``n``, the first being 0: this times ``2**n``."""
+
+_KEPT = 64
+_ENOUGH = 8
+"""Fewer observations than this say nothing about the slowest of them."""
+_TIMEOUT_OVER_P95 = 1.5
+_MOST_OVER_STATED = 2.0
+
+
+class StageTimes:
+    """What was observed of one stage: seconds, and the units of work that they were for."""
+
+    def __init__(self, budget: StageBudget, units: float) -> None:
+        """``units``: of the work that ``budget`` is for."""
+        self._budget = budget
+        self._units = units
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    @property
+    def budget(self) -> StageBudget:
+        return self._budget
+
+    def observe(self, seconds: float, units: float) -> None:
+        """A stage was finished. What was cut short says nothing."""
+        self._seen.append((seconds, max(units, 1e-9)))
+
+    def predicted_s(self, units: float) -> float:
+        """What ``units`` of work take nearly always: the observed P95 per unit, before there is
+        one the target, in proportion to the work."""
+        rate = self._rate(0.95)
+        if rate is None:
+            rate = self._budget.target_s / self._units
+        return rate * units
+
+    def timeout_s(self, units: float) -> float:
+        """When ``units`` of work have taken too long: 1.5 times the observed P95, but not less
+        than the stated target and not more than twice the stated timeout, each in proportion to
+        the work where that is more than the budget is for."""
+        scale = max(1.0, units / self._units)
+        rate = self._rate(0.95)
+        if rate is None:
+            return self._budget.timeout_s * scale
+        least, most = self._budget.target_s, _MOST_OVER_STATED * self._budget.timeout_s
+        return min(max(_TIMEOUT_OVER_P95 * rate * units, least * scale), most * scale)
+
+    def percentiles_ms(self) -> dict[str, float]:
+        """``p50``, ``p95`` and ``p99`` of the stage's time; empty before there is one."""
+        times = sorted(seconds for seconds, _ in self._seen)
+        if not times:
+            return {}
+        return {f"p{q}": 1000 * _quantile(times, q / 100) for q in (50, 95, 99)}
+
+    def _rate(self, q: float) -> float | None:
+        if len(self._seen) < _ENOUGH:
+            return None
+        return _quantile(sorted(seconds / units for seconds, units in self._seen), q)
+
+
+def backoffs(retries: int) -> Iterator[float]:
+    """Seconds before each retry."""
+    return (BACKOFF_S * 2**number for number in range(retries))
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]

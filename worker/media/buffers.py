@@ -1,0 +1,158 @@
+"""Memory that slots render into: taken once at start, lent to one slot at a time (SL-3).
+
+A slot gets a ``Lease`` and with it views of preallocated tensors; nothing is copied or allocated
+for it. Only the lease can give its buffers back, and only once: it forgets them when it does, so
+that a second return and one out of order cannot be written down.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+
+CHANNELS = 3
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSizes:
+    """Of one slot's buffers. SL-1's: 512, 1,080 frames, 1,080,000 samples (45 s of each)."""
+
+    size: int = 512
+    """Pixels of either side, at most."""
+    frames: int = 1_080
+    samples: int = 1_080_000
+
+    @property
+    def actor_bytes(self) -> int:
+        """float32."""
+        return 4 * CHANNELS * self.size**2
+
+    @property
+    def video_bytes(self) -> int:
+        """uint8."""
+        return self.frames * CHANNELS * self.size**2
+
+    @property
+    def audio_bytes(self) -> int:
+        """float32."""
+        return 4 * self.samples
+
+    @property
+    def bytes(self) -> int:
+        return self.actor_bytes + self.video_bytes + self.audio_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    actor: torch.Tensor
+    video: torch.Tensor
+    audio: torch.Tensor
+
+
+class LeaseEnded(RuntimeError):
+    """The lease gave its buffers back; what they hold belongs to another slot."""
+
+
+class Lease:
+    """One slot's buffers until ``close``. Not safe between threads but for ``close``."""
+
+    def __init__(self, buffers: _Buffers, give_back: Callable[[_Buffers], None]) -> None:
+        self._buffers: _Buffers | None = buffers
+        self._give_back = give_back
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._buffers is not None
+
+    def actor(self, size: int) -> torch.Tensor:
+        """``[3, size, size]`` float32, 0 to 1."""
+        return self._view(self._open().actor, CHANNELS, size, size)
+
+    def video(self, frames: int, size: int) -> torch.Tensor:
+        """``[frames, 3, size, size]`` uint8."""
+        return self._view(self._open().video, frames, CHANNELS, size, size)
+
+    def audio(self, samples: int) -> torch.Tensor:
+        """``[samples]`` float32, -1 to 1."""
+        return self._view(self._open().audio, samples)
+
+    def close(self) -> None:
+        """Give the buffers back. A second call does nothing."""
+        with self._lock:
+            buffers, self._buffers = self._buffers, None
+        if buffers is not None:
+            self._give_back(buffers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> _Buffers:
+        if self._buffers is None:
+            raise LeaseEnded("the slot's buffers were given back")
+        return self._buffers
+
+    @staticmethod
+    def _view(buffer: torch.Tensor, *shape: int) -> torch.Tensor:
+        count = 1
+        for length in shape:
+            count *= length
+        if count > buffer.numel():
+            raise ValueError(f"{list(shape)} does not fit into {buffer.numel()} elements")
+        return buffer[:count].view(shape)
+
+
+class BufferPool:
+    """``slots`` sets of buffers. ``lease`` and returns may come from any thread."""
+
+    def __init__(self, sizes: BufferSizes, slots: int, device: torch.device) -> None:
+        self.sizes = sizes
+        self.slots = slots
+        self._lock = threading.Lock()
+        self._free = [
+            _Buffers(
+                torch.zeros(sizes.actor_bytes // 4, dtype=torch.float32, device=device),
+                torch.zeros(sizes.video_bytes, dtype=torch.uint8, device=device),
+                torch.zeros(sizes.samples, dtype=torch.float32, device=device),
+            )
+            for _ in range(slots)
+        ]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def bytes(self) -> int:
+        return self.slots * self.sizes.bytes
+
+    def lease(self) -> Lease | None:
+        """Buffers for one slot; None while all are lent."""
+        with self._lock:
+            return Lease(self._free.pop(), self._return) if self._free else None
+
+    def clear_buffers(self) -> None:
+        """Overwrite what is not lent, so that nothing of a slot outlives it."""
+        with self._lock:
+            for buffers in self._free:
+                for buffer in (buffers.actor, buffers.video, buffers.audio):
+                    buffer.zero_()
+
+    def _return(self, buffers: _Buffers) -> None:
+        with self._lock:
+            self._free.append(buffers)
+
+    def __str__(self) -> str:
+        return f"{self.slots} slots of {self.sizes.bytes / _MIB:.0f} MiB"

@@ -1,0 +1,104 @@
+"""Slots that wait for buffers, the one with the least slack first."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from worker.media.buffers import BufferPool, Lease
+from worker.media.errors import OutOfTime
+
+
+class QueueFull(Exception):
+    """More wait than may."""
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    start_by: float
+    """On ``time.monotonic``: later, and it cannot be finished in time."""
+    number: int
+    lease: "asyncio.Future[Lease]" = field(compare=False)
+
+
+class SlotQueue:
+    """Hands leases out. Everything runs on one event loop but for the return of buffers."""
+
+    def __init__(
+        self, pool: BufferPool, max_waiting: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool = pool
+        self._max_waiting = max_waiting
+        self._now = now
+        self._waiting: list[_Waiting] = []
+        self._numbers = count()
+        self._running: dict[Lease, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def wait_s(self, start_by: float, each_s: float) -> float:
+        """How long a slot that must start by then will probably wait, when one takes ``each_s``."""
+        now = self._now()
+        ends = sorted(max(0.0, end - now) for end in self._running.values())
+        ends = [0.0] * self._pool.free + ends
+        for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
+            ends = sorted((*ends[1:], ends[0] + each_s))
+        return ends[0] if ends else 0.0
+
+    async def acquire(self, start_by: float, takes_s: float) -> Lease:
+        """Buffers, once it is this slot's turn; ``takes_s`` is how long it will have them.
+
+        Raises ``QueueFull``, and ``OutOfTime`` when its turn does not come before ``start_by``.
+        """
+        lease = self._pool.lease() if not self._waiting else None
+        if lease is None:
+            if len(self._waiting) >= self._max_waiting:
+                raise QueueFull(f"{self._max_waiting} slots wait already")
+            lease = await self._wait(start_by)
+        self._running[lease] = self._now() + takes_s
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, and it on to whoever is next."""
+        self._running.pop(lease, None)
+        lease.close()
+        self._hand_on()
+
+    async def _wait(self, start_by: float) -> Lease:
+        waiting = _Waiting(
+            start_by, next(self._numbers), asyncio.get_running_loop().create_future()
+        )
+        heapq.heappush(self._waiting, waiting)
+        try:
+            async with asyncio.timeout(max(0.0, start_by - self._now())):
+                return await asyncio.shield(waiting.lease)
+        except TimeoutError:
+            self._leave(waiting)
+            raise OutOfTime("queue", "its turn did not come in time") from None
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """It does not wait any more; what it was just given goes to the next."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            heapq.heapify(self._waiting)
+        if waiting.lease.done():
+            waiting.lease.result().close()
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            lease = self._pool.lease()
+            if lease is None:
+                return
+            heapq.heappop(self._waiting).lease.set_result(lease)

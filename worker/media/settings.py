@@ -1,0 +1,58 @@
+"""Settings of the slot model, read once from the environment (``TIDEGATE_SLOT_…``)."""
+
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.environment import unknown_variables
+from worker.media.pipeline import BUFFER_S
+
+
+class SlotSettings(BaseSettings):
+    """Which providers, how large, how many at once, how much memory."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_SLOT_", frozen=True, extra="forbid")
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    speech: str = "espeak"
+    portrait: str = "procedural"
+    video: str = "warp"
+    check: str = "tiny"
+    """Providers of the stages (``worker.media.stages.providers``)."""
+    size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
+    """Pixels of either side, at most."""
+    seconds: float = Field(default=20.0, gt=0, le=45)
+    """Of a clip, at most."""
+    slots: int = Field(default=2, ge=1, le=64)
+    """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
+    max_waiting: int = Field(default=64, ge=0)
+    """Clips that wait for one of those before new ones are refused."""
+    buffer_s: float = Field(default=BUFFER_S, ge=0)
+    """Kept back of each deadline for what comes behind the pipeline (SL-2)."""
+    default_deadline_s: float = Field(default=45.0, gt=0)
+    memory_soft_gb: float = Field(default=11.0, ge=0)
+    """More than this is warned about, once; 0: never."""
+    memory_hard_gb: float = Field(default=11.5, ge=0)
+    """More than this ends what asks for it; 0: whatever there is."""
+    cpu_threads: int = Field(default=0, ge=0)
+    """Threads of a stage on the CPU; 0: torch's own choice."""
+    legacy_stub: bool = False
+    """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+
+
+def read_slot_settings() -> SlotSettings:
+    """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    prefix = SlotSettings.model_config["env_prefix"]
+    lines = unknown_variables(prefix, SlotSettings.model_fields)
+    try:
+        settings = SlotSettings()
+    except ValidationError as error:
+        lines += [
+            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
+            for detail in error.errors()
+        ]
+    if lines:
+        raise ValueError("the slot's settings do not fit: " + "; ".join(lines))
+    return settings

@@ -1,0 +1,138 @@
+"""One stage on a thread of its own: its turn, its time, its retries, its CUDA stream (SL-4)."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import TypeVar
+
+import torch
+
+from worker.errors import MemoryLimitExceeded
+from worker.media.budgets import Stage, StageTimes, backoffs
+from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
+from worker.media.memory import MemoryGuard, media_log
+from worker.media.stages.base import Step
+
+T = TypeVar("T")
+Progress = Callable[[Stage, float], None]
+"""A stage and the share of it that is done. Called on the stage's thread."""
+
+
+class _Steps:
+    """What a provider asks in each step."""
+
+    def __init__(
+        self, stage: Stage, limit_s: float, deadline_at: float, memory: MemoryGuard, said: Progress
+    ) -> None:
+        self.stage = stage
+        self.halted = False
+        self._timeout_at = time.monotonic() + limit_s
+        self._deadline_at = deadline_at
+        self._limit_s = limit_s
+        self._memory = memory
+        self._said = said
+
+    def __call__(self, done: float) -> None:
+        if self.halted:
+            raise SlotCancelled(self.stage, "stopped")
+        now = time.monotonic()
+        if now > self._deadline_at:
+            raise OutOfTime(self.stage, "the deadline came")
+        if now > self._timeout_at:
+            raise StageTimeout(self.stage, f"took longer than {self._limit_s:.1f} s")
+        self._memory.check(self.stage)
+        self._said(self.stage, done)
+
+
+class StageRunner:
+    """Runs one stage's provider for one slot at a time; others wait for their turn."""
+
+    def __init__(
+        self, stage: Stage, times: StageTimes, memory: MemoryGuard, device: torch.device
+    ) -> None:
+        self.stage = stage
+        self.times = times
+        self._memory = memory
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slot {stage}")
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Wait for the thread, which ends its stage first."""
+        self._thread.shutdown()
+
+    async def run(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
+        """``work`` on the stage's thread, ``units`` of it.
+
+        When it raises and when this is cancelled, it has come to its end, and so has what it
+        launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``.
+        """
+        async with self._turn:
+            for pause in backoffs(self.times.budget.retries):
+                try:
+                    return await self._try(work, units, deadline_at, progress)
+                except StageFailed as error:
+                    if time.monotonic() + pause + self.times.predicted_s(units) > deadline_at:
+                        raise
+                    media_log.warning("%s; again in %.1f s", error, pause)
+                    await asyncio.sleep(pause)
+            return await self._try(work, units, deadline_at, progress)
+
+    async def _try(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
+        self._memory.check(self.stage)
+        limit_s = self.times.timeout_s(units)
+        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, progress)
+        begun = time.monotonic()
+        try:
+            result = await self._on_thread(work, steps)
+        except (SlotError, MemoryLimitExceeded):
+            await self._settle(is_critical=False)
+            raise
+        except asyncio.CancelledError:
+            await self._settle(is_critical=False)
+            raise
+        except Exception as error:
+            await self._settle(is_critical=True)
+            raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
+        self.times.observe(time.monotonic() - begun, units)
+        return result
+
+    async def _on_thread(self, work: Callable[[Step], T], steps: _Steps) -> T:
+        """Whoever cancels this waits until the thread has heard of it."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._call, work, steps)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            steps.halted = True
+            await asyncio.wait([done])
+            if not done.cancelled():
+                done.exception()  # read, so that nobody logs it
+            raise
+
+    def _call(self, work: Callable[[Step], T], steps: _Steps) -> T:
+        with torch.inference_mode(), self._on_stream():
+            steps(0.0)
+            result = work(steps)
+            if self._stream is not None:
+                self._stream.synchronize()
+            return result
+
+    def _on_stream(self) -> "torch.cuda.StreamContext | nullcontext[None]":
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    async def _settle(self, *, is_critical: bool) -> None:
+        """Wait, off the event loop, for what the device still has to do in these buffers."""
+        stream = self._stream
+        if stream is None:
+            return
+        await asyncio.get_running_loop().run_in_executor(self._thread, stream.synchronize)
+        if is_critical:
+            torch.cuda.empty_cache()

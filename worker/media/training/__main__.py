@@ -1,0 +1,3 @@
+from worker.media.training import main
+
+main()

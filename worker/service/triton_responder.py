@@ -1,0 +1,76 @@
+"""``Responder`` over Triton's response sender, for the models of ``model_repository``.
+
+Only they can import ``triton_python_backend_utils``; they hand it over.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from worker.errors import ResponderLost
+from worker.protocol import Code
+from worker.service.call import Tensors
+
+Outgoing = Callable[[NDArray[Any]], NDArray[Any]]
+"""What an array goes through before Triton gets it."""
+
+ERROR_CODES = {
+    Code.INVALID_REQUEST: "INVALID_ARG",
+    Code.CONTEXT_OVERFLOW: "INVALID_ARG",
+    Code.DEADLINE_EXCEEDED: "CANCELLED",
+    Code.CANCELLED: "CANCELLED",
+    Code.CLIENT_DISCONNECTED: "CANCELLED",
+    Code.NO_CAPACITY: "UNAVAILABLE",
+    Code.DRAINING: "UNAVAILABLE",
+    Code.LANE_CLOSED: "UNAVAILABLE",
+    Code.UNAUTHENTICATED: "INVALID_ARG",
+}
+"""By name: the stub adds ``TritonError`` to its module only after it has imported the model. Triton
+has no code for a missed deadline; the message always begins with ours."""
+
+
+class TritonResponder:
+    """``Responder``. ``pb_utils``: Triton's module."""
+
+    def __init__(self, sender: Any, outgoing: Outgoing, pb_utils: Any) -> None:
+        self._sender = sender
+        self._outgoing = outgoing
+        self._pb_utils = pb_utils
+        self._ended = False
+
+    def send(self, tensors: Tensors, *, final: bool = False) -> None:
+        tensor = self._pb_utils.Tensor
+        outputs = [tensor(name, self._outgoing(value)) for name, value in tensors.items()]
+        self._send(self._pb_utils.InferenceResponse(outputs), final=final)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(Exception):  # the request is dead, which nobody has to hear
+                self._sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, code: Code, message: str) -> None:
+        kind = self._pb_utils.TritonError
+        error = kind(f"{code.value}: {message}", getattr(kind, ERROR_CODES.get(code, "INTERNAL")))
+        with contextlib.suppress(ResponderLost):  # nobody is left to tell
+            self._send(self._pb_utils.InferenceResponse(error=error), final=True)
+
+    def is_cancelled(self) -> bool:
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        if self._ended:
+            return
+        self._ended = final
+        try:
+            if final:
+                flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                self._sender.send(response, flags=flags)
+            else:
+                self._sender.send(response)
+        except Exception as error:
+            self._ended = False
+            self.close()  # a request without FINAL would keep Triton from ever stopping
+            raise ResponderLost(str(error)) from error
