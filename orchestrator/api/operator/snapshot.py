@@ -10,6 +10,7 @@ from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import service_log
 from worker.protocol import Outcome
 
 MOST_INSTANCES = 64
@@ -43,14 +44,23 @@ class Finishes:
         if self._left <= 0 or task.ending is not None:
             return
         self._left -= 1
+        try:
+            predicted_ms = self._predict(task)
+        except Exception:  # the request itself is well
+            service_log.exception("no finish could be predicted for the overview")
+            return
+        if predicted_ms is not None:
+            task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
+
+    def _predict(self, task: Task) -> float | None:
+        """In ms since it came; None while nothing has been measured to go by."""
         orchestrator = self._orchestrator
         forecaster = orchestrator.stages.prediction.forecaster
         if not forecaster.capacity_of(task.model).models:
-            return  # nothing has been measured: it would be a guess
+            return None
         wait_ms = orchestrator.predicted_start_ms(task)
         passed_ms = 1000 * (orchestrator.clock.now() - task.marks.received)
-        predicted_ms = passed_ms + forecaster.forecast(task, wait_ms=wait_ms).finish_ms
-        task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
+        return passed_ms + forecaster.forecast(task, wait_ms=wait_ms).finish_ms
 
     def next_snapshot(self) -> None:
         """As many forecasts again may be made."""
