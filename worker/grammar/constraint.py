@@ -1,8 +1,9 @@
 """How far the text of one job has come in its grammar."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
@@ -11,6 +12,13 @@ from worker.protocol.grammar_source import problem
 if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLMatcher
+
+
+LONG_MASK_S: Final = 0.01
+"""Of CPU. A mask takes some hundred microseconds, and what the library's limits allow ten times
+this."""
+MOST_OVERRUN_S: Final = 0.5
+"""What all masks of one text may take beyond that: others' rows wait for each of them."""
 
 
 class Constraint:
@@ -26,6 +34,7 @@ class Constraint:
         "_lock",
         "_matcher",
         "_on_ready",
+        "_overrun_s",
         "error",
         "is_dropped",
         "is_ready",
@@ -38,6 +47,7 @@ class Constraint:
         self.error = ""
         self._matcher: LLMatcher | None = None
         self._consumed = 0
+        self._overrun_s = 0.0
         self._is_complete = False
         """Nothing may follow but the end, which may have come already."""
         self._on_ready: Callable[[], None] | None = None
@@ -90,7 +100,12 @@ class Constraint:
         if self._is_complete:
             words[:] = end
             return
+        began = time.thread_time()
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._overrun_s += max(0.0, time.thread_time() - began - LONG_MASK_S)
         if matcher.is_error():
             self.error = problem(matcher.get_error())
+        elif self._overrun_s > MOST_OVERRUN_S:
+            self.error = "the grammar takes too much work for each token: make it less ambiguous"
+        if self.error:
             words[:] = 0xFFFFFFFF

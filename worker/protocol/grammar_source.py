@@ -92,6 +92,8 @@ def problem(message: str) -> str:
     said = " ".join(message.replace("<non-verbose/>", "").split())
     if "NoExtension" in said:
         return "no text matches the grammar"
+    if said.startswith("oneOf"):
+        return 'a oneOf whose branches overlap cannot be enforced: "strict": false, or anyOf'
     if said.startswith("Unimplemented keys"):
         said += '; "strict": false passes over what cannot be enforced'
     return f"the grammar cannot be used: {excerpt(said, _MOST_ERROR_CHARS)}"
@@ -103,7 +105,8 @@ def _json_source(schema: Any, *, lenient: bool) -> str:
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
         defaults={"whitespace_pattern": _WHITESPACE},
-        overrides={"lenient": lenient},
+        # A oneOf whose branches may overlap is then read as anyOf.
+        overrides={"lenient": lenient, "coerce_one_of": lenient},
     )
 
 

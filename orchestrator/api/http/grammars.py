@@ -35,7 +35,7 @@ class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True,
         stated = [
             StatedGrammar(name, grammar)
             for name, read in _READERS.items()
-            if (value := getattr(self, name)) is not None
+            if (value := getattr(self, name, None)) is not None
             and value != NULL
             and (grammar := read(name, value)) is not None
         ]
@@ -118,6 +118,8 @@ def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar
 
 
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
+    if _text(value).startswith('"'):
+        value = msgspec.Raw(_decode(field, value, _strings).encode())
     stated = _decode(field, value, _READ.outputs)
     found: list[Grammar] = []
     if stated.json != NULL:
@@ -175,6 +177,7 @@ _strings = msgspec.json.Decoder(str)
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,
+    "guided_decoding": _structured_outputs,
     "guided_json": lambda field, value: json_schema(field, value, None),
     "guided_choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
     "guided_regex": lambda field, value: _checked(field, GrammarKind.REGEX, str(value)),

@@ -2,7 +2,7 @@
 
 Sampling is stated in ``sampling_parameters``, a JSON object in a string, or, without it, in
 ``parameters``; numbers may be strings there. Deadlines count wherever they stand, and the earliest
-wins (DL-1). Beside vLLM's parameters there are those of every dialect (``GenerationRequest``).
+wins (DL-1). Beside vLLM's parameters there are those of every dialect (``GrammarRequest``).
 """
 
 import math
@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, GenerationRequest
+from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Prompt
@@ -114,7 +115,7 @@ class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return GenerateRequest(**values, id=self.id, parameters=self.parameters)
 
 
-class StatedRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What parameters may say, with the prompt: what a job is made of."""
 
     default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
@@ -122,6 +123,8 @@ class StatedRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, 
     text_input: str
     logprobs: int | None = None
     deadline_unix_ms: float | None = None
+    guided_decoding: msgspec.Raw = NULL
+    """As Triton's vLLM backend has it: what ``structured_outputs`` says, in a string."""
 
     def prompt_of(self) -> Prompt:
         return self.text_input

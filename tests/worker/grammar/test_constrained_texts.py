@@ -180,6 +180,18 @@ def test_a_hostile_grammar_costs_its_sender_only(loaded: LoadedEngine, grammar: 
     assert text_of(loaded, jobs[1], events) in ("yes", "no")
 
 
+def test_masks_that_take_long_end_their_own_job(
+    loaded: LoadedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.grammar.constraint.LONG_MASK_S", -1.0)
+    monkeypatch.setattr("worker.grammar.constraint.MOST_OVERRUN_S", 5.0)
+    slow, free = job(loaded, Grammar(GrammarKind.REGEX, "x{200}")), job(loaded, None, max_tokens=9)
+    events = run(loaded, [slow, free])
+    assert end_of(slow, events).code is Code.INVALID_REQUEST
+    assert "too much work" in end_of(slow, events).message
+    assert end_of(free, events).reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
 def test_what_cannot_be_enforced_may_be_passed_over(loaded: LoadedEngine) -> None:
     one = job(loaded, schema({"enum": [[1]], "uniqueItems": True}, lenient=True))
     events = run(loaded, [one])

@@ -136,3 +136,14 @@ async def test_a_model_that_cannot_is_named(
         error = (await response.json())["error"]
     assert response.status == 400 and "'fake' cannot" in error["message"]
     assert error["param"] == "response_format" and not worker.submits
+
+
+@pytest.mark.parametrize("value", [{"regex": "a+"}, '{"regex": "a+"}'])
+async def test_kserves_parameters_say_it_too(
+    service: Service, able: FakeWorker, value: object
+) -> None:
+    """As an object or, as Triton's vLLM backend has it, in a string."""
+    body = {"text_input": "x", "parameters": {"guided_decoding": value, "max_tokens": 2}}
+    async with service.http.post("/v2/models/fake/generate", json=body) as response:
+        assert response.status == 200, await response.text()
+    assert able.submits[0].grammar == Grammar(GrammarKind.REGEX, "a+")
