@@ -30,12 +30,13 @@ def response(
     ending = task.ending
     error = ending.error if ending is not None else None
     reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
+    took_s = task.marks.ended - task.marks.received
     return {
         "id": response_id(task.id),
         "object": "response",
         "created_at": asked.created_unix,
         "status": status,
-        "completed_at": None,
+        "completed_at": asked.created_unix + round(took_s) if status == "completed" else None,
         "error": None if error is None else error_body(error)["error"],
         "incomplete_details": None if reason is None else {"reason": reason},
         "model": task.model,

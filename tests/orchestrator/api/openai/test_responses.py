@@ -83,7 +83,7 @@ async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpen
     usage = answer.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (9, 4, 13)
     assert usage.input_tokens_details.cached_tokens == 5
-    assert answer._request_id
+    assert answer._request_id and answer.completed_at >= answer.created_at
 
 
 async def test_a_stream_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:
