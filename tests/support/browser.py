@@ -6,11 +6,12 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def chromium() -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            with suppress(ProcessLookupError):  # helpers of its own that still write to its profile
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _devtools(process: subprocess.Popen[bytes], file: Path) -> str:
