@@ -19,6 +19,9 @@ from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGr
 _LOOKED_AT = 16
 """Last tokens of a prompt, in which a template may begin the model's reasoning."""
 
+_AT_ONCE = 256
+"""Tokens whose text is read together: each call in it copies what is left of it."""
+
 
 class TaskOutput:
     """One task's, fed by its listener: ``begin``, ``feed`` with each delta, ``finish``."""
@@ -44,7 +47,12 @@ class TaskOutput:
         texts = delta.texts
         if self._special:
             texts = list(map(self._text_of, delta.ids, texts))
-        return self._parser.feed(texts[0] if len(texts) == 1 else "".join(texts))
+        if len(texts) == 1:
+            return self._parser.feed(texts[0])
+        pieces: list[Piece] = []
+        for at in range(0, len(texts), _AT_ONCE):
+            pieces += self._parser.feed("".join(texts[at : at + _AT_ONCE]))
+        return pieces
 
     def feed_token(self, token_id: int, text: str) -> Sequence[Piece]:
         """The same for one token."""
