@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 
 from orchestrator.parsing.json_call import WHITESPACE, JsonCall, NamedCall, Wrong
-from orchestrator.parsing.markers import certain
+from orchestrator.parsing.markers import certain, has_too_much_space, without_space
 from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
@@ -85,7 +85,7 @@ class CallReader(ABC):
             return ""
         text = self._held + text
         at = text.find(marker)
-        end = certain(text, marker) if at < 0 else len(text[:at].rstrip(WHITESPACE))
+        end = certain(text, marker) if at < 0 else without_space(text, at)
         self._held = ""
         if end:
             self._follows_call = False
@@ -160,6 +160,9 @@ class HermesReader(CallReader):
         text = self._held + text
         self._held = ""
         close = text.lstrip(WHITESPACE)
+        if has_too_much_space(text, close):
+            self._resume()
+            return text
         if self.CLOSE.startswith(close) and close != self.CLOSE:
             self._held = text
             return ""
@@ -187,6 +190,9 @@ class Llama3Reader(CallReader):
         text = self._held + text
         self._held = ""
         start = text.lstrip(self._BETWEEN if self._follows_call else WHITESPACE)
+        if has_too_much_space(text, start):
+            self._resume()
+            return text
         if start.startswith(self.TAG):
             behind = start[len(self.TAG) :]
             self._begin_call(JsonCall(self._names), text[: len(text) - len(behind)])

@@ -2,6 +2,10 @@
 
 from orchestrator.parsing.json_call import WHITESPACE
 
+MOST_SPACE = 64
+"""Characters of white space around markers; what is more is text. A model that goes on with empty
+lines for ever is neither held back nor looked at again and again."""
+
 
 def begun(text: str, marker: str) -> int:
     """How many characters at the end of ``text`` may be the beginning of ``marker``, but not all
@@ -14,5 +18,14 @@ def begun(text: str, marker: str) -> int:
 
 def certain(text: str, marker: str) -> int:
     """Up to where ``text`` neither can belong to ``marker`` nor is space in front of it."""
-    end = len(text) - begun(text, marker)
-    return len(text[:end].rstrip(WHITESPACE))
+    return without_space(text, len(text) - begun(text, marker))
+
+
+def without_space(text: str, end: int) -> int:
+    """Where the white space before ``end`` begins, as far as it counts."""
+    return max(len(text[:end].rstrip(WHITESPACE)), end - MOST_SPACE)
+
+
+def has_too_much_space(text: str, rest: str) -> bool:
+    """Whether more than counts has been taken off the beginning of ``text`` to leave ``rest``."""
+    return len(text) - len(rest) > MOST_SPACE

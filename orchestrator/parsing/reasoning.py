@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from orchestrator.parsing.json_call import WHITESPACE
-from orchestrator.parsing.markers import certain
+from orchestrator.parsing.markers import certain, has_too_much_space, without_space
 from orchestrator.parsing.pieces import Piece, Reasoning
 
 
@@ -49,6 +49,9 @@ class ReasoningReader:
         text = self._held + text
         start = text.lstrip(WHITESPACE)
         self._held = ""
+        if has_too_much_space(text, start):
+            self.is_over = True
+            return text
         if start.startswith(self._tags.open):
             self._read = self._think
             return start[len(self._tags.open) :]
@@ -67,7 +70,7 @@ class ReasoningReader:
             self._tell(text[:end], out)
             return ""
         self._held = ""
-        self._tell(text[:close].rstrip(WHITESPACE), out)
+        self._tell(text[: without_space(text, close)], out)
         self._read = self._answer
         return text[close + len(self._tags.close) :]
 
