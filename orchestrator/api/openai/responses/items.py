@@ -119,6 +119,11 @@ class _Reader:
         self._thought = ""
 
     def read(self, item: InputItem, at: int) -> None:
+        if item.type in ("function_call", "function_call_output") and not item.call_id:
+            where = f"input[{at}].call_id"
+            raise InvalidRequest(
+                f"{where} is required: a call and its result share it", field=where
+            )
         if item.type == "function_call":
             self._calls.append(
                 read_call(item.call_id, item.name, item.arguments, f"input[{at}].arguments")
