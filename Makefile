@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-clients lint wheel clean \
-  bench bench-quick bench-engine bench-goodput bench-peers sim attack
+  bench bench-quick bench-engine bench-goodput bench-peers sim attack fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -32,6 +32,7 @@ help:
 	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
 	@echo 'make attack        hostile and clumsy clients, and what became of it   ARGS="--seconds 60"'
+	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
@@ -80,6 +81,9 @@ bench-peers: setup-dev
 
 attack: setup-dev
 	$(BIN)/python -m perf.attack --json build/attack.json --allow-dirty $(ARGS)
+
+fuzz: setup-dev
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),50) $(BIN)/python -m pytest -n 0 -q tests/orchestrator/api/test_openapi_fuzz.py $(ARGS)
 
 sim: setup-dev
 	$(BIN)/python -m perf.sim $(ARGS)
