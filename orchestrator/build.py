@@ -107,7 +107,7 @@ def build(
         listed,
         RegistryConfig(
             lanes_per_instance=settings.lanes_per_instance,
-            max_backlog=settings.worker_backlog,
+            max_backlog=settings.backlog_per_instance,
             lane=LaneConfig(
                 open_timeout_s=settings.lane_open_timeout_s,
                 keepalive_s=settings.lane_keepalive_s,

@@ -38,7 +38,13 @@ ENV_PREFIX = "TIDEGATE_"
 CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 CONFIG_FILE = "tidegate.toml"
 ANY_ORIGIN = "*"
-_OTHER_VARIABLES = (CONFIG_VARIABLE, "TIDEGATE_HOME", "TIDEGATE_TRITON", "TIDEGATE_WORKER_")
+_OTHER_VARIABLES = (
+    CONFIG_VARIABLE,
+    "TIDEGATE_HOME",
+    "TIDEGATE_TRITON",
+    "TIDEGATE_WORKER_",
+    "TIDEGATE_SLOT_",
+)
 """Read by the launcher and by workers."""
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
@@ -165,7 +171,7 @@ class Settings(BaseSettings):
     """An instance without a frame for this long gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
     """After this long its work is given up."""
-    worker_backlog: int = Field(default=8, ge=0)
+    backlog_per_instance: int = Field(default=8, ge=0)
     """At most so many jobs are sent to an instance beyond those that it can run; how many it takes
     for a free slot never to idle is learnt."""
     placement_policy: str = ""

@@ -136,7 +136,7 @@ def _timed(
 
 def _room(parts: Components) -> int:
     """Jobs that the instances take, all but one."""
-    backlog = parts.settings.worker_backlog
+    backlog = parts.settings.backlog_per_instance
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 
 

@@ -122,3 +122,9 @@ def test_a_worker_refuses_a_variable_that_it_does_not_read(monkeypatch: pytest.M
     monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNING", "4")
     with pytest.raises(ValueError, match=r"MAX_RUNING: not a setting; did you mean .*_MAX_RUNNING"):
         read_settings()
+
+
+def test_no_setting_is_taken_for_one_of_a_worker() -> None:
+    """``tidegate up`` hands its environment on, and a worker refuses what it does not know."""
+    for prefix in ("worker_", "slot_"):
+        assert not [name for name in Settings.model_fields if name.startswith(prefix)]

@@ -242,7 +242,7 @@ async def test_work_of_others_counts_as_load(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=4, foreign=4)
-    service = await make_service(worker, worker_backlog=0)
+    service = await make_service(worker, backlog_per_instance=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert (await response.json())["status"] == "queued"
     assert len(service.orchestrator.queue) == 1

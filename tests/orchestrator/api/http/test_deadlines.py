@@ -113,7 +113,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, worker_backlog=0)
+    service = await make_service(worker, backlog_per_instance=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
@@ -135,7 +135,7 @@ async def test_dl8_the_most_urgent_leaves_first(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, worker_backlog=0)
+    service = await make_service(worker, backlog_per_instance=0)
     for budget in (90_000, 70_000, 80_000, 60_000):
         body = TASK | {"deadline_ms": budget}
         async with service.http.post("/v2/tasks", json=body) as response:

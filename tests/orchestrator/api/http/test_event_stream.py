@@ -88,7 +88,7 @@ async def test_a_client_gone_while_it_waits_in_the_queue(
 ) -> None:
     worker = await make_worker(max_running=1)
     worker.plan = lambda submit: Plan(stall_at=0)
-    service = await make_service(worker, worker_backlog=0)
+    service = await make_service(worker, backlog_per_instance=0)
     first = await send(service, CHAT)
     await worker.until(lambda: worker.running == 1)
     second = await send(service, CHAT)

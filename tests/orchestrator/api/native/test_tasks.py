@@ -309,7 +309,7 @@ async def test_waiting_tasks_know_their_place(
     worker = await make_worker(max_running=1)
     release = Plan(stall_at=0)
     worker.plan = lambda submit: release
-    service = await make_service(worker, worker_backlog=0, queue_size=2)
+    service = await make_service(worker, backlog_per_instance=0, queue_size=2)
     tasks = [await submit(service) for _ in range(3)]
     assert [task["queue_position"] for task in tasks] == [0, 0, 1]
     assert tasks[2]["predicted_start_ms"] > tasks[1]["predicted_start_ms"] > 0  # type: ignore[operator]

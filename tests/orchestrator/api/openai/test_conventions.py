@@ -56,7 +56,7 @@ async def test_how_long_it_took_and_how_many_more_may_wait(
     make_service: MakeService, make_worker: object
 ) -> None:
     worker = await make_worker(max_running=1)  # type: ignore[operator]
-    service = await make_service(worker, queue_size=3, worker_backlog=0)
+    service = await make_service(worker, queue_size=3, backlog_per_instance=0)
     held = Plan(stall_at=0)
     worker.plan = lambda submit: held
     ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
