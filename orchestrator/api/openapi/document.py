@@ -100,7 +100,7 @@ def _told(operation: Operation, path: str, refs: Mapping[type, Any]) -> dict[str
     parameters += [{"name": name, "in": "query", **text} for name in operation.parameters]
     if operation.body is not None:
         parameters.append(
-            {"name": "X-Deadline-Ms", "in": "header", "schema": {"type": "integer", "minimum": 1}}
+            {"name": "X-Timeout-Ms", "in": "header", "schema": {"type": "integer", "minimum": 1}}
         )
         told["requestBody"] = {
             "required": not operation.body_is_optional,

@@ -36,6 +36,8 @@ async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
     assert chat["additionalProperties"] is False
     assert {"deadline_ms", "top_logprobs", "tools", "prompt_logprobs"} <= set(chat["properties"])
     assert {"input", "encoding_format"} <= set(body_of("/v1/embeddings")["properties"])
+    (header,) = told["paths"]["/v1/embeddings"]["post"]["parameters"]
+    assert (header["name"], header["in"]) == ("X-Timeout-Ms", "header")
     responses = told["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert {"200", "400", "401", "429", "499", "502", "503", "504"} <= set(responses)
     error = responses["429"]["content"]["application/json"]["schema"]

@@ -57,7 +57,7 @@ def _aimed(case: Any) -> Any:
 
 
 async def _sent(service: Service, case: Any) -> tuple[int, str]:
-    options: dict[str, Any] = {"headers": {"X-Deadline-Ms": "2000"}}
+    options: dict[str, Any] = {"headers": {"X-Timeout-Ms": "2000"}}
     if isinstance(case.body, dict | list | str | int | float | bool) or case.body is None:
         options["json"] = case.body
     query = [(name, str(value)) for name, value in (case.query or {}).items()]
