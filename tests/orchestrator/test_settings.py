@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.settings import InvalidSettings, Settings, load_settings
 from worker.settings import read_settings
 
 
