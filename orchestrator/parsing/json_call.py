@@ -18,7 +18,10 @@ _OTHER_KEYS = ("id", "type")
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,}\s]")
-_HEAD = re.compile(r"\s*([A-Za-z0-9_.:-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*", re.ASCII)
+_HEAD = re.compile(
+    r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
+)
+"""It never goes back: spaces that each part could have would be tried in every way."""
 _MOST_SHORT = 256
 """Characters of a key, a name or another short value; more is no call."""
 _decode = msgspec.json.Decoder().decode

@@ -255,3 +255,25 @@ def test_the_format_is_told_from_the_template() -> None:
     assert format_of("[AVAILABLE_TOOLS][TOOL_CALLS]") == OutputFormat(MISTRAL)
     assert format_of("{{ messages }}") == OutputFormat()
     assert format_of(qwen).markers == ("<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize("format", [*CallFormat, None])
+@pytest.mark.parametrize("before", ["", "<think>", "so", H, L, "[TOOL_CALLS]", f"[TOOL_CALLS][{M}"])
+@pytest.mark.parametrize("behind", ["", H, L, f"[TOOL_CALLS][{M}]", "</think>so", "</tool_call>"])
+def test_endless_space_is_content(format: CallFormat | None, before: str, behind: str) -> None:
+    """What is held back is looked at with every token: it does not grow with the answer."""
+    text = f"{before}{' ' * 700}{behind}"
+    parser = OutputParser(OutputFormat(format, THINK), tools=TOOLS)
+    pieces: list[Piece] = []
+    for fed, one in enumerate(text, start=1):
+        pieces += parser.feed(one)
+        if not before and fed <= 700:
+            assert fed - len(collect(pieces).content) <= 512
+    whole = collect(parse([text], format, tags=THINK))
+    assert collect([*pieces, *parser.finish()]) == whole
+
+
+def test_no_head_of_a_call_takes_long() -> None:
+    """Spaces that several parts could have are not shared out in every way."""
+    text = f"[TOOL_CALLS]add{' ' * 240}!{{" * 400  # took 12 s
+    assert collect(parse([text], MISTRAL)).content == text
