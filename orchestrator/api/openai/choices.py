@@ -61,6 +61,8 @@ class Choices:
                     await asyncio.sleep(0)
                     if self._stopped():
                         return
+                # Before the task is taken: it raises where the model has gone meanwhile.
+                listener = listener_of(len(self.tasks))
                 if draw == 0:
                     task = self._read_ahead.popleft()
                     if n > 1:  # encoded once
@@ -68,7 +70,6 @@ class Choices:
                 else:
                     job = _job_of(self.request.job, draw)
                     task = await self._orchestrator.prepare(job, prompt)
-                listener = listener_of(len(self.tasks))
                 self._listeners.append(listener)
                 self.tasks.append(task)
                 self._orchestrator.offer(task, [listener])

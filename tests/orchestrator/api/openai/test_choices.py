@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import NotReady
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -374,3 +375,18 @@ async def test_the_likeliest_of_several(service: Service, worker: FakeWorker) ->
     told = await answer_of(service, "/v1/completions", body | {"logprobs": 1})
     assert told["choices"][0]["logprobs"]["token_logprobs"] == [0.0, 0.0]
     assert [submit.sampling.logprobs for submit in worker.submits] == [0] * 6 + [1] * 6
+
+
+async def test_a_model_that_goes_while_prompts_are_read(
+    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DL-10: no task is left that nobody will ever end."""
+
+    def gone(name: str) -> Any:
+        raise NotReady("no instance has been reached yet; try again in a moment")
+
+    monkeypatch.setattr(service.orchestrator, "model", gone)
+    for stream in (False, True):
+        await answer_of(service, "/v1/chat/completions", CHAT | {"stream": stream}, status=503)
+        await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert service.outcomes() == ["aborted"] * 2 and worker.submits == []
