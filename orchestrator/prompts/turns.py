@@ -105,7 +105,9 @@ def chars_of(chat: Chat, per_message: int) -> int:
         chars += per_message + len(message.role) + len(message.content)
         if message.calls:
             chars += len(message.reasoning)
-            chars += sum(per_message + call.chars for call in message.calls)
+            chars += sum(per_message + len(call.id) + call.chars for call in message.calls)
+        if message.call_id:
+            chars += len(message.call_id) + len(message.name)
     return chars
 
 

@@ -66,6 +66,8 @@ def test_many_empty_messages_leave_the_loop_alone() -> None:
     assert not is_short((Message("user", ""),) * 1000)
     assert not is_short((Message("user", "x" * 3000),))
     assert is_short((1,) * 100_000)
+    assert not is_short((Message("tool", "", call_id="x" * 3000),))
+    assert not is_short((Message("assistant", "", calls=(ToolCall("x" * 3000, "f", {}),)),))
 
 
 def test_more_ids_than_fit_are_refused_unseen() -> None:

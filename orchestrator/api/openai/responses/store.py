@@ -146,8 +146,15 @@ class ResponseStore:
 def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
     """About what it takes in memory. What conversations have in common counts in each: it lives
     as long as the last of them."""
-    texts = sum(getsizeof(message.content) for message in messages)
-    calls = sum(_CALL_BYTES * (1 + call.chars) for message in messages for call in message.calls)
+    texts = sum(
+        getsizeof(text)
+        for m in messages
+        for text in (m.content, m.reasoning, m.call_id, m.name)
+        if text
+    )
+    calls = sum(
+        _CALL_BYTES * (1 + call.chars) + getsizeof(call.id) for m in messages for call in m.calls
+    )
     return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts + calls
 
 

@@ -8,6 +8,7 @@ from orchestrator.api.config import ResponseStoreConfig
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.errors import NotFound
 from orchestrator.tasks.job import Message
+from orchestrator.tasks.tools import ToolCall
 from tests.support.clock import ManualClock
 
 SAID = (Message("user", "hello"),)
@@ -47,6 +48,22 @@ def test_bytes_are_bounded_with_what_was_said() -> None:
     assert 1 < len(kept) < 8 and max(kept) == "7" and len(kept) == len(store)
     store.put("k", "9", b"x" * 10_000, SAID)
     assert "9" not in names(store, "k") and len(store)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Message("tool", "", call_id="x" * 1000),
+        Message("tool", "", call_id="x", name="x" * 1000),
+        Message("assistant", "", calls=(ToolCall("x" * 1000, "f", {}),)),
+        Message("assistant", "", calls=(ToolCall("x", "f", {}),), reasoning="x" * 1000),
+    ],
+)
+def test_all_texts_of_a_client_count(said: Message) -> None:
+    """A template may leave them out, so that no context bounds them."""
+    store = make_store(ManualClock(), size=2000)
+    store.put("k", "1", b"{}", (said,))
+    assert store.kept_bytes > 1000
 
 
 def test_age_and_deletion_leave_nothing() -> None:
