@@ -31,6 +31,7 @@ def ask(
     """Run a command beside the service; its exit status, stdout and stderr."""
     monkeypatch.setenv("TIDEGATE_URL", service.url)
     monkeypatch.delenv("TIDEGATE_TOKEN", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # it would cut lines
 
     async def run(*argv: str) -> tuple[int, str, str]:
         status = await asyncio.to_thread(main, argv)

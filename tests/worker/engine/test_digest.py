@@ -10,6 +10,7 @@ NO_SAY = {
     "errors.py",
     "kv_disk",
     "log.py",
+    "media",
     "protocol",
     "service",
     "settings.py",

@@ -61,14 +61,14 @@ def test_wp3_a_job_that_meets_the_loss_of_its_lane_is_stopped(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WP-3: the lane is lost after the submission found it open, before the job is known."""
-    real = Tokenizer.stream
+    real = Tokenizer.stream_for
 
     def lose_lane_first(self: Tokenizer, *args: object) -> object:
         harness.lane.cancelled = True
         harness.lane.wait_final()
         return real(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tokenizer, "stream", lose_lane_first)
+    monkeypatch.setattr(Tokenizer, "stream_for", lose_lane_first)
     job, request = harness.submit(5)
     assert harness.engine.wait_cancelled(1) == [(job, AbortCause.LANE_LOST)]
     request.wait_final()
