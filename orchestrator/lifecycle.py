@@ -93,6 +93,7 @@ class Lifecycle:
         await self._discovery.close()
         self._monitor.close()
         await self._stages.registry.close()
+        await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,7 @@ from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.errors import Draining, QueueFull, TidegateError
+from orchestrator.errors import DeadlineExceeded, Draining, QueueFull, TidegateError
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
@@ -109,7 +109,7 @@ class Orchestrator:
         self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
-        self._grammars = GrammarCheck()
+        self.grammars = GrammarCheck()
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Offer a request. Returns once it is queued or on its way; raises why it was refused.
@@ -214,11 +214,17 @@ class Orchestrator:
         stages.limits.charge(task)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
-        check = self._grammars
+        check = self.grammars
         check.require(grammar, card, task.sampling.ignore_eos)
-        if check.needs_thread(grammar):
-            size = len(grammar.text)
-            check.keep(grammar, await self._in_steps(task, check.in_steps(grammar), size))
+        if not check.is_known(grammar):
+            due_at = min(task.deadline.at, task.parts.cut_at)
+            try:
+                async with asyncio.timeout(max(0.0, due_at - self.clock.now())):
+                    await check.find(grammar)
+            except TimeoutError:
+                part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
+                late_s = self.clock.now() - due_at
+                raise DeadlineExceeded.before("the grammar was checked", late_s, part) from None
             check.require(grammar, card, task.sampling.ignore_eos)
 
     async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:

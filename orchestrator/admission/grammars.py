@@ -3,29 +3,43 @@
 What was found of the latest is kept: clients send the same schema again and again.
 """
 
+import asyncio
+import os
+import signal
+import sys
 from collections import OrderedDict
 from importlib.util import find_spec
+from pathlib import Path
 
-from orchestrator.errors import InvalidRequest
-from orchestrator.prompts import Steps
-from worker.protocol import Grammar, InvalidGrammar, ModelCard
-from worker.protocol.grammar_source import check_source
+import msgspec
+
+from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import Grammar, ModelCard
 
 _HAS_LIBRARY = find_spec("llguidance") is not None
-"""It is loaded on the thread that uses it first. Without it a worker finds what is wrong."""
+"""It is loaded by the process that uses it. Without it a worker finds what is wrong."""
+_COMPILER = "orchestrator.admission.grammar_compiler"
+_TOO_LONG = "the grammar cannot be used: it takes too long to compile; combine fewer patterns in it"
+_GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
+"""How the process ends over a grammar that takes too much time, or memory."""
 _KEPT = 256
 _KEPT_CHARS = 4 * 2**20
 
 
 class GrammarCheck:
-    """Of one process; used by its event loop, while ``in_steps`` is for a thread."""
+    """Of one event loop. What is not known yet is tried out one at a time, in a process that can
+    be ended."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Grammar, str] = OrderedDict()
         self._chars = 0
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
 
-    def needs_thread(self, grammar: Grammar) -> bool:
-        return _HAS_LIBRARY and grammar not in self._found
+    def is_known(self, grammar: Grammar) -> bool:
+        """Whether ``require`` can tell."""
+        return not _HAS_LIBRARY or grammar in self._found
 
     def require(self, grammar: Grammar, card: ModelCard, ignores_eos: bool) -> None:
         """Raise ``InvalidRequest`` for what is known to be of no use with that model."""
@@ -45,21 +59,69 @@ class GrammarCheck:
             self._found.move_to_end(grammar)
             raise InvalidRequest(problem, field="grammar")
 
-    def in_steps(self, grammar: Grammar) -> Steps[str]:
-        """What is wrong with it, empty for nothing."""
-        yield True
-        try:
-            check_source(grammar)
-        except InvalidGrammar as error:
-            return str(error)
-        return ""
+    async def find(self, grammar: Grammar) -> None:
+        """Have it known."""
+        async with self._turn:
+            if not self.is_known(grammar):
+                self._keep(grammar, await self._try_out(grammar))
 
-    def keep(self, grammar: Grammar, problem: str) -> None:
-        """What was found."""
-        if grammar in self._found:
-            return
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def _try_out(self, grammar: Grammar) -> str:
+        """What is wrong with it, empty for nothing."""
+        try:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await _start()
+        except OSError as error:
+            service_log.warning(
+                "no process to check grammars in; workers check them",
+                extra=fields(reason=error.strerror),
+            )
+            return ""
+        process, is_over = self._process, False
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            asked = msgspec.msgpack.encode(grammar)
+            process.stdin.write(len(asked).to_bytes(4, "big") + asked)
+            size = int.from_bytes(await process.stdout.readexactly(4), "big")
+            problem = (await process.stdout.readexactly(size)).decode()
+            is_over = True
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if await process.wait() in _GAVE_UP:
+                return _TOO_LONG
+            raise TidegateError("the grammar could not be checked; try again") from None
+        finally:
+            if not is_over:  # an answer that nobody waits for would be taken for the next one's
+                self._process = None
+                if process.returncode is None:
+                    process.kill()
+        return problem
+
+    def _keep(self, grammar: Grammar, problem: str) -> None:
         self._found[grammar] = problem
         self._chars += len(grammar.text)
         while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
             oldest, _ = self._found.popitem(last=False)
             self._chars -= len(oldest.text)
+
+
+async def _start() -> asyncio.subprocess.Process:
+    root = str(Path(__file__).parents[2])
+    # It needs none of our secrets.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+    path = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        _COMPILER,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=kept | {"PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is ours to act on
+    )

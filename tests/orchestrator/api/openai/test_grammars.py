@@ -1,5 +1,6 @@
 """What clients say of the form of an answer, in front of a worker that only notes it."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -123,6 +124,37 @@ async def test_what_cannot_be_is_refused_before_it_is_sent(
         assert response.status == 400 and message in error["message"]
         assert param is None or error["param"] == param
     assert not able.submits
+
+
+async def test_one_that_would_take_hours_is_given_up(service: Service, able: FakeWorker) -> None:
+    """A thread could not be: two of these, of 2 KB, would have kept all long prompts waiting."""
+    endless = {"allOf": [{"pattern": f"(a|b)*{n:03d}(a|b)*"} for n in range(40)]}
+    url = "/v1/chat/completions"
+    async with service.http.post(url, json=CHAT | {"guided_json": endless}) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400 and "too long to compile" in error["message"]
+    # It is known now; and others, who have a new process, are served.
+    for schema, status in ((endless, 400), (SCHEMA, 200)):
+        async with service.http.post(url, json=CHAT | {"guided_json": schema}) as response:
+            assert response.status == status, await response.text()
+    assert len(able.submits) == 1
+
+
+async def test_a_check_that_nobody_waits_for_is_given_up(
+    service: Service, able: FakeWorker
+) -> None:
+    """DL-1, WP-1. Nor does its answer become the next one's."""
+    endless = {"allOf": [{"pattern": f"(a|b)*{n:03d}(a|b)*"} for n in range(40)]}
+    body, url = CHAT | {"guided_json": endless}, "/v1/chat/completions"
+    async with service.http.post(url, json=body | {"deadline_ms": 300}) as response:
+        assert response.status == 504, await response.text()
+    client = asyncio.create_task(service.http.post(url, json=body))
+    await service.until(lambda: service.orchestrator.live_tasks == 1)
+    client.cancel()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    async with service.http.post(url, json=CHAT | {"guided_json": SCHEMA}) as response:
+        assert response.status == 200, await response.text()
+    assert service.outcomes()[1:] == ["aborted", "met"]
 
 
 async def test_a_model_that_cannot_is_named(

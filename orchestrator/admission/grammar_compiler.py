@@ -1,0 +1,43 @@
+"""A process that tries grammars out: the library takes hours for some of a few kilobytes, in code
+that no thread can be called back from.
+
+It is asked and answers on its standard streams: a length of four bytes, then a grammar as msgpack
+or what is wrong with it as UTF-8. One that takes too long ends it, and so does the input's end.
+"""
+
+import resource
+import signal
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from worker.protocol import Grammar, InvalidGrammar
+from worker.protocol.grammar_source import check_source
+
+MOST_CPU_S = 2.0
+"""For one. Schemas of 250 KB that are fit for use take a quarter of that."""
+MOST_BYTES = 2 * 2**30
+"""Of address space, the interpreter's own included."""
+
+
+def main() -> None:
+    with suppress(OSError, ValueError):  # not every system bounds it
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    read, write = sys.stdin.buffer.read, sys.stdout.buffer
+    decoder = msgspec.msgpack.Decoder(Grammar)
+    while size := read(4):
+        grammar = decoder.decode(read(int.from_bytes(size, "big")))
+        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # nobody handles it: it ends us
+        try:
+            check_source(grammar)
+            problem = b""
+        except InvalidGrammar as error:
+            problem = str(error).encode(errors="replace")
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        write.write(len(problem).to_bytes(4, "big") + problem)
+        write.flush()
+
+
+if __name__ == "__main__":
+    main()
