@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from orchestrator.api.openai.echo import require_few_numbers
+from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedRequest
 from orchestrator.service import Orchestrator
@@ -116,10 +116,13 @@ class Choices:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
             self._read_ahead.append(await self._orchestrator.prepare(self.request.job, prompt))
-        top = self.request.job.sampling.prompt_logprobs
+        top, is_streamed = self.request.job.sampling.prompt_logprobs, self.request.is_streamed
+        tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
         if top is not None:
-            tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
-            require_few_numbers(tokens, top, is_streamed=self.request.is_streamed)
+            require_few_numbers(tokens, top, is_streamed=is_streamed)
+        elif self.request.options.echo:
+            as_ids = not all(isinstance(prompt, str) for prompt in self.request.prompts)
+            require_short_echo(tokens, is_streamed=is_streamed and as_ids)
 
     def _stopped(self) -> bool:
         """Whether one of them has failed, so that no more are to be offered."""

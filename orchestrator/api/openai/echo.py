@@ -26,6 +26,9 @@ MOST_NUMBERS = 2**18
 MOST_STREAMED_NUMBERS = 2**15
 """In a stream, where they are one event."""
 
+_TOKENS_AT_ONCE = 1024
+"""Looked up per pass of the event loop."""
+
 _encode = msgspec.json.Encoder().encode
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
@@ -46,9 +49,27 @@ def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
         )
 
 
+def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
+    """Whether an answer may repeat so many prompt tokens. Raises ``InvalidRequest``."""
+    most = MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
+    if tokens > most:
+        raise InvalidRequest(
+            f"echo would repeat {tokens} prompt tokens, all choices together, and an answer "
+            f"repeats at most {most}{' when it is streamed' if is_streamed else ''}: send fewer "
+            "or shorter prompts, or ask for fewer choices",
+            field="echo",
+        )
+
+
 def text_of(prompt: Prompt, ids: Sequence[int], encoder: PromptEncoder) -> str:
     """What ``echo`` puts before the text."""
-    return prompt if isinstance(prompt, str) else "".join(_texts(ids, encoder))
+    return at_once(_text_of(prompt, ids, encoder))
+
+
+def _text_of(prompt: Prompt, ids: Sequence[int], encoder: PromptEncoder) -> "_Turns[str]":
+    if isinstance(prompt, str):
+        return prompt
+    return "".join((yield from _texts(ids, encoder)))
 
 
 async def add_echo(
@@ -59,7 +80,7 @@ async def add_echo(
     encoder: PromptEncoder,
 ) -> None:
     """Put the prompt before a choice's text, and its log-probabilities before the text's."""
-    choice["text"] = f"{text_of(prompt, ids, encoder)}{choice['text']}"
+    choice["text"] = f"{await _in_turns(_text_of(prompt, ids, encoder))}{choice['text']}"
     rest, top = choice["logprobs"], task.sampling.logprobs
     if top is None or task.sampling.prompt_logprobs is None:
         return
@@ -101,7 +122,7 @@ def echoed_logprobs(
     rest: Mapping[str, Sequence[object]],
 ) -> "_Turns[msgspec.Raw]":
     """OpenAI's ``logprobs`` of prompt and text; ``rest`` are the text's own."""
-    token_of, texts = encoder.token, _texts(ids, encoder)
+    token_of, texts = encoder.token, (yield from _texts(ids, encoder))
     lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
     _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
     _extend(lists, {"token_logprobs": [None], "top_logprobs": [None]})
@@ -164,11 +185,15 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
             lists[name].append(_encode(values)[1:-1])
 
 
-def _texts(ids: Sequence[int], encoder: PromptEncoder) -> list[str]:
+def _texts(ids: Sequence[int], encoder: PromptEncoder) -> "_Turns[list[str]]":
     """What each token adds to the text: nothing while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    tokens = [encoder.token(token_id) for token_id in ids]
-    texts = [t.text if t.data is None else decoder.decode(t.data) for t in tokens]
+    texts: list[str] = []
+    for begin in range(0, len(ids), _TOKENS_AT_ONCE):
+        if begin:
+            yield
+        tokens = [encoder.token(one) for one in ids[begin : begin + _TOKENS_AT_ONCE]]
+        texts += [t.text if t.data is None else decoder.decode(t.data) for t in tokens]
     if tail := decoder.decode(b"", final=True):
         texts[-1] += tail
     return texts

@@ -8,7 +8,7 @@ import asyncio
 import base64
 from array import array
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from aiohttp import web
@@ -134,10 +134,7 @@ async def embed(request: web.Request) -> web.Response:
     prompt_tokens = sum(task.prompt_tokens for task in tasks)
     body = {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _vector(task, as_bytes)}
-            for index, task in enumerate(tasks)
-        ],
+        "data": [await _entry(index, task, as_bytes) for index, task in enumerate(tasks)],
         "model": last.model,
         "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
         **task_fields(last),
@@ -163,10 +160,12 @@ def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedRequest,
     return parsed, body.encoding_format == "base64"
 
 
-def _vector(task: Task, as_bytes: bool) -> Any:
+async def _entry(index: int, task: Task, as_bytes: bool) -> msgspec.Raw:
+    """One of many, encoded in turns with what else the event loop has to do: 128 vectors of 4096
+    numbers take 65 ms."""
+    await asyncio.sleep(0)
     assert task.ending is not None
     data = task.ending.embedding
-    if as_bytes:
-        return base64.b64encode(data).decode()
-    numbers = array("f", data)
-    return numbers.tolist()
+    vector = base64.b64encode(data).decode() if as_bytes else array("f", data).tolist()
+    entry = {"object": "embedding", "index": index, "embedding": vector}
+    return msgspec.Raw(msgspec.json.encode(entry))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import echo
+from orchestrator.prompts.encoder import Token
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -145,3 +146,27 @@ async def test_a_prompt_is_read_again_where_its_instance_is_lost(
     service = await make_service(*workers)
     choice = await choice_of(service, prompt="a longer prompt", echo=True, logprobs=0, max_tokens=1)
     assert choice["logprobs"]["token_logprobs"] == [None, *[-float(i) for i in range(1, 15)], -0.5]
+
+
+async def test_an_answer_repeats_so_many_tokens(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else 128 choices look up a context of ids each, and the event loop does nothing else."""
+    monkeypatch.setattr(echo, "MOST_NUMBERS", 8)
+    monkeypatch.setattr(echo, "MOST_STREAMED_NUMBERS", 4)
+    monkeypatch.setattr(echo, "_TOKENS_AT_ONCE", 2)
+    prompts = {"prompt": [72, 73, 74, 75], "echo": True}
+    answer = await answer_of(service, PATH, TEXT | prompts | {"n": 2})
+    assert [choice["text"] for choice in answer["choices"]] == ["cdefw0 w1 w2 w3 "] * 2
+    for more in ({"n": 3}, {"n": 2, "stream": True}):
+        answer = await answer_of(service, PATH, TEXT | prompts | more, status=400)
+        assert answer["error"]["param"] == "echo"
+
+
+def test_a_prompt_of_ids_is_looked_up_in_turns() -> None:
+    class Letters:
+        def token(self, token_id: int) -> Token:
+            return Token(chr(token_id), None)
+
+    turns = echo._text_of((72,) * 5000, (72,) * 5000, Letters())  # type: ignore[arg-type]
+    assert sum(1 for _ in turns) >= 4
