@@ -18,6 +18,8 @@ MINOR: Final = 0
 MAX_TEXT: Final = 1_000
 """Characters: about a minute of speech, and more than the longest clip holds."""
 MAX_PROMPT: Final = 500
+MAX_BYTES: Final = 64 * 1024
+"""Of a recipe's JSON: ten times what all of its fields can have, whatever a later version adds."""
 
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
@@ -68,8 +70,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
     """Raises ``RecipeError`` that names the field."""
     if isinstance(data, bytes | str):
+        if len(data) > MAX_BYTES:
+            raise RecipeError("", f"has at most {MAX_BYTES} bytes, not {len(data)}")
         try:
             data = msgspec.json.decode(data)
+        except RecursionError:
+            raise RecipeError("", "is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeError) as error:
             raise RecipeError("", f"not valid JSON: {error}") from None
     if not isinstance(data, Mapping):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from worker.errors import MemoryLimitExceeded
+from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes, backoffs
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.memory import MemoryGuard, media_log
@@ -71,7 +71,8 @@ class StageRunner:
         """``work`` on the stage's thread, ``units`` of it.
 
         When it raises and when this is cancelled, it has come to its end, and so has what it
-        launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``.
+        launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``,
+        ``RequestError`` where it is the recipe's fault.
         """
         async with self._turn:
             for pause in backoffs(self.times.budget.retries):
@@ -93,7 +94,7 @@ class StageRunner:
         begun = time.monotonic()
         try:
             result = await self._on_thread(work, steps)
-        except (SlotError, MemoryLimitExceeded):
+        except (SlotError, MemoryLimitExceeded, RequestError):
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:

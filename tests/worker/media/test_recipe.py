@@ -46,7 +46,7 @@ def test_what_is_wrong_is_named(change: dict[str, Any], field: str, words: str) 
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"{", b"[]", "7", b"\xff"])
+@pytest.mark.parametrize("data", [b"{", b"[]", "7", b"\xff", b"[" * 60_000, b" " * 100_000])
 def test_what_is_no_object_is_said_to_be_none(data: bytes | str) -> None:
     with pytest.raises(RecipeError, match="recipe: "):
         read_recipe(data)

@@ -1,6 +1,8 @@
 """The providers that need no weights: what they make is looked at, not only that they make it."""
 
 import io
+import subprocess
+import sys
 import wave
 from itertools import pairwise
 from typing import Any
@@ -207,3 +209,38 @@ def test_the_check_tells_faces_apart() -> None:
         assert passes(right), right
     for wrong in ("blond hair", "night background", "pale skin, blue hair"):
         assert not passes(wrong), wrong
+
+
+HOSTILE = """
+import sys
+import torch
+from worker.errors import RequestError
+from worker.media.recipe import Recipe, Voice
+from worker.media.stages.espeak import EspeakSpeech
+
+speech, audio = EspeakSpeech(), torch.zeros(96_000)
+for text in ("U.S." * 250, "I." * 500, "a." * 500, "a\\0b\\x1b", "\\ud800"):
+    speech.render(Recipe("1.0", text), audio, lambda done: None)
+for name in ("en+" + "b" * 40, "x" * 64, "en\\n", "/etc/passwd"):
+    try:
+        speech.render(Recipe("1.0", "Hi", Voice(name)), audio, lambda done: None)
+    except RequestError as error:
+        assert "recipe.voice.name" in str(error)
+    else:
+        sys.exit(name)
+"""
+
+
+def test_no_text_or_voice_takes_the_process_along() -> None:
+    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
+    done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:].decode()
+
+
+def test_long_texts_are_said_in_pieces_without_losing_a_word() -> None:
+    from worker.media.stages.espeak import pieces_of
+
+    text = "Good morning. " + "I say many words " * 40 + "x" * 500
+    pieces = list(pieces_of(text))
+    assert pieces[0] == "Good morning." and max(map(len, pieces)) <= 100
+    assert "".join(pieces).replace(" ", "") == text.replace(" ", "")

@@ -5,13 +5,15 @@ It has one state per process, and this provider runs on one thread.
 """
 
 import ctypes
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from worker.errors import LoadError
+from worker.media.errors import RecipeError
 from worker.media.memory import Resident
 from worker.media.plan import SAMPLE_RATE
 from worker.media.recipe import Recipe
@@ -26,6 +28,14 @@ _MIDDLE_PITCH = 50
 _CHUNK_MS = 100
 _DEFAULT_VOICE = "en"
 _NORMAL_PEAK = 0.9
+_MOST_CHARACTERS = 100
+"""Of text that eSpeak gets at once: it writes beyond its buffers where a clause has too many parts
+("U.S." 250 times), and takes the process along."""
+_VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
+"""A longer name of a variant is written beyond its buffer too."""
+_SENTENCE_END = re.compile(r"(?<=[.!?;:\n])\s+")
+_SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+"""Control characters, of which the first would end the text, and halves of surrogate pairs."""
 
 _Callback = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
@@ -59,8 +69,12 @@ class EspeakSpeech:
 
     def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
         voice = recipe.voice.name or _DEFAULT_VOICE
-        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
-            raise ValueError(f"eSpeak NG has no voice {voice!r}; en, en-us, de and fr-fr are some")
+        is_name = _VOICE.fullmatch(voice) is not None
+        if not is_name or self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise RecipeError(
+                "voice.name",
+                f"eSpeak NG has no voice {voice!r}; en, en-us, de and fr-fr are some",
+            )
         rate = round(_WORDS_PER_MINUTE * recipe.voice.rate)
         pitch = min(99, round(_MIDDLE_PITCH * recipe.voice.pitch))
         self._library.espeak_SetParameter(_RATE, rate, 0)
@@ -93,16 +107,33 @@ class EspeakSpeech:
 
         callback = _Callback(take)
         self._library.espeak_SetSynthCallback(callback)
-        data = text.encode()
-        self._library.espeak_Synth(
-            ctypes.c_char_p(data),
-            ctypes.c_size_t(len(data) + 1),
-            *(0, 0, 0, _UTF8 | _PUNCTUATION_END, None, None),
-        )
-        self._library.espeak_Synchronize()
-        if failure:
-            raise failure[0]
+        for piece in pieces_of(text):
+            data = piece.encode()
+            self._library.espeak_Synth(
+                ctypes.c_char_p(data),
+                ctypes.c_size_t(len(data) + 1),
+                *(0, 0, 0, _UTF8 | _PUNCTUATION_END, None, None),
+            )
+            self._library.espeak_Synchronize()
+            if failure:
+                raise failure[0]
+            if made >= room:
+                break
         return chunks
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """Sentences, and parts of those that are longer than eSpeak can be trusted with: to the last
+    blank where there is one."""
+    for sentence in _SENTENCE_END.split(_SILENT.sub(" ", text).strip()):
+        left = sentence
+        while len(left) > _MOST_CHARACTERS:
+            end = left.rfind(" ", 1, _MOST_CHARACTERS + 1)
+            end = end if end > 0 else _MOST_CHARACTERS
+            yield left[:end]
+            left = left[end:].lstrip()
+        if left:
+            yield left
 
 
 def _resample(spoken: torch.Tensor, rate: int, audio: torch.Tensor) -> int:
