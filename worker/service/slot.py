@@ -7,6 +7,7 @@ or when its work has come to an end some other way, whatever that was.
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def build_slots(settings: SlotSettings) -> "SlotWorker":
         check=settings.check,
     )
     sizes = BufferSizes(
-        settings.size, int(settings.seconds * 30) + 1, int(settings.seconds * SAMPLE_RATE)
+        settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)
     )
     plan = ResidencyPlan(
         [
