@@ -175,17 +175,22 @@ class SlotPipeline:
         clip = Clip(lease, plan)
         try:
             await self._begin(recipe, clip, deadline_at, said)
-            left_s = deadline_at - time.monotonic()
-            clip.plan = self._fitted(
-                clip.plan, Stage.VIDEO, left_s, self._from_video_s, degrade=degrade
-            )
-            await self._video(clip, deadline_at, said)
+            self._fit_video(clip, deadline_at, degrade=degrade)
+            async with self._runners[Stage.VIDEO].turn(deadline_at - self._config.buffer_s):
+                # Another slot's video may have taken until now.
+                clip.plan = self._fit_video(clip, deadline_at, degrade=degrade)
+                await self._video(clip, deadline_at, said)
             await self._check(recipe, clip, deadline_at, said)
         except (SlotError, MemoryLimitExceeded) as error:
             raise Unfinished(clip, error) from error
         finally:
             clip.total_ms = 1000 * (time.monotonic() - begun)
         return clip
+
+    def _fit_video(self, clip: Clip, deadline_at: float, *, degrade: bool) -> ClipPlan:
+        """What of the plan can still be in time. Raises ``OutOfTime``."""
+        left_s = deadline_at - time.monotonic()
+        return self._fitted(clip.plan, Stage.VIDEO, left_s, self._from_video_s, degrade=degrade)
 
     async def _begin(self, recipe: Recipe, clip: Clip, deadline_at: float, said: Progress) -> None:
         """Speech and portrait. When one fails, the other is stopped and waited for."""
@@ -237,6 +242,7 @@ class SlotPipeline:
             plan.video_units,
             deadline_at,
             said,
+            in_turn=True,
         )
         clip.frames = plan.frames
 
@@ -276,9 +282,13 @@ class SlotPipeline:
         units: float,
         deadline_at: float,
         said: Progress,
+        *,
+        in_turn: bool = False,
     ) -> T:
         begun = time.monotonic()
+        runner = self._runners[stage]
+        run = runner.run_in_turn if in_turn else runner.run
         try:
-            return await self._runners[stage].run(work, units, deadline_at, said)
+            return await run(work, units, deadline_at, said)
         finally:
             clip.stage_ms[stage] = 1000 * (time.monotonic() - begun)

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -74,16 +74,36 @@ class StageRunner:
         launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``,
         ``RequestError`` where it is the recipe's fault.
         """
-        async with self._turn:
-            for pause in backoffs(self.times.budget.retries):
-                try:
-                    return await self._try(work, units, deadline_at, progress)
-                except StageFailed as error:
-                    if time.monotonic() + pause + self.times.predicted_s(units) > deadline_at:
-                        raise
-                    media_log.warning("%s; again in %.1f s", error, pause)
-                    await asyncio.sleep(pause)
-            return await self._try(work, units, deadline_at, progress)
+        async with self.turn(deadline_at):
+            return await self.run_in_turn(work, units, deadline_at, progress)
+
+    @asynccontextmanager
+    async def turn(self, until: float) -> AsyncIterator[None]:
+        """The stage is this slot's meanwhile. Raises ``OutOfTime`` when another still has it
+        ``until`` then, on ``time.monotonic``."""
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise OutOfTime(self.stage, "its turn did not come in time") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def run_in_turn(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
+        """See ``run``; for whoever is within ``turn``."""
+        for pause in backoffs(self.times.budget.retries):
+            try:
+                return await self._try(work, units, deadline_at, progress)
+            except StageFailed as error:
+                if time.monotonic() + pause + self.times.predicted_s(units) > deadline_at:
+                    raise
+                media_log.warning("%s; again in %.1f s", error, pause)
+                await asyncio.sleep(pause)
+        return await self._try(work, units, deadline_at, progress)
 
     async def _try(
         self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress

@@ -263,6 +263,28 @@ async def test_no_video_is_begun_that_cannot_be_in_time(rig: Rig) -> None:
     await rig.is_sound()
 
 
+async def test_a_slot_does_not_wait_for_anothers_video_beyond_its_deadline(rig: Rig) -> None:
+    loop = asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+
+    def hold(step: Step) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(60)
+
+    rig.fakes[Stage.VIDEO].hook = hold
+    first = asyncio.create_task(rig.run())
+    try:
+        await begun.wait()
+        rig.pool = BufferPool(SIZES, 1, CPU)
+        unfinished = await asyncio.wait_for(rig.fails(deadline_s=1.4), 30)
+        assert not first.done() and rig.fakes[Stage.VIDEO].runs == 1
+    finally:
+        go_on.set()
+    assert isinstance(unfinished.reason, OutOfTime) and unfinished.reason.stage == "video"
+    assert unfinished.clip.samples and (await first).frames
+    await rig.is_sound()
+
+
 async def test_less_is_rendered_where_the_client_allows_that(rig: Rig) -> None:
     for _ in range(10):  # 36 seconds for all that it asks for
         rig.times[Stage.VIDEO].observe(30.0, 0.07)
