@@ -34,6 +34,8 @@ def main() -> None:
             problem = b""
         except InvalidGrammar as error:
             problem = str(error).encode(errors="replace")
+        except Exception as error:  # the library's own, of which nothing may be logged
+            problem = f"the grammar cannot be used: {type(error).__name__}".encode()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         write.write(len(problem).to_bytes(4, "big") + problem)
         write.flush()

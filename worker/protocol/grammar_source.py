@@ -81,7 +81,14 @@ def check_source(grammar: Grammar) -> None:
     hundreds: not on an event loop."""
     from llguidance import LLMatcher
 
-    source = source_of(grammar)
+    try:
+        source = source_of(grammar)
+    except InvalidGrammar:
+        raise
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        # What is no JSON to the library (half a surrogate pair, NaN), or a number without end.
+        said = str(error).encode(errors="replace").decode()  # it may quote that
+        raise InvalidGrammar(problem(said)) from None
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
     if is_error:
         raise InvalidGrammar(problem(messages[0] if messages else ""))
@@ -114,6 +121,10 @@ def _schema(text: str) -> Any:
     schema = _json(text, "the schema")
     if not isinstance(schema, dict | bool):
         raise InvalidGrammar("the schema must be a JSON object")
+    if schema is False:
+        raise InvalidGrammar("no text matches the schema")
+    if schema is True:
+        return {}  # the same, and what the library can add its options to
     _check_multiples(schema)
     return schema
 

@@ -283,3 +283,14 @@ async def test_a_body_that_does_not_arrive(worker: FakeWorker, make_service: Mak
 
     async with service.http.post("/v2/tasks", data=nothing(), headers=JSON) as response:
         assert response.status == 408
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+async def test_a_number_without_end_where_few_values_are_served(
+    service: Service, number: str
+) -> None:
+    """It is looked at after the rest of the body was read."""
+    body = json.dumps(CHAT | {"functions": None}).replace("null", number)
+    async with service.http.post("/v1/chat/completions", data=body, headers=JSON) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400 and error["param"] == "functions"

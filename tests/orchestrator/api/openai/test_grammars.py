@@ -101,6 +101,11 @@ async def test_what_is_asked_for_reaches_the_worker(
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems", "guided_json"),
         ({"guided_json": "{"}, "not JSON", "guided_json"),
         ({"guided_json": {"type": "integer", "multipleOf": 99991}}, "multipleOf", "guided_json"),
+        ({"guided_json": "false"}, "no text matches", "guided_json"),
+        ({"guided_json": '{"multipleOf": 1e999}'}, "cannot be used", "guided_json"),
+        ({"guided_json": '{"a": NaN}'}, "cannot be used", "guided_json"),
+        ({"guided_json": '{"enum": ["\\ud800"]}'}, "cannot be used", "guided_json"),
+        ({"guided_choice": ["a"] * 2 + [""]}, "array of strings", "guided_choice"),
         ({"guided_regex": "(a"}, "unclosed group", "guided_regex"),
         ({"guided_regex": "a" * 300_000}, "at most", "guided_regex"),
         ({"guided_grammar": 'start: "a'}, "grammar", "guided_grammar"),
@@ -179,3 +184,9 @@ async def test_kserves_parameters_say_it_too(
     async with service.http.post("/v2/models/fake/generate", json=body) as response:
         assert response.status == 200, await response.text()
     assert able.submits[0].grammar == Grammar(GrammarKind.REGEX, "a+")
+
+
+async def test_a_schema_that_any_json_matches(service: Service, able: FakeWorker) -> None:
+    """JSON Schema has ``true`` for it."""
+    async with service.http.post("/v1/chat/completions", json=CHAT | {"guided_json": True}) as got:
+        assert got.status == 200, await got.text()
