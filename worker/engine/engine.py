@@ -331,9 +331,14 @@ class Engine:
             self._stats_due = True
             if (cause := request.job.abort) is not None:
                 events.append(self._record(request, ABORTED[cause]))
-            elif (refusal := self.scheduler.enqueue(request, now)) is not None:
+                continue
+            if (refusal := self.scheduler.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
-            elif request.job.pause_requested:
+                continue
+            if request.compiling:
+                # It may have been ready already at a look that did not see it here.
+                self._compiled = True
+            if request.job.pause_requested:
                 self._pauses.ask()
 
     def _take_compiled(self, events: list[Event]) -> None:
