@@ -107,6 +107,7 @@ class Lifecycle:
                 stages.dispatcher.upkeep()
                 await self._discovery.remove_retired()
                 stages.store.prune()
+                stages.sessions.prune()
                 self._health.refresh()
             except Exception:
                 service_log.exception("upkeep failed; will retry")

@@ -54,11 +54,12 @@ class Runs:
     def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
         self._clock = clock
         self._max_runs = max_runs
-        self._runs: OrderedDict[_Name, _Run] = OrderedDict()
-        """By each of its names, least recently used first."""
+        self._by_key: dict[str, OrderedDict[_Name, _Run]] = {}
+        """Each key's by each of its names, least recently used first."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return self._count
 
     def join(self, job: Job) -> Job:
         """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
@@ -93,23 +94,37 @@ class Runs:
         run.calls -= 1
         if run.calls < 1:
             for name in names:
-                self._runs.pop(name, None)
+                self._forget(name)
 
     def _find(self, names: list[_Name]) -> _Run | None:
         for name in names:
-            run = self._runs.get(name)
+            run = self._of_key(name).get(name)
             if run is not None:
                 if run.deadline.at > self._clock.now():
                     return run
-                del self._runs[name]
+                self._forget(name)
         return None
 
     def _remember(self, names: list[_Name], run: _Run) -> None:
         for name in names:
-            self._runs[name] = run
-            self._runs.move_to_end(name)
-        while len(self._runs) > self._max_runs:
-            self._runs.popitem(last=False)
+            own = self._by_key.setdefault(name.key, OrderedDict())
+            self._count += name not in own
+            own[name] = run
+            own.move_to_end(name)
+        while self._count > self._max_runs:
+            # Of the key that has most: nobody pushes out others' by making more.
+            most = max(self._by_key.values(), key=len)
+            self._forget(next(iter(most)))
+
+    def _of_key(self, name: _Name) -> OrderedDict[_Name, _Run]:
+        return self._by_key.get(name.key) or OrderedDict()
+
+    def _forget(self, name: _Name) -> None:
+        own = self._of_key(name)
+        if own.pop(name, None) is not None:
+            self._count -= 1
+            if not own:
+                del self._by_key[name.key]
 
 
 def _names_of(job: Job) -> list[_Name]:

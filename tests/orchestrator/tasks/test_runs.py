@@ -128,3 +128,13 @@ def test_runs_are_bounded(most: int) -> None:
         bench.call(3, due_s=10, session=f"s{number}")
     assert len(bench.runs) == most
     assert bench.call(session="s8").calls_left == 3
+
+
+def test_nobody_pushes_out_what_others_have_begun() -> None:
+    """Not even by calls that are refused, which cost a key nothing."""
+    bench = Bench(max_runs=10)
+    mine = bench.call(3, due_s=60.0)
+    for number in range(50):
+        bench.call(1, due_s=60.0, key="busy", session=f"s{number}")
+    assert len(bench.runs) == 10
+    assert bench.call().deadline.at == mine.deadline.at
