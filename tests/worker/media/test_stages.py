@@ -244,3 +244,15 @@ def test_long_texts_are_said_in_pieces_without_losing_a_word() -> None:
     pieces = list(pieces_of(text))
     assert pieces[0] == "Good morning." and max(map(len, pieces)) <= 100
     assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("frequency", [440, 5_000, 9_000])
+def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
+    from worker.media.stages.espeak import _resample
+
+    tone = torch.sin(2 * torch.pi * frequency * torch.arange(22_050, dtype=torch.float64) / 22_050)
+    audio = torch.zeros(SAMPLE_RATE)
+    assert _resample(tone.float(), 22_050, audio) == SAMPLE_RATE
+    power = torch.fft.rfft(audio.double() * torch.hann_window(SAMPLE_RATE).double()).abs().square()
+    around = power[frequency - 20 : frequency + 21].sum()
+    assert float((power.sum() - around) / power.sum()) < 1e-5
