@@ -2,6 +2,8 @@
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from orchestrator.tasks.gen_ai import operation_of
+from orchestrator.tasks.job import Api
 from orchestrator.telemetry.labels import MOST_TENANTS, OTHER
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -64,6 +66,10 @@ async def test_opentelemetrys_names(service: Service) -> None:
     assert service.metric(duration, **labels, error_type="") == 1
     failed = labels | {"gen_ai_request_model": "", "error_type": "model_not_found"}
     assert service.metric(duration, **failed) == 1
+
+
+def test_embeddings_have_an_operation_of_their_own() -> None:
+    assert operation_of(Api.EMBEDDINGS) == "embeddings"
 
 
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Any
 
 import openai
@@ -372,12 +373,12 @@ async def test_no_call_is_forced_without_a_grammar_engine(service: Service, choi
     assert error["param"] == "tool_choice" and "grammars" in error["message"]
 
 
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
 async def test_schemas_that_no_grammar_takes(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(**CARD | {"grammars": "llguidance"})
     service = await make_service(worker)
-    pytest.importorskip("llguidance", reason="the engine of grammars")
     schema = {"properties": {"a": {"not": {"type": "integer"}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     body = ASK | {"tools": [tool], "tool_choice": "required"}
