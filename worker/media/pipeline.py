@@ -19,7 +19,7 @@ from worker.media.buffers import Lease
 from worker.media.check import CheckResult, judge, keyframes_of
 from worker.media.errors import OutOfTime, SlotError
 from worker.media.memory import MemoryGuard, media_log
-from worker.media.plan import SAMPLE_RATE, ClipPlan, asked_for, fit
+from worker.media.plan import SAMPLE_RATE, ClipPlan, asked_for, fit, ladder
 from worker.media.recipe import Recipe
 from worker.media.stage_runner import Progress, StageRunner
 from worker.media.stages.base import Stages, Step
@@ -126,6 +126,11 @@ class SlotPipeline:
             self.times[Stage.PORTRAIT].predicted_s(plan.image_units),
         )
         return first_s + self._from_video_s(plan)
+
+    def least_s(self, recipe: Recipe) -> float:
+        """What the least takes that can be rendered of ``recipe``."""
+        *_, least = ladder(asked_for(recipe, self._config.max_size, self._config.max_seconds))
+        return self.predicted_s(least)
 
     def _from_video_s(self, plan: ClipPlan) -> float:
         check_s = self.times[Stage.CHECK].predicted_s(1.0) if plan.has_check else 0.0

@@ -60,10 +60,10 @@ def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
 
 def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
     """The best of ``plan`` that ``fits``; None when nothing does."""
-    return next((each for each in _ladder(plan) if fits(each)), None)
+    return next((each for each in ladder(plan) if fits(each)), None)
 
 
-def _ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
+def ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
     """``plan``, then less and less of it."""
     yield plan
     if plan.has_check:

@@ -53,16 +53,20 @@ class SlotQueue:
             ends = sorted((*ends[1:], ends[0] + each_s))
         return ends[0] if ends else 0.0
 
-    async def acquire(self, start_by: float, takes_s: float) -> Lease:
+    async def acquire(
+        self, start_by: float, takes_s: float, give_up_at: float | None = None
+    ) -> Lease:
         """Buffers, once it is this slot's turn; ``takes_s`` is how long it will have them.
 
-        Raises ``QueueFull``, and ``OutOfTime`` when its turn does not come before ``start_by``.
+        ``start_by`` is its place among the others, ``give_up_at`` how long it waits, where less
+        than all of it is worth starting later. Raises ``QueueFull``, and ``OutOfTime`` when its
+        turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
             if len(self._waiting) >= self._max_waiting:
                 raise QueueFull(f"{self._max_waiting} slots wait already")
-            lease = await self._wait(start_by)
+            lease = await self._wait(start_by, start_by if give_up_at is None else give_up_at)
         self._running[lease] = self._now() + takes_s
         return lease
 
@@ -72,13 +76,13 @@ class SlotQueue:
         lease.close()
         self._hand_on()
 
-    async def _wait(self, start_by: float) -> Lease:
+    async def _wait(self, start_by: float, give_up_at: float) -> Lease:
         waiting = _Waiting(
             start_by, next(self._numbers), asyncio.get_running_loop().create_future()
         )
         heapq.heappush(self._waiting, waiting)
         try:
-            async with asyncio.timeout(max(0.0, start_by - self._now())):
+            async with asyncio.timeout(max(0.0, give_up_at - self._now())):
                 return await asyncio.shield(waiting.lease)
         except TimeoutError:
             self._leave(waiting)

@@ -177,10 +177,12 @@ class SlotWorker:
         plan = self._pipeline.plan(request.recipe, left_s, degrade=request.degrade)
         takes_s = self._pipeline.predicted_s(plan)
         start_by = deadline_at - self._settings.buffer_s - takes_s
+        least_s = self._pipeline.least_s(request.recipe) if request.degrade else takes_s
+        give_up_at = start_by + takes_s - least_s
         now = time.monotonic()
-        if now + self._queue.wait_s(start_by, takes_s) > start_by and self._queue.waiting:
+        if now + self._queue.wait_s(start_by, takes_s) > give_up_at and self._queue.waiting:
             raise OutOfTime("queue", f"{self._queue.waiting} slots wait, and its turn is too late")
-        lease = await self._queue.acquire(start_by, takes_s)
+        lease = await self._queue.acquire(start_by, takes_s, give_up_at)
         try:
             # What there was time for when it came may have gone by in the queue.
             left_s = deadline_at - time.monotonic()
@@ -208,9 +210,12 @@ class SlotWorker:
         """The last answer: the clip, or the error behind what there is of it."""
         tensors: Tensors = {}
         if reason is None or isinstance(reason, OutOfTime):
-            tensors = await self._loop.run_in_executor(
-                self._encoder, _outputs, request.outputs, clip
-            )
+            encoding = self._loop.run_in_executor(self._encoder, _outputs, request.outputs, clip)
+            try:
+                tensors = await asyncio.shield(encoding)
+            except asyncio.CancelledError:
+                await asyncio.wait([encoding])  # it reads buffers that are about to be lent again
+                raise
         is_met = reason is None and time.monotonic() <= deadline_at
         event = {"event": "result" if reason is None else "saved", **_facts(clip, is_met=is_met)}
         answer = {"event": strings(msgspec.json.encode(event)), **tensors}

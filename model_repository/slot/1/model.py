@@ -1,7 +1,6 @@
 """The Triton model of the slot pipeline: hands recipes over and carries clips back."""
 
 import gc
-import json
 import os
 import sys
 from typing import Any
@@ -14,9 +13,8 @@ sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 from worker import stub_abi
 from worker.log import configure_logging
 from worker.media.settings import read_slot_settings
-from worker.service.call import Call
 from worker.service.slot import SlotWorker, build_slots
-from worker.service.triton_responder import Outgoing, TritonResponder
+from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.shared_memory import restrict_shared_memory
 
 
@@ -40,13 +38,8 @@ class TritonPythonModel:
         for request in requests:
             responder = TritonResponder(request.get_response_sender(), self._outgoing, pb_utils)
             try:
-                call = Call(
-                    inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-                    parameters=json.loads(request.parameters() or "{}"),
-                    request_id=request.request_id(),
-                    responder=responder,
-                )
-            except ValueError:  # Triton passes bytes on in parameters and ids that are no UTF-8
+                call = call_of(request, responder)
+            except ValueError:
                 self._worker.refuse(responder, "a parameter or the id is no Unicode text")
             else:
                 self._worker.accept(call)

@@ -1,9 +1,10 @@
-"""``Responder`` over Triton's response sender, for the models of ``model_repository``.
+"""Triton's requests as ``Call`` and ``Responder``, for the models of ``model_repository``.
 
 Only they can import ``triton_python_backend_utils``; they hand it over.
 """
 
 import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from worker.errors import ResponderLost
 from worker.protocol import Code
-from worker.service.call import Tensors
+from worker.service.call import Call, Responder, Tensors
 
 Outgoing = Callable[[NDArray[Any]], NDArray[Any]]
 """What an array goes through before Triton gets it."""
@@ -29,6 +30,16 @@ ERROR_CODES = {
 }
 """By name: the stub adds ``TritonError`` to its module only after it has imported the model. Triton
 has no code for a missed deadline; the message always begins with ours."""
+
+
+def call_of(request: Any, responder: Responder) -> Call:
+    """Raises ``ValueError`` where a parameter or the id is no UTF-8, which Triton passes on."""
+    return Call(
+        inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+        parameters=json.loads(request.parameters() or "{}"),
+        request_id=request.request_id(),
+        responder=responder,
+    )
 
 
 class TritonResponder:
