@@ -4,6 +4,12 @@ import os
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+S = TypeVar("S", bound=BaseSettings)
 
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """What Kubernetes adds for a service of the same name, after its prefix."""
@@ -29,3 +35,21 @@ def unknown_variables(
         near = get_close_matches(upper, [*known, *exact], 1)
         lines.append(f"{name}: not a setting" + (f"; did you mean {near[0]}?" if near else ""))
     return lines
+
+
+def read_environment(kind: type[S], what: str) -> S:
+    """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
+    ``what`` is how it calls them."""
+    prefix = kind.model_config["env_prefix"]
+    lines = unknown_variables(prefix, kind.model_fields)
+    settings: S | None = None
+    try:
+        settings = kind()
+    except ValidationError as error:
+        lines += [
+            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
+            for detail in error.errors()
+        ]
+    if lines or settings is None:
+        raise ValueError(f"{what} do not fit: " + "; ".join(lines))
+    return settings

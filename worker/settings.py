@@ -7,10 +7,10 @@ own environment. A bad value stops the model from loading, with the variable's n
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.environment import unknown_variables
+from worker.environment import read_environment
 
 EngineName = Literal["torch", "synthetic-free", "synthetic-paced"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -128,15 +128,4 @@ class WorkerSettings(BaseSettings):
 
 def read_settings() -> WorkerSettings:
     """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    prefix = WorkerSettings.model_config["env_prefix"]
-    lines = unknown_variables(prefix, WorkerSettings.model_fields)
-    try:
-        settings = WorkerSettings()
-    except ValidationError as error:
-        lines += [
-            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
-            for detail in error.errors()
-        ]
-    if lines:
-        raise ValueError("the worker's settings do not fit: " + "; ".join(lines))
-    return settings
+    return read_environment(WorkerSettings, "the worker's settings")

@@ -12,7 +12,7 @@ Deadlines and retries are as everywhere. A chat that broke off is not resumed; f
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from tidegate import _clock
 from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
+from tidegate.requests import SamplingOptions
 from tidegate.results import Usage
 from tidegate.sse import EventTooLarge, SseParser
 from tidegate.transport import LONGEST_TASK_S, Call, Transport, due
@@ -31,23 +32,13 @@ ChatMessage = Mapping[str, Any]
 """A turn as OpenAI has it: ``role``, ``content``, ``tool_calls``, ``tool_call_id``."""
 
 
-class ChatOptions(TypedDict, total=False):
+class ChatOptions(SamplingOptions, total=False):
     """What a chat may ask for besides its messages, in OpenAI's words and Tidegate's.
 
     ``extra_body`` has whatever else the service takes.
     """
 
     max_completion_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[str, float]
-    seed: int
-    stop: str | Sequence[str]
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool

@@ -15,7 +15,22 @@ class Message(TypedDict):
     content: str
 
 
-class TaskOptions(TypedDict, total=False):
+class SamplingOptions(TypedDict, total=False):
+    """What tasks and chats have in common: how tokens are chosen, and where a text ends."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    seed: int
+    stop: str | Sequence[str]
+
+
+class TaskOptions(SamplingOptions, total=False):
     """What a task may ask for besides its prompt; the server has a default for each.
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
@@ -27,16 +42,6 @@ class TaskOptions(TypedDict, total=False):
     max_tokens: int
     min_tokens: int
     ignore_eos: bool
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[str, float]
-    seed: int
-    stop: str | Sequence[str]
     logprobs: int
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.environment import unknown_variables
+from worker.environment import read_environment
 from worker.media.pipeline import BUFFER_S
 
 
@@ -44,15 +44,4 @@ class SlotSettings(BaseSettings):
 
 def read_slot_settings() -> SlotSettings:
     """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    prefix = SlotSettings.model_config["env_prefix"]
-    lines = unknown_variables(prefix, SlotSettings.model_fields)
-    try:
-        settings = SlotSettings()
-    except ValidationError as error:
-        lines += [
-            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
-            for detail in error.errors()
-        ]
-    if lines:
-        raise ValueError("the slot's settings do not fit: " + "; ".join(lines))
-    return settings
+    return read_environment(SlotSettings, "the slot's settings")
