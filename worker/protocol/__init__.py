@@ -9,6 +9,7 @@
 - ``messages``  what travels on a lane, both ways
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
+- ``slot``      what the slot model says of itself
 """
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
