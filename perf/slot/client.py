@@ -1,0 +1,140 @@
+"""One recipe and what became of it, by plain ``tritonclient``."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from perf.slot.stack import MODEL
+
+Recipe = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client wants, and when it loses interest."""
+
+    recipe: Recipe | bytes
+    deadline_s: float = 60.0
+    degrade: bool = False
+    outputs: str = "mp4"
+    cancel_in: str = ""
+    """Cancel once this stage has said something."""
+    drop: bool = False
+    """Close the connection instead of cancelling."""
+
+    @property
+    def data(self) -> bytes:
+        return self.recipe if isinstance(self.recipe, bytes) else json.dumps(self.recipe).encode()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "deadline_ms": round(1000 * self.deadline_s),
+            "on_deadline": "degrade" if self.degrade else "error",
+            "outputs": self.outputs,
+        }
+
+
+@dataclass(slots=True)
+class Reply:
+    """``facts`` is the result's event; times are on ``time.monotonic``."""
+
+    asked_at: float
+    began_at: float = 0.0
+    """When its first stage said something; 0 if none did."""
+    ended_at: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    """Of each tensor that came."""
+    error: str = ""
+    is_cancelled: bool = False
+
+    @property
+    def is_clip(self) -> bool:
+        return self.facts.get("event") == "result"
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_at - self.asked_at
+
+    @property
+    def code(self) -> str:
+        """``result``, ``cancelled``, or the error's code."""
+        if self.is_cancelled:
+            return "cancelled"
+        return "result" if self.is_clip else self.error.partition(":")[0]
+
+
+class SlotClient:
+    """A connection to Triton."""
+
+    def __init__(self, address: str) -> None:
+        self._client = triton.InferenceServerClient(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def render(self, ask: Ask) -> Reply:
+        """Never raises for what the server answers."""
+        given = triton.InferInput("recipe", [1], "BYTES")
+        given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
+
+        reply = Reply(time.monotonic())
+        # The stream's own end is not waited for: the last answer says that it is the last.
+        responses = self._client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
+        try:
+            async for result, error in responses:
+                reply.ended_at = time.monotonic()
+                if error is not None:
+                    reply.error = _words(error)
+                    break
+                event = json.loads(result.as_numpy("event")[0])
+                if event["event"] == "stage":
+                    reply.began_at = reply.began_at or reply.ended_at
+                    if event["stage"] == ask.cancel_in:
+                        reply.is_cancelled = True
+                        break
+                    continue
+                reply.facts = event
+                for output in result.get_response().outputs:
+                    if output.name != "event":
+                        reply.bytes[output.name] = result.as_numpy(output.name).nbytes
+                if event["event"] == "result":
+                    break
+        except InferenceServerException as error:
+            reply.error, reply.ended_at = _words(error), time.monotonic()
+        finally:
+            if ask.drop:
+                await self._client.close()
+            else:
+                responses.cancel()
+        return reply
+
+
+def _words(error: InferenceServerException) -> str:
+    return str(error.message())
+
+
+async def render(address: str, ask: Ask) -> Reply:
+    """``ask`` on a connection of its own."""
+    async with SlotClient(address) as client:
+        return await client.render(ask)
+
+
+async def render_all(address: str, asks: list[Ask]) -> list[Reply]:
+    """At once, on one connection."""
+    async with SlotClient(address) as client:
+        return await asyncio.gather(*(client.render(ask) for ask in asks))

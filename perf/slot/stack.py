@@ -1,0 +1,79 @@
+"""A Triton with the slot model, on free loopback ports."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.paths import MODEL_REPOSITORY, state_dir
+from orchestrator.pool.process.ports import free_ports
+from orchestrator.pool.units.triton import TritonInstance
+
+MODEL = "slot"
+_LOAD_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """The slot model's settings (``TIDEGATE_SLOT_…``)."""
+
+    device: str = "cpu"
+    size: int = 128
+    """Pixels of either side, at most."""
+    seconds: float = 6.0
+    """Of a clip, at most."""
+    slots: int = 2
+    buffer_s: float = 0.3
+    max_waiting: int = 64
+    more: Mapping[str, str] = field(default_factory=dict)
+    """More variables, by their whole names."""
+
+    def env(self) -> dict[str, str]:
+        stated = {
+            "DEVICE": self.device,
+            "SIZE": self.size,
+            "SECONDS": self.seconds,
+            "SLOTS": self.slots,
+            "BUFFER_S": self.buffer_s,
+            "MAX_WAITING": self.max_waiting,
+        }
+        return {f"TIDEGATE_SLOT_{name}": str(value) for name, value in stated.items()} | dict(
+            self.more
+        )
+
+
+class _Described(msgspec.Struct):
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotServer:
+    """A Triton that serves clips."""
+
+    instance: TritonInstance
+    triton_version: str
+
+    @property
+    def grpc_address(self) -> str:
+        return self.instance.grpc_address
+
+    @property
+    def pid(self) -> int:
+        """Of Triton's server; the worker's processes are below it."""
+        return msgspec.convert(self.instance.describe(), _Described).pid
+
+
+@asynccontextmanager
+async def serving(spec: SlotSpec, name: str = "slot") -> AsyncIterator[SlotServer]:
+    """A Triton with the slot model for the body. Raises ``ProvisionError``."""
+    install = find_triton(None, state_dir())
+    triton = TritonSpec(MODEL_REPOSITORY, (MODEL,), env=spec.env(), load_timeout_s=_LOAD_S)
+    log = state_dir() / "perf" / f"{name}.log"
+    instance = TritonInstance(name, install, triton, TritonPorts(*free_ports(3)), log=log)
+    try:
+        await instance.start()
+        yield SlotServer(instance, install.version)
+    finally:
+        await instance.stop(0.0)

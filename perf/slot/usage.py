@@ -1,0 +1,77 @@
+"""What a server with all of its processes has taken: memory, files, threads."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from orchestrator.pool.process.process import children_of
+from perf.load.cpu import process_cpu_s
+
+_MIB = 2**20
+_SHM = "/dev/shm/"
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a process and all below it, added up. Pages that processes share count for each."""
+
+    rss_mib: float
+    shm_mib: float
+    """Of mapped files in ``/dev/shm``, each once."""
+    fds: int
+    threads: int
+    processes: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Now. Processes that end meanwhile are left out."""
+        pages = fds = threads = processes = 0
+        mapped: dict[tuple[int, int], int] = {}
+        for each in tree(pid):
+            with suppress(*_GONE):
+                proc = Path(f"/proc/{each}")
+                pages += int((proc / "statm").read_text().split()[1])
+                fds += len(os.listdir(proc / "fd"))
+                threads += len(os.listdir(proc / "task"))
+                mapped |= _mapped(proc)
+                processes += 1
+        return cls(
+            rss_mib=pages * os.sysconf("SC_PAGE_SIZE") / _MIB,
+            shm_mib=sum(mapped.values()) / _MIB,
+            fds=fds,
+            threads=threads,
+            processes=processes,
+        )
+
+
+def tree(pid: int) -> Iterator[int]:
+    """``pid`` and every process below it."""
+    yield pid
+    for child in children_of(pid):
+        yield from tree(child)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that ``pid`` and every process below it have used; those that ended do not
+    count any more."""
+    total = 0.0
+    for each in tree(pid):
+        with suppress(ProcessLookupError):
+            total += process_cpu_s(each)
+    return total
+
+
+def _mapped(proc: Path) -> dict[tuple[int, int], int]:
+    """Bytes that are really taken of each file in ``/dev/shm`` that the process maps."""
+    found: dict[tuple[int, int], int] = {}
+    for line in (proc / "maps").read_text().splitlines():
+        at = line.find(_SHM)
+        if at >= 0:
+            with suppress(OSError):
+                stat = os.stat(line[at:])
+                found[stat.st_dev, stat.st_ino] = 512 * stat.st_blocks
+    return found

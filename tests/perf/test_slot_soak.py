@@ -1,0 +1,65 @@
+"""What the long run of clips calls growth, and what it calls a wrong answer."""
+
+import random
+from itertools import islice
+
+from perf.slot.client import Ask, Reply
+from perf.slot.soak import Soak, Visit, figures, judge_answers, judge_growth, visits
+from perf.slot.usage import Usage
+
+CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
+
+
+def run_of(*rss_mib: float, fds: int = 40) -> Soak:
+    """A look each second."""
+    looks = [(at, Usage(rss, 4.0, fds, 80, 2)) for at, rss in enumerate(rss_mib)]
+    return Soak(looks=[(float(at), usage) for at, usage in looks], seconds=float(len(looks)))
+
+
+def answered(
+    kind: str, reply: Reply, *right: str, outputs: str = "mp4"
+) -> tuple[float, Visit, Reply]:
+    return 1.0, Visit(kind, Ask({"text": "Hi."}, outputs=outputs), frozenset(right)), reply
+
+
+def clip(**facts: object) -> Reply:
+    return Reply(0.0, ended_at=1.0, facts=CLIP | facts, bytes={"mp4": 900})
+
+
+def test_arrivals_are_the_same_each_time_and_of_every_kind() -> None:
+    first, again = (list(islice(visits(random.Random(1)), 200)) for _ in range(2))
+    assert first == again
+    kinds = {visit.kind for visit in first}
+    assert kinds >= {"clip", "cancelled", "dropped", "bad recipe", "short deadline"}
+
+
+def test_memory_that_fills_at_first_has_not_grown_and_what_goes_on_has() -> None:
+    settled = run_of(100, *[400.0] * 9)
+    judge_growth(settled)
+    assert settled.faults == []
+    leaking = run_of(*(400.0 + 10 * at for at in range(10)))
+    judge_growth(leaking)
+    assert leaking.faults == ["rss_mib grew from 410.0 to 490.0"]
+    leaking.faults.clear()
+    leaking.replies = [answered("clip", clip(), "result")] * 100  # SL-3 allows for 100 MiB
+    judge_growth(leaking)
+    assert leaking.faults == []
+
+
+def test_a_wrong_answer_is_a_fault() -> None:
+    found = run_of(*[400.0] * 10)
+    found.replies = [
+        answered("clip", clip(), "result"),
+        answered("clip", clip(), "result"),
+        answered("cancelled", Reply(0.0, is_cancelled=True), "result", "cancelled"),
+    ]
+    judge_answers(found)
+    assert found.faults == []
+    assert {figure.key for figure in figures(found)} >= {"soak.clip.result", "soak.rss_mib.10"}
+    found.replies += [
+        answered("clip", clip(frames=7), "result"),
+        answered("clip", Reply(0.0, error="internal: it failed"), "result"),
+        answered("clip", clip(), "result", outputs="mp4,wav"),
+    ]
+    judge_answers(found)
+    assert len(found.faults) == 3 and "internal: it failed" in found.faults[1]
