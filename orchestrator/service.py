@@ -19,7 +19,8 @@ from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
-from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder, bytes_of, is_short
+from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
+from orchestrator.prompts.kinds import bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part

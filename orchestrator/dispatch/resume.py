@@ -73,5 +73,5 @@ def _is_known(task: Task, encoder: PromptEncoder) -> bool:
         task.is_resumable
         and transcript is not None
         and len(transcript.ids) == task.completion_tokens
-        and encoder.text_of(transcript.ids) == transcript.text()
+        and encoder.tokens.text_of(transcript.ids) == transcript.text()
     )

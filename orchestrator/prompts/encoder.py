@@ -7,11 +7,8 @@ in steps for ``EncodingStage``, which ends as soon as there are more tokens than
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
@@ -19,6 +16,8 @@ from tokenizers import Tokenizer
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
 from orchestrator.prompts.chat_template import MESSAGE_CHARS, BadTemplate, ChatTemplate, Refused
+from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
+from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.prompts.turns import (
     Text,
     chars_of,
@@ -31,13 +30,9 @@ from orchestrator.prompts.turns import (
 )
 from orchestrator.tasks.job import Chat, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
-from worker.protocol.token_bytes import TokenBytes, TokenPieces, token_bytes_of
 
 # Steps have threads of their own: in the library's pool one long text would delay all others.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-INLINE_CHARS = 2000
-"""Up to this many characters a prompt costs the event loop less than a millisecond."""
 
 INLINE_HASH_TOKENS = 4096
 """Naming the blocks of so many tokens takes the event loop less than half a millisecond."""
@@ -63,27 +58,9 @@ _NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Templates put a role between halves of special tokens."""
 
-_MESSAGE_CHARS = 16
-"""What a message costs the chat template beyond its text, as if in characters."""
-
 
 class BadCard(ValueError):
     """A model card whose tokenizer cannot be used."""
-
-
-class Token(NamedTuple):
-    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
-
-    ``data`` is None where only the tokens beside it would tell its bytes.
-    """
-
-    text: str
-    data: bytes | None
-
-    @property
-    def is_text(self) -> bool:
-        """Whether its bytes are characters, none of them in part."""
-        return self.data is not None and self.text.encode() == self.data
 
 
 class PromptEncoder:
@@ -103,20 +80,13 @@ class PromptEncoder:
             raise BadCard(f"the tokenizer of {card.model} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        to_bytes = token_bytes_of(self._tokenizer)
-        self._pieces = (
-            None
-            if to_bytes is None
-            else TokenPieces(self._tokenizer, to_bytes, frozenset(card.eos_token_ids))
-        )
-        spellings = () if to_bytes is None else _spellings(self._tokenizer, to_bytes)
+        self.tokens = TokenTexts(self._tokenizer, card.eos_token_ids)
+        spellings = self.tokens.all_bytes()
         self._bound = TokenBound(self._tokenizer, spellings)
         self._slicer = Slicer(self._tokenizer, spellings, STEP_CHARS)
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
-        by_id = self._tokenizer.get_added_tokens_decoder()
-        added = by_id.values()
-        self._special_tokens = {token.content: i for i, token in by_id.items() if token.special}
+        added = self._tokenizer.get_added_tokens_decoder().values()
         # Those that are looked for behind the normalizer look as it makes them.
         special = [
             self._normalized(token.content) if token.normalized else token.content
@@ -136,22 +106,15 @@ class PromptEncoder:
                 self._template = ChatTemplate(card.chat_template)
             except BadTemplate as error:
                 self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
-        self.token_text = lru_cache(maxsize=65536)(self._decode_one)
-        self.token = lru_cache(maxsize=65536)(self._look_up)
 
     @property
     def knows_tools(self) -> bool:
         """Whether its chat template shows tools to the model."""
         return self._template is not None and "tools" in self._template.variables
 
-    def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
-        """Those that are special tokens, which the text of an answer leaves out."""
-        ids = self._special_tokens
-        return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
-
     def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
-        if _is_ids(prompt):
+        if is_ids(prompt):
             return self._checked_ids(prompt)  # type: ignore[arg-type]  # no Message
         steps = self.steps(prompt)
         while True:
@@ -166,7 +129,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             text, around = prompt, self._around
         else:
-            text, around = self._render(_with_roles_checked(_chat_of(prompt))), _NOTHING
+            text, around = self._render(_with_roles_checked(chat_of(prompt))), _NOTHING
         if len(text) > INLINE_CHARS:
             self._require_room(self._bound.least_tokens(text))
         if around is None:
@@ -200,18 +163,6 @@ class PromptEncoder:
         salt = prefix_salt(self.card.hash_salt, cache_salt)
         return block_hashes(token_ids, self.card.block_tokens, salt)
 
-    def text_of(self, ids: Sequence[int]) -> str | None:
-        """What ids that continue a prompt stand for, just as workers decode them.
-
-        None where that ends inside a character, or where more than the ids would be needed.
-        """
-        if self._pieces is None:
-            return None
-        try:
-            return b"".join([self._pieces[token_id] for token_id in ids]).decode()
-        except UnicodeDecodeError:
-            return None
-
     def without_added(self, ids: Sequence[int]) -> Sequence[int]:
         """A plain prompt's ids without those that every plain prompt gets. Raises
         ``InvalidRequest`` where they cannot be told apart."""
@@ -222,10 +173,6 @@ class PromptEncoder:
             )
         before, behind = self._around
         return ids[len(before) : len(ids) - len(behind)]
-
-    def spellings_of(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary has them, which need not be text."""
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
         """The text of ids, special tokens as they are written, as work for a thread.
@@ -280,7 +227,7 @@ class PromptEncoder:
                 return [text]
             text = self._normalized(text)
             return _split(text, (yield from _starts(self._special, text)))
-        chat = _chat_of(prompt)
+        chat = chat_of(prompt)
         if self._normalize is not None:
             chat = rewritten(chat, lambda text: self._normalized(text.text))
         broken: dict[Text, list[str]] = {}
@@ -354,17 +301,6 @@ class PromptEncoder:
             )
         return ids
 
-    def _look_up(self, token_id: int) -> Token:
-        data = b"" if self._pieces is None else self._pieces[token_id]
-        if data:
-            return Token(data.decode(errors="backslashreplace"), data)
-        text = self.token_text(token_id)  # a special token's, which pieces leave out
-        return Token(text, None if "\ufffd" in text else text.encode())
-
-    def _decode_one(self, token_id: int) -> str:
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
-
 
 def vocabulary_of(card: ModelCard) -> bytes:
     """A name for what turns a chat into token ids: equal for workers that are interchangeable."""
@@ -374,37 +310,6 @@ def vocabulary_of(card: ModelCard) -> bytes:
         msgspec.json.encode(card.special_tokens),
     )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
-
-
-def is_short(prompt: Prompt) -> bool:
-    """Whether encoding costs so little that the event loop can do it."""
-    if isinstance(prompt, str):
-        return len(prompt) <= INLINE_CHARS
-    if _is_ids(prompt):
-        return True
-    return chars_of(_chat_of(prompt), _MESSAGE_CHARS) <= INLINE_CHARS
-
-
-def bytes_of(prompt: Prompt) -> int:
-    """The memory that a prompt's text takes."""
-    if isinstance(prompt, str):
-        return sys.getsizeof(prompt)
-    if _is_ids(prompt):
-        return 0
-    chat = _chat_of(prompt)
-    sizes = sum(sys.getsizeof(message.content) for message in chat.messages)
-    return sizes + (chars_of(chat, 0) if uses_tools(chat) else 0)
-
-
-def _is_ids(prompt: Prompt) -> bool:
-    return isinstance(prompt, tuple) and (not prompt or isinstance(prompt[0], int))
-
-
-def _chat_of(prompt: Prompt) -> Chat:
-    """A prompt that is known to be one."""
-    if isinstance(prompt, Chat):
-        return prompt
-    return Chat(prompt)  # type: ignore[arg-type]  # the others were told apart
 
 
 def _with_roles_checked(chat: Chat) -> Chat:
@@ -430,15 +335,6 @@ def _split(text: str, starts: Iterable[int]) -> list[str]:
     """Parts that end behind the character at each of ``starts``."""
     ends = [0, *(start + 1 for start in starts), len(text)]
     return [text[begin:end] for begin, end in pairwise(ends)]
-
-
-def _spellings(tokenizer: Tokenizer, to_bytes: TokenBytes) -> list[bytes]:
-    """What each token stands for, special and other added ones as they are written."""
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    return [
-        token.encode() if token in added else to_bytes(token)
-        for token in tokenizer.get_vocab(with_added_tokens=True)
-    ]
 
 
 def _added_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:

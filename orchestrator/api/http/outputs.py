@@ -33,14 +33,14 @@ class TaskOutput:
         self._encoder = encoder
         self._tools = tools
         # A model's special tokens have no text: those that are markers get theirs back.
-        self._special = encoder.special_ids(format.markers)
+        self._special = encoder.tokens.special_ids(format.markers)
         self._parser = self._new_parser("")
 
     def begin(self, task: Task) -> None:
         """The worker has begun, so that the prompt is known."""
         if self._format.reasoning is not None:
             last = task.token_ids[-_LOOKED_AT:]
-            self._parser = self._new_parser("".join(map(self._encoder.token_text, last)))
+            self._parser = self._new_parser("".join(map(self._encoder.tokens.token_text, last)))
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
         """What new tokens come to; some text may be held back."""
@@ -121,7 +121,7 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
             "TIDEGATE_TOOL_FORMAT",
             field="tools",
         )
-    special = encoder.special_ids(format.markers)
+    special = encoder.tokens.special_ids(format.markers)
     if not use.must_call:
         if job.grammar is None and encoder.card.grammars:
             grammar = strict_calls(use, format, special)

@@ -63,7 +63,7 @@ class Outputs:
             str(one): {
                 "logprob": logprob,
                 "rank": rank,
-                "decoded_token": self.encoder.token_text(one),
+                "decoded_token": self.encoder.tokens.token_text(one),
             }
             for one, (logprob, rank) in ranked.items()
         }

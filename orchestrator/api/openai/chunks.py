@@ -103,7 +103,7 @@ class ChunkStream:
             self._open(task)
         tail = ending.tail
         if self._options.stop_in_text:
-            tail += stop_text(ending, self._encoder_of())
+            tail += stop_text(ending, self._encoder_of().tokens)
         choice = self._last(ending, tail) | {"stop_reason": stop_reason(ending)}
         last = self._chunk(task, [choice], task.completion_tokens)
         last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
@@ -137,11 +137,11 @@ class ChunkStream:
             self._send_echo(task)
 
     def _send_echo(self, task: Task) -> None:
-        encoder, ids = self._encoder_of(), self._prompt_ids
-        text = echo.text_of(self._choices.prompt_of(self._index), ids, encoder)
+        tokens, ids = self._encoder_of().tokens, self._prompt_ids
+        text = echo.text_of(self._choices.prompt_of(self._index), ids, tokens)
         logprobs: msgspec.Raw | None = None
         if (top := task.sampling.logprobs) is not None:
-            turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, encoder, {})
+            turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, tokens, {})
             logprobs = echo.at_once(turns)  # few: they are bounded
         self._text_offset = len(text)
         choice = self._shape.delta(self._index, text, logprobs)
@@ -157,7 +157,7 @@ class ChunkStream:
 
     def _send_own_chunks(self, task: Task, delta: Delta) -> None:
         events = []
-        token_of = self._encoder_of().token
+        token_of = self._encoder_of().tokens.token
         made = task.completion_tokens - len(delta.ids)
         entries: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.ids)
         for token_id, text, entry in zip(delta.ids, delta.texts, entries, strict=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from orchestrator.api.openai.shapes import COMPLETION, TokenOf, named
 from orchestrator.errors import InvalidRequest, TidegateError
-from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Task
 from worker.protocol import PromptLogprobs, TokenLogprob
@@ -61,15 +61,15 @@ def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
         )
 
 
-def text_of(prompt: Prompt, ids: Sequence[int], encoder: PromptEncoder) -> str:
+def text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> str:
     """What ``echo`` puts before the text."""
-    return at_once(_text_of(prompt, ids, encoder))
+    return at_once(_text_of(prompt, ids, tokens))
 
 
-def _text_of(prompt: Prompt, ids: Sequence[int], encoder: PromptEncoder) -> "_Turns[str]":
+def _text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> "_Turns[str]":
     if isinstance(prompt, str):
         return prompt
-    return "".join((yield from _texts(ids, encoder)))
+    return "".join((yield from _texts(ids, tokens)))
 
 
 async def add_echo(
@@ -77,21 +77,21 @@ async def add_echo(
     prompt: Prompt,
     ids: Sequence[int],
     task: Task,
-    encoder: PromptEncoder,
+    tokens: TokenTexts,
 ) -> None:
     """Put the prompt before a choice's text, and its log-probabilities before the text's."""
-    choice["text"] = f"{await _in_turns(_text_of(prompt, ids, encoder))}{choice['text']}"
+    choice["text"] = f"{await _in_turns(_text_of(prompt, ids, tokens))}{choice['text']}"
     rest, top = choice["logprobs"], task.sampling.logprobs
     if top is None or task.sampling.prompt_logprobs is None:
         return
     assert rest is None or isinstance(rest, dict)
-    turns = echoed_logprobs(ids, task.prompt_logprobs, top, encoder, rest or {})
+    turns = echoed_logprobs(ids, task.prompt_logprobs, top, tokens, rest or {})
     choice["logprobs"] = await _in_turns(turns)
 
 
-async def own_form(ids: Sequence[int], task: Task, top: int, encoder: PromptEncoder) -> msgspec.Raw:
+async def own_form(ids: Sequence[int], task: Task, top: int, tokens: TokenTexts) -> msgspec.Raw:
     """vLLM's ``prompt_logprobs``: for each token its own and the likeliest ones', by id."""
-    return await _in_turns(_own_form(ids, task.prompt_logprobs, top, encoder.token))
+    return await _in_turns(_own_form(ids, task.prompt_logprobs, top, tokens.token))
 
 
 def at_once(turns: "_Turns[T]") -> T:
@@ -118,11 +118,11 @@ def echoed_logprobs(
     ids: Sequence[int],
     read: Sequence[PromptLogprobs],
     top: int,
-    encoder: PromptEncoder,
+    tokens: TokenTexts,
     rest: Mapping[str, Sequence[object]],
 ) -> "_Turns[msgspec.Raw]":
     """OpenAI's ``logprobs`` of prompt and text; ``rest`` are the text's own."""
-    token_of, texts = encoder.token, (yield from _texts(ids, encoder))
+    token_of, texts = tokens.token, (yield from _texts(ids, tokens))
     lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
     _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
     _extend(lists, {"token_logprobs": [None], "top_logprobs": [None]})
@@ -185,15 +185,15 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
             lists[name].append(_encode(values)[1:-1])
 
 
-def _texts(ids: Sequence[int], encoder: PromptEncoder) -> "_Turns[list[str]]":
+def _texts(ids: Sequence[int], tokens: TokenTexts) -> "_Turns[list[str]]":
     """What each token adds to the text: nothing while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for begin in range(0, len(ids), _TOKENS_AT_ONCE):
         if begin:
             yield
-        tokens = [encoder.token(one) for one in ids[begin : begin + _TOKENS_AT_ONCE]]
-        texts += [t.text if t.data is None else decoder.decode(t.data) for t in tokens]
+        found = [tokens.token(one) for one in ids[begin : begin + _TOKENS_AT_ONCE]]
+        texts += [t.text if t.data is None else decoder.decode(t.data) for t in found]
     if tail := decoder.decode(b"", final=True):
         texts[-1] += tail
     return texts

@@ -232,9 +232,9 @@ class _Text(Transcript):
         assert ending is not None
         tail, logprobs = ending.tail, None
         if self.logprobs and not options.hides_logprobs:
-            logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.token)
+            logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.tokens.token)
         if options.stop_in_text:
-            tail += stop_text(ending, encoder)
+            tail += stop_text(ending, encoder.tokens)
         reason = ending.finish_reason.value
         if self.output is None:
             choice = shape.choice(index, self.text() + tail, logprobs, reason)
@@ -249,9 +249,10 @@ class _Text(Transcript):
                 choice["prompt_token_ids"] = self.prompt_ids
         if options.echo:
             prompt = self._choices.prompt_of(at)
-            await echo.add_echo(choice, prompt, self.prompt_ids, task, encoder)
+            await echo.add_echo(choice, prompt, self.prompt_ids, task, encoder.tokens)
         if (top := options.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = await echo.own_form(self.prompt_ids, task, top, encoder)
+            own_form = echo.own_form(self.prompt_ids, task, top, encoder.tokens)
+            choice["prompt_logprobs"] = await own_form
         return choice
 
 

@@ -17,7 +17,7 @@ from orchestrator.parsing import (
     Piece,
     Reasoning,
 )
-from orchestrator.prompts.encoder import PromptEncoder, Token
+from orchestrator.prompts.tokens import Token, TokenTexts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import TokenLogprob
@@ -167,11 +167,11 @@ def stop_reason(ending: Ending) -> str | int | None:
     return ending.stop or ending.stop_token_id
 
 
-def stop_text(ending: Ending, encoder: PromptEncoder) -> str:
+def stop_text(ending: Ending, tokens: TokenTexts) -> str:
     """The same as text, for clients that want it there."""
     if ending.stop_token_id is None:
         return ending.stop
-    return encoder.token(ending.stop_token_id).text
+    return tokens.token(ending.stop_token_id).text
 
 
 def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:

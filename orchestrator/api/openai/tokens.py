@@ -77,7 +77,7 @@ async def tokenize(request: web.Request) -> web.Response:
         ids = encoder.without_added(ids)
     spellings = None
     if asked.with_spelling:  # as many as the context holds, half a microsecond each
-        spellings = await asyncio.to_thread(encoder.spellings_of, ids)
+        spellings = await asyncio.to_thread(encoder.tokens.spellings_of, ids)
     return json_response(
         {
             "count": len(ids),

@@ -9,7 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
-from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, is_short, vocabulary_of
+from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, vocabulary_of
+from orchestrator.prompts.kinds import is_short
 from orchestrator.tasks.job import Chat, Message
 from orchestrator.tasks.tools import ToolCall
 from tests.support.fake_worker import TEMPLATE, make_card
@@ -23,7 +24,7 @@ def test_text_ids_and_chat() -> None:
     encoder = encoder_of()
     text = encoder.encode("héllo")
     assert len(text) == 6
-    assert "".join(encoder.token_text(i) for i in text if i < 200)[:1] == "h"
+    assert "".join(encoder.tokens.token_text(i) for i in text if i < 200)[:1] == "h"
     assert encoder.encode((1, 2, 3)) == (1, 2, 3)
     chat = encoder.encode((Message("user", "hi"),))
     assert list(chat) == [0, 3, *(encoder.encode("hi")), 5, 4]
@@ -143,12 +144,12 @@ def test_a_token_without_bytes_of_its_own() -> None:
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     odd = encoder_of(tokenizer_json=tokenizer.to_str().encode())
     x, half = tokenizer.token_to_id("x"), tokenizer.token_to_id("Ã")
-    assert odd.token(x) == ("x", b"x")
-    assert odd.token(half) == ("\ufffd", None)
-    assert not odd.token(half).is_text
+    assert odd.tokens.token(x) == ("x", b"x")
+    assert odd.tokens.token(half) == ("\ufffd", None)
+    assert not odd.tokens.token(half).is_text
     usual = encoder_of()
-    assert usual.token(half) == (r"\xc3", b"\xc3")
-    assert usual.token(1) == ("<|eos|>", b"<|eos|>")
+    assert usual.tokens.token(half) == (r"\xc3", b"\xc3")
+    assert usual.tokens.token(1) == ("<|eos|>", b"<|eos|>")
 
 
 def test_vocabularies_are_told_apart() -> None:
@@ -269,7 +270,7 @@ def test_ids_of_calls_are_short_where_templates_want_them_so() -> None:
         Message("user", ""),
     )
     encoder = PromptEncoder(make_card(chat_template=template))
-    text = encoder.text_of(encoder.encode(Chat(messages)))
+    text = encoder.tokens.text_of(encoder.encode(Chat(messages)))
     assert text is not None
     first, second, _, result, _ = text.removesuffix("None").split(";")[:5]
     assert first == f"[TOOL_CALLS]{result}" and len(result) == 9 and result.isalnum()

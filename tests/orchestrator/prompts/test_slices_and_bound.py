@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from orchestrator.prompts import Lookalikes, Slicer, TokenBound
-from orchestrator.prompts.encoder import _spellings
+from orchestrator.prompts.tokens import TokenTexts
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
-from worker.protocol.token_bytes import token_bytes_of
 
 KINDS = (byte_level, metaspace, demo)
 PIECES = (
@@ -52,9 +51,9 @@ def bound_of(kind: Callable[[], Tokenizer]) -> TokenBound:
 
 
 def spellings(tokenizer: Tokenizer) -> list[bytes]:
-    to_bytes = token_bytes_of(tokenizer)
-    assert to_bytes is not None
-    return _spellings(tokenizer, to_bytes)
+    known = [*TokenTexts(tokenizer, ()).all_bytes()]
+    assert known
+    return known
 
 
 @pytest.mark.parametrize("kind", KINDS)

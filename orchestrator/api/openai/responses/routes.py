@@ -55,9 +55,9 @@ async def create(request: web.Request) -> web.StreamResponse:
             request,
             job,
             prompt,
-            lambda stream: ResponseEvents(stream, asked, output, encoder.token, keep),
+            lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
         )
-    answer = Answer(asked, output, encoder.token, keep)
+    answer = Answer(asked, output, encoder.tokens.token, keep)
     if asked.is_background:
         return await _begin(request, job, prompt, answer)
     task = await until_answered(request, job, prompt, answer)

@@ -90,7 +90,7 @@ async def test_an_earlier_turn_as_clients_send_it_back(
     async with service.http.post("/v1/chat/completions", json=CHAT | {"messages": messages}) as r:
         assert r.status == 200, await r.text()
     encoder = service.orchestrator.model("fake")
-    text = "".join(encoder.token_text(i) for i in worker.submits[0].token_ids)
+    text = "".join(encoder.tokens.token_text(i) for i in worker.submits[0].token_ids)
     assert "b<|end|><|assistant|><|end|><|user|>c" in text and "hm" not in text
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import echo
-from orchestrator.prompts.encoder import Token
+from orchestrator.prompts.tokens import Token
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan

@@ -225,7 +225,7 @@ async def test_content_parts_and_harmless_fields(service: Service, worker: FakeW
     sampling = worker.submits[0].sampling
     assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (2, ("x",), 1.0)
     encoder = service.orchestrator.model("fake")
-    text = "".join(encoder.token_text(i) for i in worker.submits[0].token_ids)
+    text = "".join(encoder.tokens.token_text(i) for i in worker.submits[0].token_ids)
     assert text == "<|bos|><|system|>be brief<|end|><|user|>hh<|end|><|assistant|>"
 
 
@@ -320,7 +320,9 @@ async def test_completions_tell_the_sampled_token_among_the_most_likely(
 ) -> None:
     """As OpenAI and vLLM do: up to ``logprobs`` + 1 of them."""
     worker.plan = lambda submit: Plan(speak=lambda _: (72, "x"), top=[(73, -0.1), (74, -0.2)])
-    sampled, *likelier = [service.orchestrator.model("fake").token(i).text for i in (72, 73, 74)]
+    sampled, *likelier = [
+        service.orchestrator.model("fake").tokens.token(i).text for i in (72, 73, 74)
+    ]
     for count in (0, 1, 2):
         async with service.http.post(
             "/v1/completions", json=TEXT | {"logprobs": count}

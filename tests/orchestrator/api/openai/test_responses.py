@@ -67,7 +67,7 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
 def prompt_of(service: Service, worker: FakeWorker) -> str:
     """What the worker was asked last, special tokens and all."""
     encoder = service.orchestrator.model("fake")
-    return "".join(encoder.token(token_id).text for token_id in worker.submits[-1].token_ids)
+    return "".join(encoder.tokens.token(token_id).text for token_id in worker.submits[-1].token_ids)
 
 
 async def test_a_response_with_the_sdk(worker: FakeWorker, sdk: openai.AsyncOpenAI) -> None:

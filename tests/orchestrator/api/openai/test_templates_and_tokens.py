@@ -16,7 +16,7 @@ PATHS = pytest.mark.parametrize("prefix", ["/v1", ""])
 async def prompt_for(service: Service, worker: FakeWorker, **changes: object) -> str:
     await answer_of(service, "/v1/chat/completions", CHAT | changes)
     encoder = service.orchestrator.model("fake")
-    return "".join(encoder.token_text(i) for i in worker.submits[-1].token_ids)
+    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
 
 
 async def test_without_the_models_turn(service: Service, worker: FakeWorker) -> None:

@@ -40,7 +40,7 @@ async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def prompt_of(service: Service, worker: FakeWorker) -> str:
     encoder = service.orchestrator.model("fake")
-    return "".join(encoder.token_text(i) for i in worker.submits[-1].token_ids)
+    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
 
 
 async def test_a_call_in_one_piece(service: Service, worker: FakeWorker) -> None:
@@ -244,8 +244,8 @@ async def test_markers_that_are_special_tokens(
     texts = ["<|eos|>", '[{"name": "get_weather", ', f'"arguments": {ARGUMENTS}}}]']
     service = await make_service(worker)
     encoder = service.orchestrator.model("fake")
-    assert encoder.special_ids(["<|eos|>", "<tool_call>", "a"]) == {1: "<|eos|>"}
-    encoder.special_ids = lambda spellings: {199: "[TOOL_CALLS]"}  # type: ignore[method-assign]
+    assert encoder.tokens.special_ids(["<|eos|>", "<tool_call>", "a"]) == {1: "<|eos|>"}
+    encoder.tokens.special_ids = lambda spellings: {199: "[TOOL_CALLS]"}  # type: ignore[method-assign]
     spoken = [(199, ""), *((7, text) for text in texts[1:])]
     base = 0
 

@@ -1,0 +1,44 @@
+"""What a prompt is: text, a chat or token ids; how long it is, before it is encoded."""
+
+import sys
+from typing import Final
+
+from orchestrator.prompts.turns import chars_of, uses_tools
+from orchestrator.tasks.job import Chat, Prompt
+
+INLINE_CHARS: Final = 2000
+"""Up to this many characters a prompt costs the event loop less than a millisecond."""
+
+_MESSAGE_CHARS = 16
+"""What a message costs the chat template beyond its text, as if in characters."""
+
+
+def is_short(prompt: Prompt) -> bool:
+    """Whether encoding costs so little that the event loop can do it."""
+    if isinstance(prompt, str):
+        return len(prompt) <= INLINE_CHARS
+    if is_ids(prompt):
+        return True
+    return chars_of(chat_of(prompt), _MESSAGE_CHARS) <= INLINE_CHARS
+
+
+def bytes_of(prompt: Prompt) -> int:
+    """The memory that a prompt's text takes."""
+    if isinstance(prompt, str):
+        return sys.getsizeof(prompt)
+    if is_ids(prompt):
+        return 0
+    chat = chat_of(prompt)
+    sizes = sum(sys.getsizeof(message.content) for message in chat.messages)
+    return sizes + (chars_of(chat, 0) if uses_tools(chat) else 0)
+
+
+def is_ids(prompt: Prompt) -> bool:
+    return isinstance(prompt, tuple) and (not prompt or isinstance(prompt[0], int))
+
+
+def chat_of(prompt: Prompt) -> Chat:
+    """A prompt that is known to be one."""
+    if isinstance(prompt, Chat):
+        return prompt
+    return Chat(prompt)  # type: ignore[arg-type]  # the others were told apart

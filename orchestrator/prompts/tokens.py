@@ -1,0 +1,85 @@
+"""What single tokens stand for, as workers decode them."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from worker.protocol.token_bytes import TokenPieces, token_bytes_of
+
+
+class Token(NamedTuple):
+    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+
+    ``data`` is None where only the tokens beside it would tell its bytes.
+    """
+
+    text: str
+    data: bytes | None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its bytes are characters, none of them in part."""
+        return self.data is not None and self.text.encode() == self.data
+
+
+class TokenTexts:
+    """The tokens of one model's tokenizer, by id."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._to_bytes = token_bytes_of(tokenizer)
+        self._pieces = (
+            None
+            if self._to_bytes is None
+            else TokenPieces(tokenizer, self._to_bytes, frozenset(eos_token_ids))
+        )
+        by_id = tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in by_id.items() if token.special}
+        self.token_text = lru_cache(maxsize=65536)(self._decode_one)
+        self.token = lru_cache(maxsize=65536)(self._look_up)
+
+    def all_bytes(self) -> Sequence[bytes]:
+        """What each token stands for, special and other added ones as they are written; empty
+        where the tokenizer does not tell."""
+        to_bytes = self._to_bytes
+        if to_bytes is None:
+            return ()
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        return [
+            token.encode() if token in added else to_bytes(token)
+            for token in self._tokenizer.get_vocab(with_added_tokens=True)
+        ]
+
+    def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
+        """Those that are special tokens, which the text of an answer leaves out."""
+        ids = self._special
+        return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """What ids that continue a prompt stand for, just as workers decode them.
+
+        None where that ends inside a character, or where more than the ids would be needed.
+        """
+        if self._pieces is None:
+            return None
+        try:
+            return b"".join([self._pieces[token_id] for token_id in ids]).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def spellings_of(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary has them, which need not be text."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def _look_up(self, token_id: int) -> Token:
+        data = b"" if self._pieces is None else self._pieces[token_id]
+        if data:
+            return Token(data.decode(errors="backslashreplace"), data)
+        text = self.token_text(token_id)  # a special token's, which pieces leave out
+        return Token(text, None if "\ufffd" in text else text.encode())
+
+    def _decode_one(self, token_id: int) -> str:
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
