@@ -59,7 +59,7 @@ class Answer:
 async def render(
     triton: Triton, recipe: dict[str, Any] | bytes, *, until: str = "", **parameters: Any
 ) -> Answer:
-    """``until``: give up once this stage has said something."""
+    """``until``: give up once this stage has said something, or at this event."""
     data = recipe if isinstance(recipe, bytes) else json.dumps(recipe).encode()
     given = triton_grpc.InferInput("recipe", [1], "BYTES")
     given.set_data_from_numpy(np.array([data], dtype=np.object_))
@@ -76,10 +76,10 @@ async def render(
                 answer.error = str(error.message())
                 break
             answer.events.append(json.loads(result.as_numpy("event")[0]))
-            if until and answer.last.get("stage") == until:
+            if until and until in (answer.last.get("stage"), answer.last["event"]):
                 responses.cancel()
                 break
-            for name in ("mp4", "wav", "png", "video", "audio", "actor"):
+            for name in ("mp4", "wav", "png", "video", "audio", "actor", "preview"):
                 tensor = result.as_numpy(name)
                 if tensor is not None:
                     answer.tensors[name] = tensor
@@ -88,7 +88,7 @@ async def render(
 
 def test_a_clip_is_rendered_in_time(slots: Triton) -> None:
     outputs = "mp4,wav,png,video,audio,actor"
-    answer = asyncio.run(render(slots, RECIPE, deadline_ms=60_000, outputs=outputs))
+    answer = asyncio.run(render(slots, RECIPE, deadline_ms=60_000, outputs=outputs, preview=True))
     assert not answer.error
     result, tensors = answer.last, answer.tensors
     assert result["event"] == "result" and result["deadline_met"] and result["given_up"] == []
@@ -104,6 +104,14 @@ def test_a_clip_is_rendered_in_time(slots: Triton) -> None:
     with av.open(io.BytesIO(tensors["mp4"].tobytes())) as file:
         assert sum(1 for _ in file.decode(video=0)) == frames
     assert tensors["wav"].tobytes()[:4] == b"RIFF" and tensors["png"].tobytes()[1:4] == b"PNG"
+    assert tensors["preview"].tobytes()[:2] == b"\xff\xd8", "a JPEG, of the portrait at least"
+
+
+def test_whoever_watches_is_told_the_state(slots: Triton) -> None:
+    state = asyncio.run(render(slots, b"", watch=True, until="state")).last
+    assert state["slots_total"] == 2 and state["max_size"] == 96 and not state["draining"]
+    assert state["stages"]["video"] == state["stages"]["video"] | {"provider": "warp"}
+    assert sum(each["bytes"] for each in state["residents"]) == state["memory_used_bytes"]
 
 
 def test_less_is_rendered_for_a_short_deadline_or_the_reason_is_said(slots: Triton) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,6 +49,9 @@ class StageTimes:
         self._budget = budget
         self._units = units
         self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self.finished = 0
+        self.failed = 0
+        """By its own fault, or too late: not those that a cancel or a deadline ended."""
 
     @property
     def budget(self) -> StageBudget:
@@ -56,15 +59,19 @@ class StageTimes:
 
     def observe(self, seconds: float, units: float) -> None:
         """A stage was finished. What was cut short says nothing."""
+        self.finished += 1
         self._seen.append((seconds, max(units, 1e-9)))
+
+    @property
+    def seconds_per_unit(self) -> float:
+        """The observed P95; before there is one, the target's."""
+        rate = self._rate(0.95)
+        return self._budget.target_s / self._units if rate is None else rate
 
     def predicted_s(self, units: float) -> float:
         """What ``units`` of work take nearly always: the observed P95 per unit, before there is
         one the target, in proportion to the work."""
-        rate = self._rate(0.95)
-        if rate is None:
-            rate = self._budget.target_s / self._units
-        return rate * units
+        return self.seconds_per_unit * units
 
     def timeout_s(self, units: float) -> float:
         """When ``units`` of work have taken too long: 1.5 times the observed P95, but not less
@@ -82,12 +89,12 @@ class StageTimes:
         times = sorted(seconds for seconds, _ in self._seen)
         if not times:
             return {}
-        return {f"p{q}": 1000 * _quantile(times, q / 100) for q in (50, 95, 99)}
+        return {f"p{q}": 1000 * quantile(times, q / 100) for q in (50, 95, 99)}
 
     def _rate(self, q: float) -> float | None:
         if len(self._seen) < _ENOUGH:
             return None
-        return _quantile(sorted(seconds / units for seconds, units in self._seen), q)
+        return quantile(sorted(seconds / units for seconds, units in self._seen), q)
 
 
 def backoffs(retries: int) -> Iterator[float]:
@@ -95,5 +102,6 @@ def backoffs(retries: int) -> Iterator[float]:
     return (BACKOFF_S * 2**number for number in range(retries))
 
 
-def _quantile(ordered: list[float], q: float) -> float:
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Of values in order, by the nearest rank."""
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]

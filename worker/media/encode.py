@@ -1,4 +1,5 @@
-"""A clip as files: MP4 (H.264 and AAC), WAV, PNG. PyAV does it, which brings FFmpeg along."""
+"""A clip as files: MP4 (H.264 and AAC), WAV, PNG; previews as JPEG. PyAV does it, which
+brings FFmpeg along."""
 
 import io
 import os
@@ -13,6 +14,8 @@ from worker.media.plan import SAMPLE_RATE
 
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
+_JPEG_SCALE = 4
+"""Of a preview's quantisers: 2 is the best, 31 the least."""
 
 
 def _av() -> Any:
@@ -26,7 +29,7 @@ def _av() -> Any:
 def check_encoder() -> None:
     """Raises ``LoadError`` where clips cannot be encoded."""
     available = _av().codecs_available
-    for codec in ("libx264", "aac", "png"):
+    for codec in ("libx264", "aac", "png", "mjpeg"):
         if codec not in available:
             raise LoadError(f"the installed PyAV has no codec {codec}; its wheel from PyPI has")
 
@@ -84,13 +87,34 @@ def png(picture: torch.Tensor) -> bytes:
     """``picture``: ``[3, height, width]``, uint8, or float from 0 to 1."""
     av = _av()
     if picture.is_floating_point():
-        picture = (picture * 255).round().clamp(0, 255).to(torch.uint8)
+        picture = _bytes(picture)
     codec = av.CodecContext.create("png", "w")
     codec.height, codec.width = picture.shape[1:]
     codec.pix_fmt = "rgb24"
     codec.time_base = Fraction(1, 1)
     frame = av.VideoFrame.from_ndarray(_rows(picture), format="rgb24")
     return b"".join(bytes(packet) for packet in (*codec.encode(frame), *codec.encode(None)))
+
+
+def preview(picture: torch.Tensor, side: int = 160) -> bytes:
+    """A small JPEG (3 to 6 KB), ``side`` pixels at most; ``picture`` is as for ``png``."""
+    scale = 1.0 if picture.is_floating_point() else 1 / 255
+    small = picture[None].to(torch.float32)
+    size = min(side, picture.shape[-1])
+    small = torch.nn.functional.interpolate(small, (size, size), mode="area")[0] * scale
+    av = _av()
+    codec = av.CodecContext.create("mjpeg", "w")
+    codec.height = codec.width = size
+    codec.pix_fmt = "yuvj420p"
+    codec.time_base = Fraction(1, 1)
+    codec.qmin = codec.qmax = _JPEG_SCALE
+    frame = av.VideoFrame.from_ndarray(_rows(_bytes(small)), format="rgb24")
+    frame = frame.reformat(format="yuvj420p", dst_color_range="JPEG")
+    return b"".join(bytes(packet) for packet in (*codec.encode(frame), *codec.encode(None)))
+
+
+def _bytes(picture: torch.Tensor) -> torch.Tensor:
+    return (picture * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _rows(picture: torch.Tensor) -> Any:

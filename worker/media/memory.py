@@ -63,6 +63,11 @@ class MemoryGuard:
         return self._used()
 
     @property
+    def limits(self) -> tuple[int, int]:
+        """Soft and hard."""
+        return self._soft, self._hard
+
+    @property
     def free(self) -> int | None:
         """Up to the hard limit; None without one."""
         return max(0, self._hard - self._used()) if self._hard else None

@@ -21,10 +21,14 @@ from worker.media.errors import OutOfTime, SlotError
 from worker.media.memory import MemoryGuard, media_log
 from worker.media.plan import SAMPLE_RATE, ClipPlan, asked_for, fit, ladder
 from worker.media.recipe import Recipe
-from worker.media.stage_runner import Progress, StageRunner
+from worker.media.stage_runner import StageRunner
 from worker.media.stages.base import Stages, Step
 
 T = TypeVar("T")
+Progress = Callable[[Stage, float], None]
+"""A stage and the share of it that is done. Called on the stage's thread."""
+Shown = Callable[[Stage, float, torch.Tensor], None]
+"""As ``Progress``, with a picture of what there is: a view of the slot's buffers."""
 
 NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
 """What the budgets of SL-1 are for."""
@@ -171,20 +175,22 @@ class SlotPipeline:
         said: Progress,
         *,
         degrade: bool,
+        shown: Shown | None = None,
     ) -> Clip:
         """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
 
+        ``shown`` gets the portrait when it is there, and frames of the video as it grows.
         Raises ``Unfinished`` with what there is. When it is cancelled, every stage has ended.
         """
         begun = time.monotonic()
         clip = Clip(lease, plan)
         try:
-            await self._begin(recipe, clip, deadline_at, said)
+            await self._begin(recipe, clip, deadline_at, said, shown)
             self._fit_video(clip, deadline_at, degrade=degrade)
             async with self._runners[Stage.VIDEO].turn(deadline_at - self._config.buffer_s):
                 # Another slot's video may have taken until now.
                 clip.plan = self._fit_video(clip, deadline_at, degrade=degrade)
-                await self._video(clip, deadline_at, said)
+                await self._video(clip, deadline_at, said, shown)
             await self._check(recipe, clip, deadline_at, said)
         except (SlotError, MemoryLimitExceeded) as error:
             raise Unfinished(clip, error) from error
@@ -197,7 +203,14 @@ class SlotPipeline:
         left_s = deadline_at - time.monotonic()
         return self._fitted(clip.plan, Stage.VIDEO, left_s, self._from_video_s, degrade=degrade)
 
-    async def _begin(self, recipe: Recipe, clip: Clip, deadline_at: float, said: Progress) -> None:
+    async def _begin(
+        self,
+        recipe: Recipe,
+        clip: Clip,
+        deadline_at: float,
+        said: Progress,
+        shown: Shown | None,
+    ) -> None:
         """Speech and portrait. When one fails, the other is stopped and waited for."""
         plan, stages = clip.plan, self._stages
         # Longer than guessed is fine as far as buffers and the recipe go: only then it is known.
@@ -225,7 +238,7 @@ class SlotPipeline:
                         lambda step: stages.portrait.render(recipe, actor, step),
                         plan.image_units,
                         deadline_at,
-                        said,
+                        _showing(said, shown, lambda done: actor if done >= 1.0 else None),
                     )
                 )
         except BaseExceptionGroup as errors:
@@ -234,19 +247,26 @@ class SlotPipeline:
         clip.portrait_size = plan.size
         clip.plan = replace(plan, seconds=max(clip.samples, 1) / SAMPLE_RATE)
 
-    async def _video(self, clip: Clip, deadline_at: float, said: Progress) -> None:
+    async def _video(
+        self, clip: Clip, deadline_at: float, said: Progress, shown: Shown | None
+    ) -> None:
         plan = clip.plan
         actor = clip.portrait  # as large as it was rendered: the video has a size of its own
         clip.samples = min(clip.samples, plan.samples)
         video = clip.lease.video(plan.frames, plan.size)
         audio = clip.audio
+
+        def latest(done: float) -> torch.Tensor | None:
+            frames = int(done * plan.frames)
+            return video[frames - 1] if frames else None
+
         await self._timed(
             clip,
             Stage.VIDEO,
             lambda step: self._stages.video.render(plan, actor, audio, video, step),
             plan.video_units,
             deadline_at,
-            said,
+            _showing(said, shown, latest),
             in_turn=True,
         )
         clip.frames = plan.frames
@@ -294,6 +314,22 @@ class SlotPipeline:
         runner = self._runners[stage]
         run = runner.run_in_turn if in_turn else runner.run
         try:
-            return await run(work, units, deadline_at, said)
+            return await run(work, units, deadline_at, lambda done: said(stage, done))
         finally:
             clip.stage_ms[stage] = 1000 * (time.monotonic() - begun)
+
+
+def _showing(
+    said: Progress, shown: Shown | None, picture_at: Callable[[float], torch.Tensor | None]
+) -> Progress:
+    """``said``, and what there is to see at that share of the stage goes to ``shown``."""
+    if shown is None:
+        return said
+
+    def say_and_show(stage: Stage, done: float) -> None:
+        said(stage, done)
+        picture = picture_at(done)
+        if picture is not None:
+            shown(stage, done, picture)
+
+    return say_and_show

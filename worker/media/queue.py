@@ -44,11 +44,14 @@ class SlotQueue:
     def running(self) -> int:
         return len(self._running)
 
+    def free_in_s(self) -> tuple[float, ...]:
+        """When each lease that is lent will probably come back, in seconds from now."""
+        now = self._now()
+        return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
+
     def wait_s(self, start_by: float, each_s: float) -> float:
         """How long a slot that must start by then will probably wait, when one takes ``each_s``."""
-        now = self._now()
-        ends = sorted(max(0.0, end - now) for end in self._running.values())
-        ends = [0.0] * self._pool.free + ends
+        ends = [0.0] * self._pool.free + [*self.free_in_s()]
         for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
             ends = sorted((*ends[1:], ends[0] + each_s))
         return ends[0] if ends else 0.0

@@ -16,8 +16,8 @@ from worker.media.memory import MemoryGuard, media_log
 from worker.media.stages.base import Step
 
 T = TypeVar("T")
-Progress = Callable[[Stage, float], None]
-"""A stage and the share of it that is done. Called on the stage's thread."""
+Progress = Callable[[float], None]
+"""Gets the share of the stage that is done. Called on the stage's thread."""
 
 
 class _Steps:
@@ -33,6 +33,7 @@ class _Steps:
         self._limit_s = limit_s
         self._memory = memory
         self._said = said
+        self._done = 0.0
 
     def __call__(self, done: float) -> None:
         if self.halted:
@@ -43,7 +44,13 @@ class _Steps:
         if now > self._timeout_at:
             raise StageTimeout(self.stage, f"took longer than {self._limit_s:.1f} s")
         self._memory.check(self.stage)
-        self._said(self.stage, done)
+        self._done = done
+        self._said(done)
+
+    def finish(self) -> None:
+        """All of it is there, whether the provider said so or not."""
+        if self._done < 1.0:
+            self._said(1.0)
 
 
 class StageRunner:
@@ -114,13 +121,15 @@ class StageRunner:
         begun = time.monotonic()
         try:
             result = await self._on_thread(work, steps)
-        except (SlotError, MemoryLimitExceeded, RequestError):
+        except (SlotError, MemoryLimitExceeded, RequestError) as error:
+            self.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:
             await self._settle(is_critical=False)
             raise
         except Exception as error:
+            self.times.failed += 1
             await self._settle(is_critical=True)
             raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
         self.times.observe(time.monotonic() - begun, units)
@@ -144,6 +153,7 @@ class StageRunner:
             result = work(steps)
             if self._stream is not None:
                 self._stream.synchronize()
+            steps.finish()
             return result
 
     def _on_stream(self) -> "torch.cuda.StreamContext | nullcontext[None]":

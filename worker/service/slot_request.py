@@ -20,6 +20,10 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     on_deadline: Literal["error", "degrade"] = "error"
     outputs: str = ",".join(DEFAULT_OUTPUTS)
     """Names of ``OUTPUTS``, by commas."""
+    preview: bool = False
+    """Whether some answers carry a small picture of what there is so far."""
+    watch: bool = False
+    """No clip: the model's state, again and again (``worker.protocol.slot``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,11 @@ class SlotRequest:
     deadline_s: float
     degrade: bool
     outputs: tuple[str, ...]
+    preview: bool = False
 
 
-def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest:
-    """Raises ``InvalidCall`` and ``RecipeError``."""
+def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
+    """None for a request that watches. Raises ``InvalidCall`` and ``RecipeError``."""
     data = call.data(RECIPE)
     if data is None:
         raise InvalidCall(f"input {RECIPE} is missing")
@@ -41,6 +46,8 @@ def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest:
         stated = msgspec.convert(dict(call.parameters), _Parameters, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidCall(f"parameters: {error}") from None
+    if stated.watch:
+        return None
     deadline_s = default_deadline_s if stated.deadline_ms is None else stated.deadline_ms / 1000
     if not 0 < deadline_s < float("inf"):
         raise InvalidCall("deadline_ms must be a positive number of milliseconds")
@@ -48,4 +55,6 @@ def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest:
     for name in outputs:
         if name not in OUTPUTS:
             raise InvalidCall(f"outputs: there is no {name!r}; there is {', '.join(OUTPUTS)}")
-    return SlotRequest(read_recipe(data), deadline_s, stated.on_deadline == "degrade", outputs)
+    return SlotRequest(
+        read_recipe(data), deadline_s, stated.on_deadline == "degrade", outputs, stated.preview
+    )

@@ -13,7 +13,8 @@ sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 from worker import stub_abi
 from worker.log import configure_logging
 from worker.media.settings import read_slot_settings
-from worker.service.slot import SlotWorker, build_slots
+from worker.service.slot import SlotWorker
+from worker.service.slot_build import build_slots
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.shared_memory import restrict_shared_memory
 

@@ -1,0 +1,120 @@
+"""What a slot's client hears: progress, previews, and the clip."""
+
+import asyncio
+import time
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.errors import ResponderLost
+from worker.media import encode
+from worker.media.budgets import Stage
+from worker.media.memory import media_log
+from worker.media.pipeline import Clip
+from worker.media.plan import SAMPLE_RATE
+from worker.service.call import Responder, Tensors, strings
+
+_PROGRESS_S = 0.1
+_PREVIEW_S = 0.2
+
+
+class Progress:
+    """Of one slot, from its stages' threads to its client, not more often than useful."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
+        self._loop = loop
+        self._responder = responder
+        self._next: dict[Stage, float] = {}
+
+    def __call__(self, stage: Stage, done: float) -> None:
+        now = time.monotonic()
+        if done < 1.0 and now < self._next.get(stage, 0.0):
+            return
+        self._next[stage] = now + _PROGRESS_S
+        self._loop.call_soon_threadsafe(say, self._responder, stage, done, {})
+
+
+class Previews:
+    """Small pictures of one slot. A stage's thread only says that there is something to see: it is
+    read and encoded on ``encoder``, one at a time."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, encoder: Executor, responder: Responder
+    ) -> None:
+        self._loop = loop
+        self._encoder = encoder
+        self._responder = responder
+        self._next = 0.0
+        self._latest: Future[None] | None = None
+
+    def __call__(self, stage: Stage, done: float, picture: torch.Tensor) -> None:
+        now = time.monotonic()
+        if now < self._next or (self._latest is not None and not self._latest.done()):
+            return
+        self._next = now + _PREVIEW_S
+        # What the stage has launched so far is what there is to see.
+        drawn = torch.cuda.current_stream().record_event() if picture.is_cuda else None
+        self._latest = self._encoder.submit(self._make, stage, done, picture, drawn)
+
+    async def finished(self) -> None:
+        """Nothing reads the slot's buffers any more."""
+        if self._latest is not None:
+            await asyncio.wait([asyncio.wrap_future(self._latest)])
+
+    def _make(
+        self, stage: Stage, done: float, picture: torch.Tensor, drawn: "torch.cuda.Event | None"
+    ) -> None:
+        try:
+            if drawn is not None:
+                drawn.synchronize()
+            data = np.frombuffer(encode.preview(picture), np.uint8)
+        except Exception:  # nobody loses a clip for it
+            media_log.warning("no preview of the %s stage", stage, exc_info=True)
+            return
+        self._loop.call_soon_threadsafe(say, self._responder, stage, done, {"preview": data})
+
+
+def say(responder: Responder, stage: Stage, done: float, tensors: Tensors) -> None:
+    """Tell the client how far a stage is."""
+    event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
+    with suppress(ResponderLost):  # whoever watches it ends the slot
+        responder.send({"event": strings(msgspec.json.encode(event)), **tensors})
+
+
+def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
+    """What the last answer says in words and figures."""
+    plan = clip.plan
+    return {
+        "seconds": round(clip.samples / SAMPLE_RATE, 3),
+        "frames": clip.frames,
+        "fps": plan.fps,
+        "size": plan.size,
+        "given_up": plan.given_up,
+        "check": clip.check,
+        "deadline_met": is_met,
+        **{f"{stage}_ms": round(clip.stage_ms.get(stage, 0.0), 1) for stage in Stage},
+        "total_ms": round(clip.total_ms, 1),
+    }
+
+
+def outputs_of(names: tuple[str, ...], clip: Clip) -> Tensors:
+    """What of ``names`` there is."""
+    made: dict[str, NDArray[Any]] = {}
+    if clip.frames and "mp4" in names:
+        made["mp4"] = np.frombuffer(encode.mp4(clip.video, clip.audio, clip.plan.fps), np.uint8)
+    if clip.frames and "video" in names:
+        made["video"] = clip.video.cpu().numpy()
+    if clip.samples and "wav" in names:
+        made["wav"] = np.frombuffer(encode.wav(clip.audio), np.uint8)
+    if clip.samples and "audio" in names:
+        made["audio"] = clip.audio.cpu().numpy()
+    if clip.portrait_size and "png" in names:
+        made["png"] = np.frombuffer(encode.png(clip.portrait), np.uint8)
+    if clip.portrait_size and "actor" in names:
+        made["actor"] = clip.portrait.cpu().numpy()
+    return made

@@ -1,0 +1,63 @@
+"""The slot worker from its settings: providers loaded, buffers taken, the plan of both logged."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from worker.media import encode
+from worker.media.buffers import BufferPool, BufferSizes
+from worker.media.memory import MemoryGuard, ResidencyPlan, Resident, media_log
+from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
+from worker.media.plan import SAMPLE_RATE
+from worker.media.settings import SlotSettings
+from worker.media.stages.providers import load_stages
+from worker.runner.device import open_device
+from worker.service.slot import SlotWorker
+from worker.service.slot_state import SlotReporter
+
+_GB = 1_000_000_000
+
+
+def build_slots(settings: SlotSettings) -> SlotWorker:
+    """Raises ``LoadError``, ``MemoryLimitExceeded``."""
+    began = time.monotonic()
+    device = open_device(settings.device)
+    if settings.cpu_threads:
+        torch.set_num_threads(settings.cpu_threads)
+    encode.check_encoder()
+    stages = load_stages(
+        device,
+        speech=settings.speech,
+        portrait=settings.portrait,
+        video=settings.video,
+        check=settings.check,
+    )
+    sizes = BufferSizes(
+        settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)
+    )
+    plan = ResidencyPlan(
+        [
+            *(resident for provider in stages.all() for resident in provider.residents()),
+            Resident(f"buffers of {settings.slots} slots", settings.slots * sizes.bytes),
+        ],
+        workspace_bytes=0,
+    )
+    for line in plan.lines():
+        media_log.info("%s", line)
+    used: Callable[[], int] = (
+        (lambda: torch.cuda.memory_allocated(device))
+        if device.type == "cuda"
+        else (lambda: plan.bytes)
+    )
+    guard = MemoryGuard(
+        used, round(settings.memory_soft_gb * _GB), round(settings.memory_hard_gb * _GB)
+    )
+    guard.check("the residency plan", plan.bytes - used())
+    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s)
+    pipeline = SlotPipeline(stages, nominal_times(), guard, device, config)
+    media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
+    pool = BufferPool(sizes, settings.slots, device)
+    reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)
+    return SlotWorker(pipeline, pool, settings, reporter)

@@ -1,0 +1,88 @@
+"""What the slot model knows of itself, for those who watch it."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from worker.media.budgets import Stage, StageTimes, quantile
+from worker.media.buffers import BufferPool
+from worker.media.memory import MemoryGuard, Resident
+from worker.media.queue import SlotQueue
+from worker.media.settings import SlotSettings
+from worker.protocol.slot import ResidentState, SlotState, StageState
+
+_KEPT = 256
+
+
+class AbortTimes:
+    """From what ended a slot early to its buffers being free."""
+
+    def __init__(self) -> None:
+        self._ms: deque[float] = deque(maxlen=_KEPT)
+
+    def observe(self, seconds: float) -> None:
+        """One slot was ended."""
+        self._ms.append(1000 * seconds)
+
+    def quantile_ms(self, q: float) -> float | None:
+        """None before there was one."""
+        return quantile(sorted(self._ms), q) if self._ms else None
+
+
+class SlotReporter:
+    """Puts the state together."""
+
+    def __init__(
+        self,
+        settings: SlotSettings,
+        times: Mapping[Stage, StageTimes],
+        memory: MemoryGuard,
+        residents: Sequence[Resident],
+    ) -> None:
+        self._settings = settings
+        self._times = times
+        self._memory = memory
+        self._residents = tuple(
+            ResidentState(each.name, each.bytes, each.precision) for each in residents
+        )
+        self._providers = {
+            Stage.SPEECH: (settings.speech,),
+            Stage.PORTRAIT: (settings.portrait,),
+            Stage.VIDEO: (settings.video,),
+            Stage.CHECK: (settings.check,),
+        }
+
+    def state(self, pool: BufferPool, queue: SlotQueue, aborts: AbortTimes) -> SlotState:
+        """As it is now."""
+        settings = self._settings
+        soft, hard = self._memory.limits
+        return SlotState(
+            max_size=settings.size,
+            max_seconds=settings.seconds,
+            buffer_s=settings.buffer_s,
+            slots_total=pool.slots,
+            slots_free=pool.free,
+            waiting=queue.waiting,
+            max_waiting=settings.max_waiting,
+            free_in_s=queue.free_in_s(),
+            stages={stage: self._stage(stage) for stage in Stage},
+            providers={stage.value: names for stage, names in self._providers.items()},
+            residents=self._residents,
+            memory_used_bytes=self._memory.used,
+            memory_soft_bytes=soft,
+            memory_hard_bytes=hard,
+            abort_to_free_p50_ms=aborts.quantile_ms(0.50),
+            abort_to_free_p99_ms=aborts.quantile_ms(0.99),
+        )
+
+    def _stage(self, stage: Stage) -> StageState:
+        times = self._times[stage]
+        seen = times.percentiles_ms()
+        return StageState(
+            provider=self._providers[stage][0],
+            seconds_per_unit=times.seconds_per_unit,
+            p50_ms=seen.get("p50"),
+            p95_ms=seen.get("p95"),
+            p99_ms=seen.get("p99"),
+            finished=times.finished,
+            failed=times.failed,
+        )
