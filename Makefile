@@ -21,7 +21,7 @@ FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
-	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2"'
+	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
 	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
 	@echo 'make test-clients  other people'"'"'s clients: LiteLLM, LangChain, Pydantic AI, instructor, Node'
 	@echo 'make lint          style and types'
@@ -46,7 +46,7 @@ setup setup-dev:
 	  '$(CANDIDATES). sudo apt-get install python3.11-venv libpython3.11 (or another of them), then' \
 	  'make PYTHON=python3.11' >&2; exit 1; }
 	@$(FOUND) -m orchestrator.pool.bootstrap $(if $(filter setup-dev,$@),--dev) \
-	  --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
+	  $(if $(filter --slot,$(ARGS)),--slot) --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)

@@ -1,11 +1,11 @@
 """Set-up of a checkout, as ``make`` runs it: ``.venv`` with pinned packages, and a Triton server.
 
-    python -m orchestrator.pool.bootstrap [--dev] [--torch-index URL] [--pip-args "…"]
+    python -m orchestrator.pool.bootstrap [--dev] [--slot] [--torch-index URL] [--pip-args "…"]
 
-Without ``--dev`` only what running needs is installed. Each part is skipped when its stamp says
-that it was done for this very Python, ``pyproject.toml`` and ``constraints.txt``: a second run asks
-the network nothing. A stamp is written last, so an interrupted set-up is simply run again. Standard
-library only.
+Without ``--dev`` only what running needs is installed, with ``--slot`` what clips need, too. Each
+part is skipped when its stamp says that it was done for this very Python, ``pyproject.toml`` and
+``constraints.txt``: a second run asks the network nothing. A stamp is written last, so an
+interrupted set-up is simply run again. Standard library only.
 """
 
 import argparse
@@ -22,7 +22,14 @@ from orchestrator.pool.preflight.host import check_venv_module, python_version
 
 VENV = ROOT / ".venv"
 _STAMP = ".tidegate-stamp"
+_SLOT_STAMP = ".tidegate-slot-stamp"
 _DEV_STAMP = ".tidegate-dev-stamp"
+_COVERS = {
+    _STAMP: ("cpu", (_STAMP,)),
+    _SLOT_STAMP: ("cpu,slot", (_STAMP, _SLOT_STAMP)),
+    _DEV_STAMP: ("cpu,dev", (_STAMP, _SLOT_STAMP, _DEV_STAMP)),
+}
+"""By what was asked for: the extras, and whose wishes they fulfil."""
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
 
@@ -33,20 +40,22 @@ class PipFailed(ProvisionError):
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up .venv and the Triton server.")
     parser.add_argument("--dev", action="store_true", help="also what tests and checks need")
+    parser.add_argument("--slot", action="store_true", help="also what rendering clips needs")
     parser.add_argument("--torch-index", default="", help="one more package index, for torch")
     parser.add_argument("--pip-args", default="", help="more arguments for pip install")
     args = parser.parse_args()
     pip_args = shlex.split(args.pip_args)
     if args.torch_index:
         pip_args += ["--extra-index-url", args.torch_index]
-    is_current = _has_stamp(_DEV_STAMP if args.dev else _STAMP)
+    wanted = _DEV_STAMP if args.dev else _SLOT_STAMP if args.slot else _STAMP
+    is_current = _has_stamp(wanted)
     try:
         if not is_current:
             make_venv()
         if not (NGC_ROOT / "bin" / "tritonserver").exists():
             set_up_triton(pip_args)
         if not is_current:
-            install_packages(pip_args, dev=args.dev)
+            install_packages(pip_args, wanted)
     except ProvisionError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
@@ -77,11 +86,11 @@ def set_up_triton(pip_args: list[str]) -> None:
     )
 
 
-def install_packages(pip_args: list[str], *, dev: bool) -> None:
+def install_packages(pip_args: list[str], wanted: str) -> None:
     """Packages as ``constraints.txt`` pins them, and the checkout itself in editable form."""
-    extras, stamps = ("cpu,dev", (_STAMP, _DEV_STAMP)) if dev else ("cpu", (_STAMP,))
+    extras, stamps = _COVERS[wanted]
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
-    for stamp in (_STAMP, _DEV_STAMP):  # what is installed may change under the other one, too
+    for stamp in _COVERS:  # what is installed may change under the others, too
         (VENV / stamp).unlink(missing_ok=True)
     # the build backend first, pinned like everything else, so that the build needs no network
     _pip_install(["setuptools", *pip_args])

@@ -202,7 +202,12 @@ class Launcher:
                 "set TIDEGATE_LANE_TOKEN, to the same value for the orchestrator: whoever opens a "
                 "lane must show it"
             )
-        if not spec.triton_open and not spec.worker_env.get("TIDEGATE_WORKER_PLAIN_TOKEN"):
+        if not spec.triton_open and "slot" in spec.models:
+            lacking.append(
+                "the slot model asks nobody for a token: say with --triton-open that whoever "
+                "reaches Triton may have clips rendered"
+            )
+        elif not spec.triton_open and not spec.worker_env.get("TIDEGATE_WORKER_PLAIN_TOKEN"):
             lacking.append(
                 "set TIDEGATE_WORKER_PLAIN_TOKEN, which clients of Triton's own protocols then "
                 "state as the request parameter token, or say with --triton-open that whoever "

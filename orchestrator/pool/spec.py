@@ -18,7 +18,7 @@ class LaunchSpec:
     """One run of the launcher."""
 
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    """``TIDEGATE_WORKER_…`` for every instance."""
+    """``TIDEGATE_WORKER_…`` and ``TIDEGATE_SLOT_…`` for every instance."""
     host: str = "127.0.0.1"
     port: int = 8080
     """Of the orchestrator; 0 chooses a free one."""

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.pool import command
 from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT
+from orchestrator.pool.preflight import slot
 from orchestrator.pool.spec import LaunchSpec
 from tidegate.cli import chat
 from tidegate.cli.interrupt import INTERRUPTED
@@ -90,6 +91,42 @@ def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
     spec, hint = launched[0]
     assert (spec.serve, hint) == (False, None)
     assert (spec.triton_host, spec.triton_ports) == ("0.0.0.0", TritonPorts(8000, 8001, 8002))
+
+
+@pytest.mark.parametrize("command_name", ["up", "worker"])
+def test_clips_come_beside_the_text_model_on_its_device(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, command_name: str
+) -> None:
+    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
+    assert main([command_name, "--device", "cpu", "--slot"]) == 0
+    monkeypatch.setenv("TIDEGATE_SLOT_SIZE", "96")
+    monkeypatch.setenv("TIDEGATE_SLOT_DEVICE", "cpu")
+    assert main([command_name, "--slot"]) == 0
+    monkeypatch.delenv("TIDEGATE_SLOT_DEVICE")
+    assert main([command_name, "--slot"]) == 0
+    assert main([command_name]) == 0
+    envs = [
+        {k[14:]: v for k, v in spec.worker_env.items() if k.startswith("TIDEGATE_SLOT_")}
+        for spec, _ in launched
+    ]
+    assert envs == [
+        {"DEVICE": "cpu", "SIZE": "384", "SECONDS": "15"},
+        {"DEVICE": "cpu", "SIZE": "96", "SECONDS": "15"},
+        {"DEVICE": "cuda", "SIZE": "96", "SECONDS": "45"},
+        {},
+    ]
+    assert [spec.models for spec, _ in launched] == [("llm", "slot")] * 3 + [("llm",)]
+    if command_name == "up":
+        assert ["tidegate slot" in hint for _, hint in launched] == [True] * 3 + [False]
+
+
+def test_clips_without_their_packages_are_refused_before_anything_starts(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: None)
+    assert main(["up", "--slot"]) == command.EXIT_FAILED
+    assert "pip install 'tidegate[slot]'" in capsys.readouterr().err
+    assert launched == []
 
 
 def test_the_lane_token_is_the_operators_where_one_is_set(

@@ -120,6 +120,12 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert tops == {"orchestrator", "worker", "model_repository"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
+    assert {f"{runtime}model_repository/{model}/config.pbtxt" for model in ("llm", "slot")} < {
+        *names
+    }
+    assert f"{runtime}model_repository/slot/1/model.py" in names
+    weights = ROOT / "worker" / "media" / "stages" / "tiny_clip_weights"
+    assert {f"{runtime}{p.relative_to(ROOT)}" for p in weights.iterdir()} <= {*names}
     assert "tidegate/py.typed" in names
     assert (ROOT / "worker/demo_model/training/train.py").exists(), "what is left out below"
     assert not [name for name in names if "training" in name or "tests" in name]

@@ -10,14 +10,26 @@ from pathlib import Path
 from orchestrator.pool import command
 from orchestrator.pool.console import curl_line
 from orchestrator.pool.engines.triton import TritonPorts
+from orchestrator.pool.errors import MachineUnfit
 from orchestrator.pool.paths import DEMO_CHECKPOINT
+from orchestrator.pool.preflight.slot import check_slot
 from orchestrator.pool.spec import LaunchSpec
 from tidegate.cli.options import LaunchOptions
 from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"
+TEXT_MODEL = "llm"
+SLOT_MODEL = "slot"
+SLOT_LIMITS = {
+    "cpu": {"SIZE": "384", "SECONDS": "15"},
+    "cuda": {"SIZE": "512", "SECONDS": "45"},
+}
+"""Of clips by device, at most, where nothing else is set. On two cores a sentence then takes a
+second or two, and the buffers of two clips 0.4 GB; on a GPU they are those of SL-4, 2.1 GB."""
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
+_DEVICE = "TIDEGATE_WORKER_DEVICE"
+_SLOT = "TIDEGATE_SLOT_"
 _LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
@@ -36,11 +48,13 @@ def run(args: LaunchOptions) -> int:
         return command.EXIT_FAILED
     try:
         lane_token = _lane_token(worker_env)
-    except ValueError as error:
+        slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if args.slot else {}
+    except (ValueError, MachineUnfit) as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
     spec = LaunchSpec(
-        worker_env=worker_env,
+        worker_env=worker_env | slot_env,
+        models=(TEXT_MODEL, SLOT_MODEL) if args.slot else (TEXT_MODEL,),
         host=args.host,
         port=args.port,
         serve=args.serve,
@@ -56,13 +70,20 @@ def run(args: LaunchOptions) -> int:
         log_to_stderr=args.log_to_stderr,
         state_file=args.state_file,
     )
-    hint = None
-    if args.serve:
-        with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
-        name = worker_env.get(_MODEL_NAME) or model_name(Path(model_path))
-        curl = curl_line("{url}", name, with_token=with_token)
-        hint = f"try it in a browser: {{url}}/\nor:\n  {curl}"
+    hint = _hint(args, worker_env) if args.serve else None
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+
+
+def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
+    """What to try once it serves."""
+    with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
+    name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
+    hint = (
+        f"try it in a browser: {{url}}/\nor:\n  {curl_line('{url}', name, with_token=with_token)}"
+    )
+    if args.slot:
+        hint += '\n  tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}'
+    return hint
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:
@@ -82,7 +103,7 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
     asked = {
         _MODEL_PATH: args.model and os.path.abspath(args.model),
         _MODEL_NAME: args.model_name,
-        "TIDEGATE_WORKER_DEVICE": args.device,
+        _DEVICE: args.device,
         "TIDEGATE_WORKER_ENGINE": args.engine,
     }
     env |= {key: str(value) for key, value in asked.items() if value}
@@ -90,3 +111,14 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
+
+
+def _slot_env(device: str) -> dict[str, str]:
+    """``TIDEGATE_SLOT_…``: the environment over the text model's device and what suits that.
+
+    Raises ``MachineUnfit`` where packages are missing.
+    """
+    env = {key: value for key, value in os.environ.items() if key.startswith(_SLOT)}
+    check_slot(env.get(f"{_SLOT}SPEECH", "espeak"))
+    limits = SLOT_LIMITS.get(env.setdefault(f"{_SLOT}DEVICE", device), {})
+    return {_SLOT + name: value for name, value in limits.items()} | env

@@ -14,6 +14,7 @@ class LaunchOptions:
     engine: str | None
     instances: int
     gpus: tuple[str, ...]
+    slot: bool
     triton: Path | None
     triton_host: str
     triton_open: bool

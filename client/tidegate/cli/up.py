@@ -33,6 +33,7 @@ examples:
   tidegate up --device cpu --port 9000
   tidegate up --model ~/models/Qwen3-0.6B --device cuda
   tidegate up --device cpu --engine synthetic-paced     made-up tokens, for benchmarks
+  tidegate up --device cpu --slot                       clips, too (pip install 'tidegate[slot]')
 
 environment:
   TIDEGATE_HOST, TIDEGATE_PORT    where it listens (as --host, --port)
@@ -41,6 +42,7 @@ environment:
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
                                   a checkout
   TIDEGATE_WORKER_…               settings of the worker (worker/settings.py): …_MAX_RUNNING, say
+  TIDEGATE_SLOT_…                 settings of the slot pipeline (worker/media/settings.py): …_SIZE
   TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
 
 exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,
@@ -99,6 +101,10 @@ def _worker_options(function: _F) -> _F:
                 "metavar": "ID,…",
                 "help": "CUDA devices, dealt out to the instances in turn (all to each)",
             },
+        ),
+        (
+            "--slot",
+            {"is_flag": True, "help": "render clips, too: the slot pipeline (docs/slot.md)"},
         ),
     ]
     for name, settings in reversed(choices):

@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.pool.engines.triton import find_triton
 from orchestrator.pool.engines.triton_wheel import DOWNLOAD_MB
 from orchestrator.pool.errors import MachineUnfit, NoEngine, PortInUse, ProvisionError
-from orchestrator.pool.preflight import cpu, gpu
+from orchestrator.pool.preflight import cpu, gpu, slot
 from orchestrator.pool.preflight.host import (
     check_platform,
     libpython_name,
@@ -72,6 +72,7 @@ def examine(wanted: Wanted) -> Iterator[Finding]:
         _torch,
         _cpu,
         _numba,
+        _slot,
         _memory,
         _shared_memory,
         _disk,
@@ -182,6 +183,14 @@ def _numba(wanted: Wanted) -> Finding:
             "not installed: on the CPU, steps are not compiled",
             "pip install 'tidegate[cpu]'",
         )
+
+
+def _slot(wanted: Wanted) -> Finding:
+    missing = slot.lacking(os.environ.get("TIDEGATE_SLOT_SPEECH", "espeak"))
+    if not missing:
+        return Finding("slot", Verdict.OK, "clips can be rendered (tidegate up --slot)")
+    found = f"{' and '.join(missing)} not installed: tidegate up --slot cannot render clips"
+    return Finding("slot", Verdict.WARN, found, slot.INSTALL)
 
 
 def _memory(wanted: Wanted) -> Finding:

@@ -77,6 +77,22 @@ def test_development_adds_to_what_running_needs(
     assert commands == []
 
 
+def test_clips_add_to_what_running_needs_and_development_has_them(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap.main()
+    commands.clear()
+    for arguments in (["--slot"], ["--slot"], []):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,slot]"]
+    commands.clear()
+    for arguments in (["--dev"], ["--slot"]):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,dev]"]
+
+
 def test_after_a_change_each_is_installed_when_it_is_wanted(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,13 @@ def test_what_is_guarded_may_start(given: dict[str, Any]) -> None:
     launcher(**given)._require_guard()
 
 
+def test_the_slot_model_asks_for_no_token_and_so_must_be_opened_by_name() -> None:
+    models = ("llm", "slot")
+    with pytest.raises(PortsUnguarded, match="the slot model asks nobody for a token: say with"):
+        launcher(triton_host="0.0.0.0", worker_env=PLAIN, models=models)._require_guard()
+    launcher(triton_host="0.0.0.0", triton_open=True, models=models)._require_guard()
+
+
 def test_each_start_makes_up_a_lane_token_of_its_own() -> None:
     tokens = {launcher()._lane_token for _ in range(8)}
     assert len(tokens) == 8 and min(map(len, tokens)) >= 40

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.pool.preflight import checkup, cpu, gpu, host
+from orchestrator.pool.errors import MachineUnfit
+from orchestrator.pool.preflight import checkup, cpu, gpu, host, slot
 from orchestrator.pool.preflight.checkup import Finding, Verdict, Wanted, examine
 from tidegate.cli.main import main
 
@@ -29,7 +30,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_lack_has_an_advice(tmp_path: Path) -> None:
     findings = list(examine(Wanted(tmp_path, port=0)))
-    assert len({finding.check for finding in findings}) == len(findings) == 12
+    assert len({finding.check for finding in findings}) == len(findings) == 13
     assert all(finding.advice for finding in findings if finding.verdict is not Verdict.OK)
 
 
@@ -74,6 +75,21 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("numba").advice == "pip install 'tidegate[cpu]'"
     assert found("numba").verdict is Verdict.WARN
     assert found("numba", device="cuda").verdict is Verdict.OK
+
+
+def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDEGATE_SLOT_SPEECH", raising=False)
+    there: set[str] = set()
+    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name in there or None)
+    assert found("slot").verdict is Verdict.WARN
+    assert found("slot").found.startswith("av and espeakng-loader not installed")
+    assert found("slot").advice == "pip install 'tidegate[slot]'"
+    with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*tidegate\[slot\]"):
+        slot.check_slot()
+    there.add("av")
+    slot.check_slot("kokoro")  # whatever else that needs, the model says when it loads
+    there.add("espeakng_loader")
+    assert found("slot").verdict is Verdict.OK
 
 
 def test_a_server_that_is_not_there_can_be_fetched_but_not_a_wrong_one(tmp_path: Path) -> None:

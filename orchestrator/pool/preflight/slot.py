@@ -1,0 +1,30 @@
+"""What the slot pipeline needs beside the text model, looked for without importing it.
+
+Standard library only.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+
+from orchestrator.pool.errors import MachineUnfit
+
+INSTALL = "pip install 'tidegate[slot]'"
+_ENCODER = ("av", "av")
+_BY_PROVIDER: Mapping[str, tuple[str, str]] = {"espeak": ("espeakng_loader", "espeakng-loader")}
+"""Module and distribution of speech providers. What others lack, the model says when it loads."""
+
+
+def lacking(speech: str = "espeak") -> tuple[str, ...]:
+    """Distributions that are not installed, for clips whose speech comes from ``speech``."""
+    wanted = [_ENCODER, *filter(None, [_BY_PROVIDER.get(speech)])]
+    return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
+
+
+def check_slot(speech: str = "espeak") -> None:
+    """Raise ``MachineUnfit`` when packages of the extra ``slot`` are missing."""
+    if missing := lacking(speech):
+        raise MachineUnfit(
+            f"The slot pipeline needs {' and '.join(missing)}, which this Python does not have: "
+            f"{INSTALL} (in a checkout: .venv/bin/pip install -c constraints.txt "
+            f"{' '.join(missing)}), or leave --slot out."
+        )
