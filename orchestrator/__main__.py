@@ -29,10 +29,11 @@ from orchestrator.api.http.accepting import (
 )
 from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.api.server import build_runner
-from orchestrator.build import build
+from orchestrator.build import build, journal_config
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.memory import return_large_blocks
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.tasks.journal.file import JournalError, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
@@ -73,8 +74,14 @@ async def serve(settings: Settings) -> int:
             extra=fields(max_connections=most, wanted=settings.max_connections),
         )
         settings = settings.model_copy(update={"max_connections": most})
+    config = journal_config(settings)
+    try:
+        file = None if config is None else await asyncio.to_thread(open_journal, config)
+    except JournalError as error:
+        service_log.error("cannot open the journal: %s", error)
+        return 2
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
-    parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal())
+    parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
     orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
     runner = build_runner(
         orchestrator,
@@ -83,6 +90,7 @@ async def serve(settings: Settings) -> int:
         parts.api,
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
+    lifecycle.recover()
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
     health_port: HealthPort | None = None

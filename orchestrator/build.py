@@ -50,13 +50,18 @@ from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.recovery import Recovery
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import DeadlineConfig
+from orchestrator.tasks.journal.durable import DurableTasks
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.memory import Journal
+from orchestrator.tasks.journal.metrics import JOURNAL
+from orchestrator.tasks.journal.sealing import read_key
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -92,8 +97,9 @@ def build(
     journal: Journal,
     *,
     make_lane: LaneMaker = StreamLane,
+    file: JournalFile | None = None,
 ) -> Components:
-    """One orchestrator, not started yet."""
+    """One orchestrator, not started yet. ``file`` is where durable tasks are written down."""
     metrics = Metrics()
     keys = _keys(settings)
     queue: TaskQueue[Task] = TaskQueue(
@@ -208,7 +214,8 @@ def build(
     )
     dispatcher = Dispatcher(queue, placer, pausing, prediction, launcher, completion, clock)
     registry.listen(dispatcher)
-    health = HealthBoard(registry, models, queue, admission)
+    durable = None if file is None else DurableTasks(file, clock)
+    health = HealthBoard(registry, models, queue, admission, durable)
     metrics.watch(queue, QUEUE)
     metrics.watch(feasibility.stats, REFUSALS)
     metrics.watch(prediction.calibration, CALIBRATION)
@@ -239,6 +246,7 @@ def build(
         settler=settler,
         store=store,
         sessions=sessions,
+        durable=durable,
     )
     service = ServiceConfig(
         DeadlineConfig(
@@ -247,10 +255,18 @@ def build(
             reads_sdk_timeouts=settings.sdk_timeouts,
         ),
         isolate_tenants=settings.isolate_tenants,
+        durable_default=settings.durable_default,
     )
     tracing = open_tracing(settings.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
-    lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor)
+    recovery = None
+    if file is not None and durable is not None:
+        metrics.watch(durable, JOURNAL)
+        durable.observe_ms = metrics.histogram(
+            "journal_commit_ms", "Transactions of the journal, until they are on the disk"
+        ).observe
+        recovery = Recovery(orchestrator, durable, file.unfinished)
+    lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor, recovery)
     return Components(
         settings=settings,
         api=_api(settings, keys),
@@ -264,6 +280,20 @@ def build(
         retrier=retrier,
         hedger=hedger,
         pausing=pausing,
+    )
+
+
+def journal_config(settings: Settings) -> JournalConfig | None:
+    """Where durable tasks are written down; None where they are not."""
+    if settings.journal_path is None:
+        return None
+    key = settings.journal_key
+    return JournalConfig(
+        settings.journal_path,
+        window_ms=settings.journal_window_ms if settings.journal_async else 0.0,
+        keep_results_s=settings.journal_keep_results_s,
+        keep_s=settings.journal_keep_s,
+        key=None if key is None else read_key(key.get_secret_value()),
     )
 
 

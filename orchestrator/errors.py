@@ -27,6 +27,7 @@
     │   ├── NoCapacity                   503 no_capacity
     │   ├── NotReady                     503 not_ready
     │   ├── Draining                     503 draining
+    │   ├── JournalUnavailable           503 journal_unavailable
     │   └── InstanceLost                 503 instance_lost
     └── EngineError                      502 engine_error
 
@@ -108,6 +109,13 @@ class KeyReused(InvalidRequest):
     """An idempotency key names another request already. Not 409, which asks for another try."""
 
     status = 422
+
+    @classmethod
+    def by_header(cls) -> Self:
+        return cls(
+            "this Idempotency-Key came with another body before; use a new key for another task",
+            field="Idempotency-Key",
+        )
 
 
 class BodyTooLarge(InvalidRequest):
@@ -305,6 +313,12 @@ class Draining(Unavailable):
     code = Code.DRAINING
 
 
+class JournalUnavailable(Unavailable):
+    """The disk does not take what a durable task needs to be written down."""
+
+    code = Code.JOURNAL_UNAVAILABLE
+
+
 class InstanceLost(Unavailable):
     """The instance that worked on this went away."""
 
@@ -316,3 +330,17 @@ class EngineError(TidegateError):
 
     status = 502
     code = Code.ENGINE_ERROR
+
+
+def with_code(code: str, message: str) -> TidegateError:
+    """An error that was written down, and of whose class only the code is known."""
+    found, classes = TidegateError, [TidegateError]
+    while classes:
+        one = classes.pop(0)
+        if one.code == code:
+            found = one
+            break
+        classes += one.__subclasses__()
+    error = found.__new__(found)
+    TidegateError.__init__(error, message)
+    return error

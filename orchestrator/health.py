@@ -10,6 +10,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import READINESS, narrate
@@ -36,17 +37,22 @@ class HealthBoard:
         models: ServedModels,
         queue: TaskQueue[Task],
         admission: Admission,
+        durable: DurableTasks | None = None,
     ) -> None:
         self._registry = registry
         self._models = models
         self._queue = queue
         self._admission = admission
+        self._durable = durable
+        if durable is not None:
+            durable.on_fault = self.refresh
         self.live = PreparedResponse(200, b'{"status":"live"}')
         self.startup = PreparedResponse(503, b'{"status":"starting"}')
         self.ready = PreparedResponse(503, b"{}")
         self.overall = PreparedResponse(200, b"{}")
         self.status = "not_ready"
-        """``ready``, ``not_ready``, ``draining`` or ``near_exhaustion``."""
+        """``ready``, ``not_ready``, ``draining``, ``near_exhaustion``, or ``degraded``: all but
+        durable tasks are served."""
         self._snapshot_version = -1
         registry.listen(self)
         self.refresh()
@@ -74,15 +80,17 @@ class HealthBoard:
             level = logging.INFO if status == "ready" else logging.WARNING
             narrate(service_log, READINESS[status], "service", level, status=status)
             self.status = status
-        body = msgspec.json.encode(
-            {
-                "status": status,
-                "queue": {"depth": len(self._queue), "bound": self._queue.bound},
-                "models": sorted(self._models.by_name()),
-                "instances": [_describe(instance) for instance in self._registry],
-            }
-        )
-        self.ready = PreparedResponse(200 if status == "ready" else 503, body)
+        described: dict[str, object] = {
+            "status": status,
+            "queue": {"depth": len(self._queue), "bound": self._queue.bound},
+            "models": sorted(self._models.by_name()),
+            "instances": [_describe(instance) for instance in self._registry],
+        }
+        if self._durable is not None:
+            described["journal"] = _describe_journal(self._durable)
+        body = msgspec.json.encode(described)
+        # What is degraded still serves: taken out of use, it would serve nobody.
+        self.ready = PreparedResponse(200 if status in ("ready", "degraded") else 503, body)
         self.overall = PreparedResponse(200, body)
 
     def _status(self) -> str:
@@ -93,7 +101,17 @@ class HealthBoard:
         bound = self._queue.bound
         if bound > 0 and self._queue.new > NEAR_EXHAUSTION * bound:
             return "near_exhaustion"
-        return "ready"
+        return "degraded" if self._durable is not None and self._durable.fault else "ready"
+
+
+def _describe_journal(durable: DurableTasks) -> dict[str, object]:
+    return {
+        "status": "failing" if durable.fault else "ok",
+        "fault": durable.fault or None,
+        "live_tasks": durable.live,
+        "unwritten": durable.unwritten,
+        "set_aside": durable.set_aside or None,
+    }
 
 
 def _describe(instance: Instance) -> dict[str, object]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.monitor import InstanceMonitor
+from orchestrator.recovery import Recovery
 from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Row
@@ -27,14 +28,17 @@ class Lifecycle:
         discovery: DiscoverySync,
         monitor: InstanceMonitor,
         executor: Executor,
+        recovery: Recovery | None = None,
     ) -> None:
-        """``executor`` is shut down at the end."""
+        """``executor`` is shut down at the end. ``recovery`` has what an earlier process left."""
         self._orchestrator = orchestrator
         self._stages = orchestrator.stages
         self._health = health
         self._discovery = discovery
         self._monitor = monitor
         self._executor = executor
+        self._recovery = recovery
+        self._is_recovered = False
         self.server_start_ms = 0.0
         """From the process's start until it listened; whoever makes it listen says so."""
         self._drain_began: float | None = None
@@ -42,8 +46,19 @@ class Lifecycle:
         orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
 
+    def recover(self) -> None:
+        """Take on what an earlier process had let in, which goes before what comes now: to be
+        called before anybody is served, else by ``start``.
+        """
+        if self._stages.durable is not None and not self._is_recovered:
+            self._stages.durable.start()
+            if self._recovery is not None:
+                self._recovery.start()
+        self._is_recovered = True
+
     def start(self) -> None:
         """Connect to every instance and begin the upkeep."""
+        self.recover()
         self._stages.registry.start(self._monitor)
         self._discovery.start()
         self._upkeep = asyncio.create_task(self._keep_up())
@@ -96,6 +111,8 @@ class Lifecycle:
         await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
+        if self._stages.durable is not None:
+            await self._stages.durable.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_up(self) -> None:
@@ -108,6 +125,8 @@ class Lifecycle:
                 await self._discovery.remove_retired()
                 stages.store.prune()
                 stages.sessions.prune()
+                if stages.durable is not None:
+                    stages.durable.flush()
                 self._health.refresh()
             except Exception:
                 service_log.exception("upkeep failed; will retry")

@@ -8,12 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import msgspec
+
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.errors import DeadlineExceeded, Draining, QueueFull, TidegateError
+from orchestrator.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    JournalUnavailable,
+    QueueFull,
+    TidegateError,
+)
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.prediction.feasibility import RefusalStats
@@ -26,6 +35,7 @@ from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
+from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -57,6 +67,8 @@ class Stages:
     settler: Settler
     store: TaskStore
     sessions: SessionStore
+    durable: DurableTasks | None = None
+    """The journal; without one no task can be durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class ServiceConfig:
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
     """Tenants share no cached prefixes."""
+    durable_default: bool = False
+    """Tasks that do not say are durable."""
 
 
 class QueueRoom(NamedTuple):
@@ -107,6 +121,7 @@ class Orchestrator:
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
+        self.durable_default = config.durable_default
         self._isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: set[Task] = set()
@@ -120,6 +135,8 @@ class Orchestrator:
         """
         task = await self.prepare(job, prompt)
         self.offer(task, listeners)
+        if task.entry is not None:
+            await self._committed(task)
         return task
 
     async def continue_session(self, job: Job, prompt: Prompt) -> Task:
@@ -144,6 +161,8 @@ class Orchestrator:
         if self.tracing is not None:
             task.spans = self.tracing.of_task(task)
         with self._admitting(task):
+            if job.durable:
+                self._require_journal()
             await self._read(task, prompt)
         return task
 
@@ -157,11 +176,66 @@ class Orchestrator:
             self.stages.dispatcher.require_room(task)
         if task.job.keep:
             self.store.add(task)
+        if task.job.durable:
+            self._write_down(task)
         for listener in listeners:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
         for call in self.on_offered:
             call(task)
+
+    def readmit(self, task: Task) -> None:
+        """Take on a task that an earlier process had let in, and promised. Nothing refuses it; it
+        is counted as offered, and waits for its model where need be. ``requeue`` is to follow.
+        """
+        task.job = self.runs.join(task.job)
+        self.runs.follow(task)
+        self.stages.settler.metrics.offered.labels(task.job.api).inc()
+        self._live.add(task)
+        task.on_end.append(self._ended)
+        if self.tracing is not None:
+            task.spans = self.tracing.of_task(task)
+        self.store.add(task)
+
+    def requeue(self, task: Task) -> None:
+        """Queue such a task, now that its model is there."""
+        self.stages.dispatcher.enqueue(task)
+        for call in self.on_offered:
+            call(task)
+
+    def _require_journal(self) -> None:
+        """Raise unless tasks can be made durable now."""
+        durable = self.stages.durable
+        if durable is None:
+            raise InvalidRequest(
+                "durable needs a journal, and this service has none: its operator sets "
+                "TIDEGATE_JOURNAL_PATH",
+                field="durable",
+            )
+        durable.require()
+
+    def _write_down(self, task: Task) -> None:
+        """Hand a task to the journal, with all that another process needs to go on with it."""
+        durable = self.stages.durable
+        assert durable is not None
+        sampling = task.sampling
+        if sampling.temperature > 0 and sampling.seed is None:
+            seed = self._rng.getrandbits(63)
+            task.sampling = msgspec.structs.replace(sampling, seed=seed)
+        durable.accept(task, self.models.resolve(task.model).card.model_digest)
+
+    async def _committed(self, task: Task) -> None:
+        """Wait for the disk. A task that is not on it is not promised to anybody."""
+        assert self.stages.durable is not None
+        try:
+            await self.stages.durable.committed(task)
+        except JournalUnavailable as error:
+            self._end(task, refused(error))
+            error.due_at = task.deadline.at
+            raise
+        except asyncio.CancelledError:
+            self.disconnected(task)
+            raise
 
     def require_room_for(self, job: Job, count: int, field: str) -> None:
         """Whether ``count`` tasks, which stand and fall together, may be offered; ``field`` is
@@ -315,9 +389,15 @@ class Orchestrator:
         """Tasks that have not ended."""
         return len(self._live)
 
+    def fail(self, task: Task, error: TidegateError) -> None:
+        """End a task for a fault of ours."""
+        self._end(task, failed(error))
+
     def end_all(self) -> None:
-        """End every live task: the service is going down."""
+        """End every live task: the service is going down. Durable ones are for the next process."""
         for task in list(self._live):
+            if self.stages.durable is not None:
+                self.stages.durable.leave(task)
             self._end(task, failed(Draining("the service is going down; try again elsewhere")))
 
     def _end(self, task: Task, ending: Ending) -> None:

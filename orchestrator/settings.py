@@ -31,6 +31,7 @@ from orchestrator.placement.policy import Policy
 from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.tasks.journal.sealing import read_key
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
 
@@ -281,6 +282,24 @@ class Settings(BaseSettings):
     """The same of ``/v1/responses``, whose clients go on from an earlier answer by its id; 0 keeps
     none. A conversation weighs what its text does, with each of its answers."""
 
+    # durable tasks (OR-5)
+    journal_path: Path | None = None
+    """Where tasks with ``durable: true`` are written down, to outlive this process. A file on a
+    local disk, for this orchestrator alone; without one there are no durable tasks."""
+    durable_default: bool = False
+    """Tasks (``/v2/tasks``) that do not say are durable."""
+    journal_async: bool = False
+    """Tasks are promised before they are on the disk; the answer says how much may be lost."""
+    journal_window_ms: float = Field(default=100.0, gt=0, le=10_000)
+    """With ``journal_async``: what came within this may be lost with the process."""
+    journal_keep_results_s: float = Field(default=86_400.0, ge=0)
+    """A durable task's text is kept so long beyond its end, for whoever asks for it then."""
+    journal_keep_s: float = Field(default=7 * 86_400.0, ge=0)
+    """And what became of it so long, with its ``Idempotency-Key``."""
+    journal_key: SecretStr | None = None
+    """Prompts and texts in the journal are encrypted with this: 32 bytes in base64. It needs
+    ``tidegate[journal]``."""
+
     # end of the process (OR-14)
     shutdown_grace_s: float = Field(default=30.0, ge=0)
     """SIGTERM: running tasks may finish within this."""
@@ -358,6 +377,19 @@ class Settings(BaseSettings):
     def _check_lane_token(cls, value: SecretStr | None) -> SecretStr | None:
         return value if value is not None and value.get_secret_value() else None
 
+    @field_validator("journal_path", mode="before")
+    @classmethod
+    def _check_journal_path(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("journal_key")
+    @classmethod
+    def _check_journal_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        read_key(value.get_secret_value())
+        return value
+
     @field_validator("keys")
     @classmethod
     def _check_keys(cls, value: dict[str, KeySettings]) -> dict[str, KeySettings]:
@@ -378,6 +410,12 @@ class Settings(BaseSettings):
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
+        if self.journal_path is None:
+            for name in ("durable_default", "journal_async", "journal_key"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: needs {ENV_PREFIX}JOURNAL_PATH")
+        if self.journal_keep_s < self.journal_keep_results_s:
+            raise ValueError("journal_keep_s: must not be below journal_keep_results_s")
         if self.health_port and self.health_port == self.port:
             raise ValueError("health_port: must not be port, which serves health checks anyway")
         if self.cors_credentials and ANY_ORIGIN in self.cors_origins:

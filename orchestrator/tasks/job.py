@@ -147,3 +147,11 @@ class Job:
     """Its prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
     """What the whole text of the answer must match, from its first token on."""
+    durable: bool = False
+    """It is written down before it is taken on, and outlives the orchestrator (OR-5)."""
+    idempotent: bool = False
+    """Its text may be made anew where it cannot be continued exactly after that."""
+    idempotency_key: str = ""
+    """The client's own name for the submission."""
+    body_digest: bytes = b""
+    """Of what was submitted by that name."""

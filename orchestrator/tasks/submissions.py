@@ -52,8 +52,10 @@ class Submissions:
         submit: Callable[[], Awaitable[Task]],
         *,
         wait_s: float,
+        before: Callable[[], Awaitable[Task | None]] | None = None,
     ) -> Submitted:
         """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
+        ``before`` looks for one that is not known here any more.
 
         Who comes while another is at it waits for what comes of that, ``wait_s`` at most. A
         refusal is no task: it keeps no key. Raises what ``submit`` raises, ``KeyReused`` and
@@ -72,6 +74,9 @@ class Submissions:
             return Submitted(known, is_repeated=True)
         entry = self._entries[key] = _Entry(digest)
         try:
+            task = None if before is None else await before()
+            if task is not None:  # it keeps no key here, for ``before`` finds it again
+                return Submitted(task, is_repeated=True)
             task = await submit()
             entry.task = task
             self._keys[task.id] = key
@@ -85,11 +90,7 @@ class Submissions:
         """The key's task, once it is decided; None where it has none."""
         while (entry := self._entries.get(key)) is not None:
             if entry.digest != digest:
-                raise KeyReused(
-                    "this Idempotency-Key came with another body before; "
-                    "use a new key for another task",
-                    field="Idempotency-Key",
-                )
+                raise KeyReused.by_header()
             if entry.task is not None:
                 return entry.task
             await entry.decided.wait()

@@ -76,6 +76,13 @@ class Abandonable(Protocol):
         """The task has ended without the worker: stop the job, count what still comes."""
 
 
+class JournalEntry(Protocol):
+    """A durable task's place in the journal."""
+
+    def when_recorded(self, call: Callable[[], None]) -> None:
+        """Call once the task's end is on the disk, or cannot be for now; at once where it is."""
+
+
 class Traced(Protocol):
     """Makes spans of a task's life."""
 
@@ -104,7 +111,9 @@ class Task:
         "deadline",
         "drop_at",
         "ending",
+        "entry",
         "failed_on",
+        "first_id_free",
         "fitted_tokens",
         "given_chance",
         "hedge",
@@ -113,6 +122,7 @@ class Task:
         "is_background",
         "is_promised",
         "is_resumable",
+        "is_text_removed",
         "is_unread",
         "job",
         "late_part",
@@ -221,6 +231,12 @@ class Task:
         self.spans: Traced | None = None
         """Where its trace is kept."""
         self.ending: Ending | None = None
+        self.entry: JournalEntry | None = None
+        """Where it is written down; None for most."""
+        self.first_id_free = 0
+        """No event that an earlier process has sent has this number or a later one."""
+        self.is_text_removed = False
+        """It ended so long ago that its text is no longer kept."""
 
     @property
     def priority(self) -> Priority:

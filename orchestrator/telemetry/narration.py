@@ -94,6 +94,11 @@ READINESS = {
     "draining": Narration(
         Actor.ORCHESTRATOR, Action.READY, "The service is draining: new work is refused."
     ),
+    "degraded": Narration(
+        Actor.ORCHESTRATOR,
+        Action.DEGRADE,
+        "The service is degraded: no durable tasks, for the journal cannot be written.",
+    ),
     "near_exhaustion": Narration(
         Actor.ORCHESTRATOR,
         Action.READY,

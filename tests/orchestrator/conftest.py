@@ -13,10 +13,11 @@ from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from orchestrator.api.server import build_runner
-from orchestrator.build import Components, build
+from orchestrator.build import Components, build, journal_config
 from orchestrator.clock import LoopClock
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
+from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from tests.support.fake_worker import FakeWorker, make_card
 
@@ -115,7 +116,9 @@ async def make_service() -> AsyncIterator[MakeService]:
         settings = await asyncio.to_thread(load_settings, **(values | changes))
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
-        parts = build(settings, LoopClock(loop), random.Random(7), journal)
+        config = journal_config(settings)
+        file = None if config is None else await asyncio.to_thread(open_journal, config)
+        parts = build(settings, LoopClock(loop), random.Random(7 + len(made)), journal, file=file)
         runner = build_runner(
             parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0.2
         )

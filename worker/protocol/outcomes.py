@@ -70,6 +70,8 @@ class Code(StrEnum):
     NO_CAPACITY = "no_capacity"
     NOT_READY = "not_ready"
     DRAINING = "draining"
+    JOURNAL_UNAVAILABLE = "journal_unavailable"
+    """What was asked to outlive the orchestrator cannot be written down now."""
     INSTANCE_LOST = "instance_lost"
     PROTOCOL_VERSION = "protocol_version"
     LANE_CLOSED = "lane_closed"

@@ -50,7 +50,9 @@ def last_number(task: Task) -> int | None:
     if task.ending is None:
         return None
     number = FIRST_TOKEN + task.completion_tokens if task.marks.started else 1
-    return number + bool(task.ending.tail)
+    number += bool(task.ending.tail)
+    # After a restart a text may have ended before it is where its client has read already.
+    return max(number, task.first_id_free) if task.ending.error is not None else number
 
 
 class TaskEvents:
@@ -110,6 +112,14 @@ class TaskEvents:
             self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
 
     def ended(self, task: Task) -> None:
+        if task.entry is None:
+            self._finish(task)
+        else:  # what a client has seen of an end must not become another one by a crash
+            task.entry.when_recorded(lambda: self._finish(task))
+
+    # inside
+
+    def _finish(self, task: Task) -> None:
         ending, number = task.ending, last_number(task)
         assert ending is not None and number is not None
         last = b""
@@ -118,8 +128,6 @@ class TaskEvents:
             last = self._event(number - 1, "token", tail)
         kind = "end" if ending.error is None else "error"
         self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
-
-    # inside
 
     def _event(self, number: int, kind: str, data: object) -> bytes:
         """One event; nothing where the client has it."""

@@ -1,14 +1,16 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
+import asyncio
 import hashlib
 import re
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.responses import (
@@ -25,12 +27,13 @@ from orchestrator.api.native.events import (
     read_last_event_id,
     usage,
 )
+from orchestrator.api.native.finding import find_task, submitted_before
 from orchestrator.api.native.listing import listing, status_of
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest
+from orchestrator.service import Orchestrator
 from orchestrator.sessions.store import is_session
-from orchestrator.tasks.job import Api
-from orchestrator.tasks.store import no_such_task
+from orchestrator.tasks.job import Api, Job, Prompt
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Task
 
@@ -45,12 +48,7 @@ async def submit(request: web.Request) -> web.Response:
     orchestrator = request.app[ORCHESTRATOR]
     name = _idempotency_key(request)
     job, prompt, digest = await read_body(
-        request,
-        _decoder,
-        lambda body: (
-            *read_job(request, body, Api.NATIVE, keep=True),
-            b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest(),
-        ),
+        request, _decoder, lambda body: _read(request, body, name)
     )
     is_repeated = False
     goes_on = is_session(job.session_id)
@@ -63,6 +61,7 @@ async def submit(request: web.Request) -> web.Response:
             key,
             digest,
             lambda: submit_job(job, prompt),
+            before=lambda: submitted_before(orchestrator, job, name, digest),
             wait_s=min(job.deadline.at, job.parts.cut_at) - orchestrator.clock.now(),
         )
     answer = {
@@ -73,6 +72,7 @@ async def submit(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
+    answer |= _durability(orchestrator, task)
     if goes_on:
         answer["session_id"] = job.session_id
     headers = task_headers(task, orchestrator.clock.now())
@@ -84,7 +84,8 @@ async def submit(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """A task as it stands."""
     orchestrator = request.app[ORCHESTRATOR]
-    task = _task_of(request)
+    task = await find_task(request)
+    await _recorded(task)
     ending = task.ending
     answer: dict[str, object] = {
         "task_id": task.id,
@@ -102,6 +103,8 @@ async def status(request: web.Request) -> web.Response:
         answer["predicted_start_ms"] = round(orchestrator.predicted_start_ms(task), 1)
     else:
         answer |= ended(task, ending)
+        if task.is_text_removed:
+            answer["text_removed"] = True
         if ending.error is not None:
             answer["error"] = error_object(ending.error)
     return json_response(answer, headers=task_headers(task, orchestrator.clock.now()))
@@ -110,9 +113,11 @@ async def status(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
     orchestrator = request.app[ORCHESTRATOR]
-    task = _task_of(request)
+    task = await find_task(request)
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
+    if last is not None:
+        await _recorded(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     config = request.app[CONFIG].streams
@@ -138,8 +143,9 @@ async def events(request: web.Request) -> web.StreamResponse:
 async def cancel(request: web.Request) -> web.Response:
     """Stop a task; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     orchestrator = request.app[ORCHESTRATOR]
-    task = _task_of(request)
+    task = await find_task(request)
     orchestrator.cancel(task)
+    await _recorded(task)
     return json_response(
         {"task_id": task.id, "status": status_of(task), "correlation_id": task.correlation_id},
         status=202,
@@ -169,13 +175,40 @@ def _idempotency_key(request: web.Request) -> str | None:
     return name
 
 
-def _task_of(request: web.Request) -> Task:
-    """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
-    task_id, key = request.match_info["task_id"], request[CONTEXT].key
-    task = request.app[ORCHESTRATOR].store.get(task_id)
-    if task.job.key != key.fingerprint and not key.is_admin:
-        raise no_such_task(task_id)
-    return task
+def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Job, Prompt, bytes]:
+    """What a body asks for, and its digest where it has a ``name``."""
+    job, prompt = read_job(request, body, Api.NATIVE, keep=True)
+    digest = b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest()
+    durable = body.durable
+    if durable is None:
+        durable = request.app[ORCHESTRATOR].durable_default
+    if durable:
+        job = replace(
+            job,
+            durable=True,
+            idempotent=body.idempotent,
+            idempotency_key=name or "",
+            body_digest=digest,
+        )
+    return job, prompt, digest
+
+
+async def _recorded(task: Task) -> None:
+    """Wait until what became of a durable task is on the disk, before anybody is told."""
+    if task.entry is not None and task.ending is not None:
+        recorded = asyncio.Event()
+        task.entry.when_recorded(recorded.set)
+        await recorded.wait()
+
+
+def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
+    """What a client may count on."""
+    durable = orchestrator.stages.durable
+    if durable is None or not task.job.durable:
+        return {}
+    if durable.is_async:
+        return {"durable": True, "loss_window_ms": durable.config.window_ms}
+    return {"durable": True}
 
 
 def _followers(task: Task) -> list[TaskEvents]:

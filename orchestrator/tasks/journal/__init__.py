@@ -1,1 +1,12 @@
-"""What is written down of every request that ended."""
+"""What is written down of requests: one record of every end, and durable tasks in whole (OR-5).
+
+A durable task, from its submission to the day when nothing is left of it::
+
+    accept ─▶ queue ─▶ writer's thread: one transaction for all that came meanwhile ─▶ 202
+    tokens ─▶ every 250 ms, in batches, for tasks that run that long
+    end    ─▶ the same transaction removes the prompt and writes the result ─▶ terminal event
+    result ─▶ removed after its retention; the rest of the row after 7 days
+
+``file`` opens what an earlier process left, ``writer`` is the thread, ``durable`` what the event
+loop sees of it; ``orchestrator.recovery`` makes tasks of what had not ended.
+"""

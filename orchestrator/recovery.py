@@ -1,0 +1,217 @@
+"""What an earlier process had promised and not ended, taken on again (OR-5).
+
+::
+
+    past its deadline       ─▶ closed as such
+    nothing generated yet   ─▶ queued again, with its own deadlines
+    tokens in the journal   ─▶ continued after them, where that is exact (``resume``)
+                            ─▶ else made again from the prompt, with the same seed, and held
+                               against what was there: a text never becomes another halfway
+                            ─▶ else made anew, where the client said ``idempotent``
+                            ─▶ else failed; its client may send it again
+
+This is done before anybody is served, and no limit refuses it. A task whose model is not there yet
+waits for it here, until its deadline at most.
+"""
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.dispatch.resume import is_resumable
+from orchestrator.errors import InstanceLost, TidegateError
+from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.journal.durable import DurableTasks
+from orchestrator.tasks.journal.file import Unfinished
+from orchestrator.tasks.journal.records import bare_job, live_task, unpack_ids
+from orchestrator.tasks.journal.writer import Accept
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import failed, overdue
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import Delta, FinishReason, Outcome
+
+FIRST_TOKEN_ID = 2
+"""Number of the first token's event."""
+_MOST_HELD_BACK = 16
+"""Tokens at the end of what was journalled whose text may still be half a character."""
+
+
+class Recovery:
+    """Takes tasks on again, once; then follows those that wait for their model."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, durable: DurableTasks, unfinished: Sequence[Unfinished]
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._durable = durable
+        self._unfinished = unfinished
+        self._waiting: dict[Task, Unfinished] = {}
+
+    def start(self) -> None:
+        """Take all of them on. On the event loop; the journal is being written already."""
+        unfinished, self._unfinished = self._unfinished, ()
+        for one in unfinished:
+            try:
+                self._take_on(one)
+            except Exception:  # one that cannot be read must not keep the others from their end
+                service_log.exception("a task was not recovered", extra=fields(task_id=one.row.id))
+        if unfinished:
+            service_log.info(
+                "durable tasks of an earlier process were taken on again",
+                extra=fields(tasks=len(unfinished), **self._durable.recovered),
+            )
+        if self._waiting:
+            self._orchestrator.registry.listen(self)
+            self.instances_changed()
+
+    def instances_changed(self) -> None:
+        """Queue what has waited for a model that is there now."""
+        for task, one in list(self._waiting.items()):
+            if task.ending is not None:
+                del self._waiting[task]
+                continue
+            encoder = self._orchestrator.models.by_name().get(task.model)
+            if encoder is not None:
+                del self._waiting[task]
+                self._go_on(task, one, encoder)
+
+    def _take_on(self, one: Unfinished) -> None:
+        orchestrator = self._orchestrator
+        clock = orchestrator.clock
+        stored = one.request
+        known = unpack_ids(one.tokens.ids)
+        if stored is None:
+            task = Task(one.row.id, bare_job(one.row, clock))
+            task.model = one.row.model
+        else:
+            task = live_task(one.row, stored, clock)
+        orchestrator.readmit(task)
+        self._durable.adopt(task, Accept(one.row, stored), len(known))
+        now = clock.now()
+        if task.deadline.left_ms(now) <= 0:
+            self._restore_text(task, one, len(known))
+            self._end(task, "expired", overdue(task, now))
+        elif stored is None:
+            self._end(task, "failed", failed(_lost("what it asked for cannot be read any more")))
+        else:
+            task.timer = clock.call_at(task.deadline.at, lambda: self._expire(task))
+            self._waiting[task] = one
+
+    def _expire(self, task: Task) -> None:
+        """Its deadline has come before its model."""
+        self._waiting.pop(task, None)
+        self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
+
+    def _go_on(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
+        stored, known = one.request, len(one.tokens.texts)
+        assert stored is not None
+        card = encoder.card
+        if task.timer is not None:
+            task.timer.cancel()
+            task.timer = None
+        task.block_tokens = card.block_tokens
+        most = task.prompt_tokens + task.sampling.max_tokens
+        if encoder.vocabulary != task.vocabulary or most > card.context_tokens:
+            self._restore_text(task, one, known)
+            error = _lost("the model has another vocabulary or context now")
+            self._end(task, "failed", failed(error))
+            return
+        if not known:
+            self._durable.recovered["queued"] += 1
+        elif card.model_digest == stored.model_digest:
+            self._continue(task, one, encoder)
+            if task.ending is not None:
+                return
+        elif task.job.idempotent:
+            self._durable.recovered["repeated"] += 1
+        else:
+            self._restore_text(task, one, known)
+            self._end(task, "failed", failed(_lost("the model has other weights now")))
+            return
+        self._orchestrator.requeue(task)
+
+    def _continue(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
+        """Go on after what was journalled, or make the same again."""
+        ids = unpack_ids(one.tokens.ids)
+        known = _whole_characters(ids, one.tokens.texts, encoder)
+        if not is_resumable(task.sampling) or not known:
+            self._durable.recovered["remade"] += 1
+            if not task.job.idempotent:
+                self._hold_against(task, ids)
+            return
+        self._restore_text(task, one, known)
+        task.is_resumable = True
+        reason = _finish_reason(task, ids[:known], encoder)
+        if reason is None:
+            self._durable.recovered["continued"] += 1
+            return
+        # It lacked nothing but the word of its worker.
+        self._end(task, "continued", Ending(Outcome.MET, reason))
+
+    def _restore_text(self, task: Task, one: Unfinished, known: int) -> None:
+        """The first ``known`` tokens of what was journalled are the task's."""
+        task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
+        if not known:
+            return
+        transcript, marks = task.record(), task.marks
+        transcript.ids += unpack_ids(one.tokens.ids)[:known]
+        transcript.texts += one.tokens.texts[:known]
+        task.completion_tokens = known
+        marks.started = marks.first_token = marks.received or -1.0
+
+    def _hold_against(self, task: Task, known: Sequence[int]) -> None:
+        def differs() -> None:
+            orchestrator = self._orchestrator
+            error = _lost("the same text did not come out again")
+            orchestrator.clock.call_at(
+                orchestrator.clock.now(), lambda: orchestrator.fail(task, error)
+            )
+
+        task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
+        task.listeners = [_Compared(known, differs), *task.listeners]
+
+    def _end(self, task: Task, how: str, ending: Ending) -> None:
+        self._durable.recovered[how] += 1
+        self._orchestrator.stages.settler.settle(task, ending)
+
+
+class _Compared:
+    """Holds a text that is made again against what was there of it."""
+
+    def __init__(self, known: Sequence[int], differs: Callable[[], None]) -> None:
+        self._known = known
+        self._differs = differs
+
+    def started(self, task: Task) -> None:
+        """Nothing to compare."""
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        first = task.completion_tokens - len(delta.ids)
+        known = self._known[first : task.completion_tokens]
+        if list(delta.ids[: len(known)]) != list(known):
+            task.unlisten(self)
+            self._differs()
+        elif task.completion_tokens >= len(self._known):
+            task.unlisten(self)
+
+    def ended(self, task: Task) -> None:
+        """Nothing to compare."""
+
+
+def _whole_characters(ids: list[int], texts: list[str], encoder: PromptEncoder) -> int:
+    """After how many tokens a text has no half character: as many as there are, or a few less."""
+    for known in range(len(ids), max(0, len(ids) - _MOST_HELD_BACK), -1):
+        if encoder.tokens.text_of(ids[:known]) == "".join(texts[:known]):
+            return known
+    return 0
+
+
+def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> FinishReason | None:
+    """How a text ended that lacks nothing but its end; None for any other."""
+    if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None
+
+
+def _lost(why: str) -> TidegateError:
+    return InstanceLost(f"the service was restarted, and the task cannot go on: {why}")

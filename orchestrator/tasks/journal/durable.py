@@ -1,0 +1,337 @@
+"""Durable tasks, as the event loop sees them: accepted, running, ended, found again (OR-5).
+
+Nothing here is paid for tokens: a running task's are read from its transcript every 250 ms. What
+clients are told of an end waits for its record to be on the disk, unless the disk takes nothing,
+so that no crash ever makes another end of one that somebody has seen.
+"""
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.errors import JournalUnavailable
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile, connect
+from orchestrator.tasks.journal.records import (
+    COLUMNS,
+    StoredResult,
+    StoredTokens,
+    TaskRow,
+    pack_ids,
+    request_of,
+    result_of,
+    row_of,
+)
+from orchestrator.tasks.journal.writer import Accept, Batch, Ended, JournalWriter, Tokens
+from orchestrator.tasks.task import Task
+
+COMMIT_WAIT_S = 5.0
+"""A disk that takes longer is as good as broken."""
+
+_LOOK = (
+    f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
+    "LEFT JOIN results r ON r.n = t.n"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A task in the journal; ``result`` is None while it lives, and once that is removed."""
+
+    row: TaskRow
+    result: StoredResult | None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A live task's place in the journal."""
+
+    n: int
+    task: Task
+    accept: Accept
+    committed: asyncio.Future[None]
+    """Raises ``JournalUnavailable``."""
+    tokens: int = 0
+    """How many have been handed to the writer."""
+    is_recorded: bool = False
+    is_refused: bool = False
+    is_left: bool = False
+    """The next process goes on with it."""
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_recorded(self, call: Callable[[], None]) -> None:
+        """Call once the end is on the disk, or cannot be for now; at once where it is."""
+        if self.is_recorded:
+            call()
+        else:
+            self.waiting.append(call)
+
+    def recorded(self) -> None:
+        self.is_recorded = True
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            call()
+
+
+class DurableTasks:
+    """The journal of one orchestrator. ``start`` and everything else on the event loop."""
+
+    def __init__(self, file: JournalFile, clock: Clock) -> None:
+        self.config: JournalConfig = file.config
+        self.set_aside = "" if file.set_aside is None else str(file.set_aside)
+        """Where a damaged file is that was found at the start."""
+        self.fault = ""
+        """Why nothing can be written; empty while all is well."""
+        self.on_fault: Callable[[], None] = _nothing
+        """Called when ``fault`` has changed."""
+        self.commits = self.records = 0
+        self.recovered: Counter[str] = Counter()
+        """Tasks of an earlier process, by what was done with them."""
+        self.observe_ms: Callable[[float], None] = _ignore
+        """Told how long each transaction took."""
+        self._file = file
+        self._clock = clock
+        self._next_n = file.next_n
+        self._live: dict[int, Entry] = {}
+        self._ending: dict[int, Entry] = {}
+        """Those that have ended, until the writer has looked at it."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tidegate-journal-read")
+        self._writer = JournalWriter(
+            file,
+            clock.unix,
+            on_batch=self._on_batch,
+            on_fault=self._on_fault,
+            live=lambda: [entry.accept for entry in list(self._live.values())],
+        )
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._loop = asyncio.get_running_loop()
+        self._writer.start()
+
+    async def close(self) -> None:
+        """Write what there is, then let others have the file."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.close()
+        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._file.close()
+
+    @property
+    def live(self) -> int:
+        """Tasks that have not ended."""
+        return len(self._live)
+
+    @property
+    def unwritten(self) -> int:
+        """Records that were promised and wait for the disk."""
+        return self._writer.unwritten
+
+    @property
+    def is_async(self) -> bool:
+        """Whether tasks are promised before they are on the disk."""
+        return self.config.window_ms > 0
+
+    # ── a task's way ─────────────────────────────────────────────────────────────────────────
+
+    def require(self) -> None:
+        """Raise ``JournalUnavailable`` while nothing can be written."""
+        if self.fault:
+            raise JournalUnavailable(
+                f"durable tasks are not accepted now, for the journal cannot be written: "
+                f"{self.fault}; try again later, or without durable"
+            )
+
+    def accept(self, task: Task, model_digest: str) -> None:
+        """Hand a task that was let in to the writer. ``committed`` says when it is on the disk."""
+        now_unix = self._clock.unix()
+        offset = now_unix - self._clock.now()
+        accept = Accept(
+            row_of(self._next_n, task, task.job.arrived + offset),
+            request_of(task, model_digest, offset),
+        )
+        self._next_n += 1
+        self._add(task, accept)
+        self._writer.put(accept)
+
+    def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
+        """Go on with a task that an earlier process had accepted, ``tokens`` of which it wrote."""
+        entry = self._add(task, accept)
+        entry.committed.set_result(None)
+        entry.tokens = tokens
+
+    async def committed(self, task: Task) -> None:
+        """Wait until an accepted task is on the disk. Raises ``JournalUnavailable``."""
+        entry = task.entry
+        assert isinstance(entry, Entry)
+        if self.is_async:
+            return
+        try:
+            async with asyncio.timeout(COMMIT_WAIT_S):
+                await asyncio.shield(entry.committed)
+        except TimeoutError:
+            entry.is_refused = True
+            raise JournalUnavailable(
+                f"the disk did not take the task within {COMMIT_WAIT_S:g} s"
+            ) from None
+        except JournalUnavailable:
+            entry.is_refused = True
+            raise
+
+    def flush(self) -> None:
+        """Hand new tokens of running tasks to the writer; to be called every 250 ms or so."""
+        stuck_s = self._writer.stuck_s
+        if stuck_s > COMMIT_WAIT_S:
+            self._set_fault(f"the disk has taken nothing for {stuck_s:.0f} s")
+            for entry in list(self._ending.values()):
+                entry.recorded()
+        if self.fault:
+            return
+        for entry in self._live.values():
+            self._flush(entry)
+
+    def _flush(self, entry: Entry) -> None:
+        transcript = entry.task.transcript
+        if transcript is None or len(transcript.ids) <= entry.tokens:
+            return
+        first = entry.tokens
+        ids, texts = transcript.ids[first:], transcript.texts[first:]
+        entry.tokens += len(ids)
+        self._writer.put(Tokens(entry.n, first, StoredTokens(pack_ids(ids), texts)))
+
+    def leave(self, task: Task) -> None:
+        """Leave a task as it is to the next process: what ends it here is not written down, and
+        those who follow it are not told. Nothing for a task that is not durable."""
+        entry = task.entry
+        if isinstance(entry, Entry) and self._live.pop(entry.n, None) is not None:
+            self._flush(entry)
+            entry.is_left = True
+
+    def _add(self, task: Task, accept: Accept) -> Entry:
+        committed = asyncio.get_running_loop().create_future()
+        committed.add_done_callback(_retrieve)
+        entry = Entry(accept.row.n, task, accept, committed)
+        self._live[entry.n] = entry
+        task.entry = entry
+        task.on_end.append(self._ended)
+        return entry
+
+    def _ended(self, task: Task) -> None:
+        entry = task.entry
+        assert isinstance(entry, Entry)
+        if entry.is_left:
+            return
+        del self._live[entry.n]
+        ended_unix = self._clock.unix()
+        self._writer.put(
+            Ended(
+                entry.n,
+                ended_unix,
+                task.completion_tokens,
+                result_of(task),
+                is_accepted=not entry.is_refused,
+            )
+        )
+        self._ending[entry.n] = entry
+        if self.fault or self.is_async:
+            entry.recorded()
+
+    # ── looking up ───────────────────────────────────────────────────────────────────────────
+
+    async def find(self, task_id: str) -> Found | None:
+        """A task by its id, of this process or an earlier one."""
+        return await self._ask("t.id = ?", (task_id,))
+
+    async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
+        """A task by what its client called its submission."""
+        return await self._ask("t.key = ? AND t.idempotency_key = ?", (key, idempotency_key))
+
+    async def _ask(self, where: str, values: tuple[str, ...]) -> Found | None:
+        """Raises ``JournalUnavailable``."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._reader, self._look, where, values)
+        except (sqlite3.Error, OSError) as error:
+            raise JournalUnavailable(f"the journal cannot be read: {error}") from None
+
+    def _look(self, where: str, values: tuple[str, ...]) -> Found | None:
+        with closing(connect(self.config)) as db:
+            found = db.execute(f"{_LOOK} WHERE {where}", values).fetchone()
+        if found is None:
+            return None
+        *columns, body = found
+        row = TaskRow(*columns)
+        if body is None:
+            return Found(row, None)
+        blob = self._file.sealer.open(body, f"result {row.n}")
+        return Found(row, msgspec.msgpack.decode(blob, type=StoredResult))
+
+    # ── from the writer's thread ─────────────────────────────────────────────────────────────
+
+    def _on_batch(self, batch: Batch) -> None:
+        self._call(self._written, batch)
+
+    def _on_fault(self, fault: str) -> None:
+        self._call(self._set_fault, fault)
+
+    def _call(self, function: Callable[[T], None], value: T) -> None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop has ended before us
+            self._loop.call_soon_threadsafe(function, value)
+
+    def _written(self, batch: Batch) -> None:
+        self._set_fault(batch.fault)
+        if not batch.fault:
+            self.commits += 1
+            self.records += len(batch.operations)
+            self.observe_ms(1000 * batch.took_s)
+        for one in batch.operations:
+            if isinstance(one, Ended):
+                self._ending.pop(one.n).recorded()
+            elif isinstance(one, Accept):
+                entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
+                if entry is not None and not entry.committed.done():
+                    self._decide(entry, batch.fault)
+            elif batch.fault:
+                entry = self._live.get(one.n)
+                if entry is not None:  # these, and all after them, are written later
+                    entry.tokens = min(entry.tokens, one.first)
+
+    def _decide(self, entry: Entry, fault: str) -> None:
+        if fault:
+            error = JournalUnavailable(f"the task could not be made durable: {fault}")
+            entry.committed.set_exception(error)
+        else:
+            entry.committed.set_result(None)
+
+    def _set_fault(self, fault: str) -> None:
+        if fault != self.fault:
+            self.fault = fault
+            self.on_fault()
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Nobody may wait for it any more."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ignore(ms: float) -> None:
+    pass

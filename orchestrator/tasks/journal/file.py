@@ -1,0 +1,250 @@
+"""The journal's file: who may open it, and what an earlier process left in it (OR-5).
+
+One process at a time: a lock on a file beside it is held for as long as the process lives, stopped
+or not, so that no task ever runs twice at once. A file that is damaged is renamed, never deleted.
+"""
+
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
+from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
+from orchestrator.tasks.journal.sealing import Sealer, WrongKey
+from orchestrator.telemetry.log import fields, service_log
+
+LOCK_WAIT_S = 1.0
+"""For another connection to let go of the file: a backup, an operator's shell."""
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    # Zeroes what is deleted: a prompt is gone from the file with its row. What the log of writes
+    # still has of it is overwritten by later ones, and cut off at a checkpoint.
+    "PRAGMA secure_delete = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA journal_size_limit = 16777216",
+)
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+Connect = Callable[..., sqlite3.Connection]
+
+
+class JournalError(Exception):
+    """The journal cannot be opened; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """What an operator wants."""
+
+    path: Path
+    window_ms: float = 0.0
+    """0: a task is on the disk before its 202. Else so much may be lost with the process."""
+    keep_results_s: float = 86_400.0
+    keep_s: float = 7 * 86_400.0
+    key: bytes | None = None
+    """Prompts and texts are encrypted with it."""
+    connect: Connect = sqlite3.connect
+    """Another one for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A task that had not ended. ``request`` is None where it cannot be read."""
+
+    row: TaskRow
+    request: StoredRequest | None
+    tokens: StoredTokens
+    """All that were journalled."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """An opened journal: this process's alone until ``close``."""
+
+    config: JournalConfig
+    sealer: Sealer
+    lock: int
+    """File descriptor."""
+    next_n: int
+    unfinished: list[Unfinished]
+    set_aside: Path | None
+    """Where a damaged file is now."""
+
+    def close(self) -> None:
+        """Let others have it. A journal must not be written to any more."""
+        with suppress(OSError):
+            os.close(self.lock)
+
+
+def open_journal(config: JournalConfig) -> JournalFile:
+    """Take the file, or make it; reads what has not ended. Blocks. Raises ``JournalError``."""
+    try:
+        sealer = Sealer(config.key)
+    except ValueError as error:
+        raise JournalError(str(error)) from None
+    try:
+        config.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock(config.path)
+    except OSError as error:
+        raise JournalError(f"{config.path}: {error.strerror}") from None
+    try:
+        return _open(config, sealer, lock)
+    except (sqlite3.Error, OSError, WrongKey) as error:
+        os.close(lock)
+        raise JournalError(f"{config.path}: {error}") from None
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connection:
+    """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``; a missing file is
+    one, unless it ``is_new``."""
+    flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
+    # Made here, for sqlite would make it readable to others; what lies beside it is made alike.
+    os.close(os.open(config.path, flags, 0o600))
+    db = config.connect(config.path, timeout=LOCK_WAIT_S, isolation_level=None)
+    try:
+        for pragma in _PRAGMAS:
+            db.execute(pragma)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, with what belongs to it; returns its new name."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+    aside = path.with_name(f"{path.name}.damaged-{stamp}")
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    service_log.error(
+        "the journal is damaged: it was set aside and a new one begun; durable tasks that only it "
+        "knew are lost unless it is repaired (sqlite3 FILE .recover)",
+        extra=fields(journal=str(path), set_aside=str(aside)),
+    )
+    return aside
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether the file itself is wrong, rather than the disk that it is on."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    return name.startswith(_DAMAGED)
+
+
+def prepare(config: JournalConfig, sealer: Sealer) -> None:
+    """Give a file all its tables, and check its key. Raises ``JournalError``, and what ``connect``
+    does."""
+    with closing(connect(config, is_new=True)) as db:
+        version = version_of(db)
+        if version > VERSION:
+            raise JournalError(
+                f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
+                "the newer one, or set another TIDEGATE_JOURNAL_PATH"
+            )
+        migrate(db)
+        _check_key(db, sealer)
+
+
+def _lock(path: Path) -> int:
+    """Raises ``JournalError`` where another process has it."""
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise JournalError(
+            f"{path} belongs to another orchestrator that still lives (process {holder or '?'}); "
+            "end it first, or set another TIDEGATE_JOURNAL_PATH: each needs one of its own"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _open(config: JournalConfig, sealer: Sealer, lock: int) -> JournalFile:
+    aside = None
+    try:
+        _require_whole(config)
+        prepare(config, sealer)
+        next_n, unfinished = _read(config, sealer)
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        aside = set_aside(config.path)
+        prepare(config, sealer)
+        next_n, unfinished = 1, []
+    return JournalFile(config, sealer, lock, next_n, unfinished, aside)
+
+
+def _require_whole(config: JournalConfig) -> None:
+    if not config.path.exists():
+        return
+    with closing(connect(config)) as db:
+        found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if found != "ok":
+            error = sqlite3.DatabaseError(f"the file is damaged: {found}")
+            error.sqlite_errorname = "SQLITE_CORRUPT"
+            raise error
+
+
+def _check_key(db: sqlite3.Connection, sealer: Sealer) -> None:
+    """Raises ``WrongKey``."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'key_probe'").fetchone()
+    if found is not None:
+        sealer.check(found[0])
+    elif sealer.has_key:
+        db.execute("INSERT INTO meta VALUES ('key_probe', ?)", (sealer.probe(),))
+
+
+def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[Unfinished]]:
+    with closing(connect(config)) as db:
+        found = db.execute(
+            f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
+            "LEFT JOIN requests r ON r.n = t.n WHERE t.ended_unix IS NULL ORDER BY t.n"
+        ).fetchall()
+        unfinished = []
+        for *columns, body in found:
+            row = TaskRow(*columns)
+            tokens = _tokens_of(db, row.n, sealer)
+            unfinished.append(Unfinished(row, _request_of(row, body, sealer), tokens))
+        (last,) = db.execute("SELECT coalesce(max(n), 0) FROM tasks").fetchone()
+        return int(last) + 1, unfinished
+
+
+def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredRequest | None:
+    if body is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(sealer.open(body, f"request {row.n}"), type=StoredRequest)
+    except msgspec.DecodeError:
+        service_log.exception("a task in the journal cannot be read", extra=fields(task_id=row.id))
+        return None
+
+
+def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
+    """As far as they follow each other without a gap."""
+    ids, texts = bytearray(), list[str]()
+    rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
+    for first, body in rows:
+        if first != len(texts):
+            break
+        blob = sealer.open(body, f"tokens {n} {first}")
+        batch = msgspec.msgpack.decode(blob, type=StoredTokens)
+        ids += batch.ids
+        texts += batch.texts
+    return StoredTokens(bytes(ids), texts)

@@ -1,0 +1,246 @@
+"""What is stored of a durable task, and a task made of it again."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.errors import TidegateError, with_code
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
+from orchestrator.tasks.ending import Budget, Ending
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.task import Stage, Task
+from worker.protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
+
+_IDS = "I"
+
+
+class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that it takes to run a task again. Removed when it ends."""
+
+    job: Job
+    sampling: Sampling
+    """As admission settled it, with a seed wherever something is drawn."""
+    token_ids: bytes
+    vocabulary: bytes
+    model_digest: str
+    cache_salt: str
+    clock_offset: float
+    """From the clock's seconds to unix time, for the points in time of ``job``."""
+
+
+class StoredTokens(msgspec.Struct, frozen=True):
+    """Some of a running task's tokens."""
+
+    ids: bytes
+    texts: list[str]
+
+
+class StoredError(msgspec.Struct, frozen=True):
+    """Of a task that ended with one."""
+
+    code: Code
+    message: str
+    retryable: bool
+    field: str | None
+    details: dict[str, str | int | float | bool | None]
+
+
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task ended and all that it produced. Removed after its retention."""
+
+    ids: bytes
+    texts: list[str]
+    logprobs: list[TokenLogprob]
+    outcome: Outcome
+    finish_reason: FinishReason
+    error: StoredError | None
+    cause: AbortCause | None
+    budget: Budget
+    tail: str
+    missed_part: Part | None
+    cached_tokens: int
+    fitted_tokens: int | None
+    clamped_ms: float | None
+    start_wait_s: float | None
+    """From its arrival to its start; None where it never started."""
+    first_id_free: int
+    """See ``Task.first_id_free``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """The row of ``tasks``, which outlives the rest."""
+
+    n: int
+    id: str
+    key: str
+    idempotency_key: str | None
+    digest: bytes
+    accepted_unix: float
+    deadline_unix_ms: int
+    model: str
+    correlation_id: str
+    prompt_tokens: int
+    ended_unix: float | None = None
+    outcome: str | None = None
+    finish_reason: str | None = None
+    code: str | None = None
+    completion_tokens: int | None = None
+
+
+COLUMNS = tuple(TaskRow.__dataclass_fields__)
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    return array(_IDS, ids).tobytes()
+
+
+def unpack_ids(blob: bytes) -> list[int]:
+    ids = array(_IDS)
+    ids.frombytes(blob)
+    return ids.tolist()
+
+
+def row_of(n: int, task: Task, accepted_unix: float) -> TaskRow:
+    job = task.job
+    return TaskRow(
+        n=n,
+        id=task.id,
+        key=job.key,
+        idempotency_key=job.idempotency_key or None,
+        digest=job.body_digest,
+        accepted_unix=accepted_unix,
+        deadline_unix_ms=task.deadline.unix_ms,
+        model=task.model,
+        correlation_id=task.correlation_id,
+        prompt_tokens=task.prompt_tokens,
+    )
+
+
+def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequest:
+    return StoredRequest(
+        job=task.job,
+        sampling=task.sampling,
+        token_ids=pack_ids(task.token_ids),
+        vocabulary=task.vocabulary,
+        model_digest=model_digest,
+        cache_salt=task.cache_salt,
+        clock_offset=clock_offset,
+    )
+
+
+def result_of(task: Task) -> StoredResult:
+    """Of a task that has ended."""
+    ending, transcript, marks = task.ending, task.transcript, task.marks
+    assert ending is not None and transcript is not None
+    error = ending.error
+    return StoredResult(
+        ids=pack_ids(transcript.ids),
+        texts=transcript.texts,
+        logprobs=transcript.logprobs,
+        outcome=ending.outcome,
+        finish_reason=ending.finish_reason,
+        error=None
+        if error is None
+        else StoredError(error.code, error.message, error.retryable, error.field, error.details),
+        cause=ending.cause,
+        budget=ending.budget,
+        tail=ending.tail,
+        missed_part=ending.missed_part,
+        cached_tokens=task.cached_tokens,
+        fitted_tokens=task.fitted_tokens,
+        clamped_ms=task.deadline.clamped_ms,
+        start_wait_s=marks.started - marks.received if marks.started else None,
+        first_id_free=task.first_id_free,
+    )
+
+
+def live_task(row: TaskRow, stored: StoredRequest, clock: Clock) -> Task:
+    """A task that had not ended, with the deadlines that its client had stated."""
+    shift = stored.clock_offset - (clock.unix() - clock.now())
+    job = stored.job
+    deadline, parts = job.deadline, job.parts
+    job = replace(
+        job,
+        arrived=job.arrived + shift,
+        deadline=replace(deadline, at=deadline.at + shift),
+        parts=NO_PARTS
+        if parts == NO_PARTS
+        else Parts(parts.first_token_at + shift, parts.token_gap_s, parts.cut_at + shift),
+    )
+    task = Task(row.id, job)
+    task.model = row.model
+    task.vocabulary = stored.vocabulary
+    task.cache_salt = stored.cache_salt
+    task.sampling = stored.sampling
+    task.token_ids = unpack_ids(stored.token_ids)
+    task.prompt_tokens = len(task.token_ids)
+    return task
+
+
+def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None) -> Job:
+    """What is left of a job whose request is gone."""
+    offset = clock.unix() - clock.now()
+    return Job(
+        api=Api.NATIVE,
+        model=row.model,
+        sampling=Sampling(max_tokens=1),
+        max_tokens=None,
+        deadline=Deadline(
+            row.deadline_unix_ms / 1000 - offset, row.deadline_unix_ms, clamped_ms=clamped_ms
+        ),
+        correlation_id=row.correlation_id,
+        arrived=row.accepted_unix - offset,
+        keep=True,
+        key=row.key,
+        durable=True,
+    )
+
+
+def ended_task(row: TaskRow, result: StoredResult | None, clock: Clock) -> Task:
+    """A task that has ended; without ``result`` its text is gone."""
+    assert row.ended_unix is not None and row.outcome is not None
+    task = Task(row.id, bare_job(row, clock, result.clamped_ms if result else None))
+    task.model = row.model
+    task.prompt_tokens = row.prompt_tokens
+    task.completion_tokens = row.completion_tokens or 0
+    task.stage = Stage.ENDED
+    marks = task.marks
+    marks.ended = row.ended_unix - (clock.unix() - clock.now())
+    transcript = task.record()
+    if result is None:
+        task.is_text_removed = True
+        code = row.code and Code(row.code)
+        task.ending = Ending(
+            Outcome(row.outcome),
+            FinishReason(row.finish_reason or FinishReason.ERROR),
+            with_code(code, "the task's result is no longer kept") if code else None,
+        )
+        return task
+    transcript.ids = unpack_ids(result.ids)
+    transcript.texts = result.texts
+    transcript.logprobs = result.logprobs
+    task.cached_tokens = result.cached_tokens
+    task.fitted_tokens = result.fitted_tokens
+    task.first_id_free = result.first_id_free
+    if result.start_wait_s is not None:
+        marks.started = marks.received + result.start_wait_s or marks.received
+    task.ending = Ending(
+        result.outcome,
+        result.finish_reason,
+        None if result.error is None else _error_of(result.error),
+        result.cause,
+        result.budget,
+        result.tail,
+        result.missed_part,
+    )
+    return task
+
+
+def _error_of(stored: StoredError) -> TidegateError:
+    error = with_code(stored.code, stored.message)
+    error.field, error.details, error.retryable = stored.field, stored.details, stored.retryable
+    return error

@@ -1,0 +1,383 @@
+"""The journal's thread: all that came while one transaction was written goes into the next.
+
+A transaction that fails is rolled back as a whole: tasks in it are not accepted, tokens in it are
+written later, and ends in it are kept and tried again until the disk takes them. Meanwhile the
+journal has a ``fault``; the thread looks every second whether it is over.
+"""
+
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.tasks.journal.file import (
+    JournalError,
+    JournalFile,
+    connect,
+    is_damage,
+    prepare,
+    set_aside,
+)
+from orchestrator.tasks.journal.records import (
+    COLUMNS,
+    StoredRequest,
+    StoredResult,
+    StoredTokens,
+    TaskRow,
+)
+from orchestrator.telemetry.log import fields, service_log
+
+MOST_OPERATIONS = 2048
+"""In one transaction."""
+RETRY_S = 1.0
+TIDY_EVERY_S = 10.0
+TIDY_ROWS = 2000
+"""Removed at a time, lest submissions wait for it."""
+_TIDIES_PER_CHECKPOINT = 6
+
+_INSERT = (
+    f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
+    "ON CONFLICT (n) DO NOTHING"
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """A task that is to be on the disk before it is promised to anybody."""
+
+    row: TaskRow
+    request: StoredRequest | None
+    """None where an earlier process wrote one that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Some more of its tokens, from index ``first`` on."""
+
+    n: int
+    first: int
+    tokens: StoredTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is over."""
+
+    n: int
+    ended_unix: float
+    completion_tokens: int
+    result: StoredResult
+    is_accepted: bool = True
+    """Else nobody was told of it: it keeps no idempotency key."""
+
+
+Operation = Accept | Tokens | Ended
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction wrote, or did not."""
+
+    operations: list[Operation] = field(default_factory=list)
+    took_s: float = 0.0
+    fault: str = ""
+    """Why nothing of it is on the disk; empty where all is."""
+
+
+class JournalWriter:
+    """Writes on a thread of its own. ``on_batch`` and ``on_fault`` are called there, too."""
+
+    def __init__(
+        self,
+        file: JournalFile,
+        unix: Callable[[], float],
+        *,
+        on_batch: Callable[[Batch], None],
+        on_fault: Callable[[str], None],
+        live: Callable[[], Sequence[Accept]],
+    ) -> None:
+        """``live`` is what a new file is to begin with: the tasks that have not ended."""
+        self._file = file
+        self._config = file.config
+        self._unix = unix
+        self._on_batch = on_batch
+        self._on_fault = on_fault
+        self._live = live
+        self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self._unwritten: list[Operation] = []
+        """What was promised, and the disk did not take."""
+        self._db: sqlite3.Connection | None = None
+        self._inode = 0
+        self._fault = ""
+        self._busy_since: float | None = None
+        self._is_closing = False
+        self._tidy_at = 0.0
+        self._tidied = 0
+        self._thread = threading.Thread(target=self._run, name="tidegate-journal", daemon=True)
+
+    @property
+    def unwritten(self) -> int:
+        """What was promised and waits for the disk."""
+        return len(self._unwritten)
+
+    @property
+    def stuck_s(self) -> float:
+        """How long the transaction that is being written has taken; 0 where none is."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, operation: Operation) -> None:
+        """Have it written with the next transaction. Never waits."""
+        self._inbox.put(operation)
+
+    def close(self) -> None:
+        """Write what there is, then end the thread; waits for it."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            operations = self._collect()
+            if operations or self._unwritten or self._fault:
+                self._commit(operations)
+            if not self._fault and time.monotonic() >= self._tidy_at:
+                self._tidy()
+        if self._unwritten:
+            service_log.error(
+                "the last of the journal could not be written: those tasks may run again",
+                extra=fields(journal=str(self._config.path), records=len(self._unwritten)),
+            )
+        self._close_db()
+
+    def _collect(self) -> list[Operation]:
+        """Wait for something to write; all that there is by then."""
+        wait_s = RETRY_S if self._fault or self._unwritten else TIDY_EVERY_S
+        try:
+            first = self._inbox.get(timeout=wait_s)
+        except queue.Empty:
+            return []
+        if first is not None and self._config.window_ms:
+            time.sleep(self._config.window_ms / 1000)
+        found: list[Operation] = []
+        while first is not None:
+            found.append(first)
+            if len(found) >= MOST_OPERATIONS:
+                return found
+            try:
+                first = self._inbox.get_nowait()
+            except queue.Empty:
+                return found
+        self._is_closing = True
+        return found
+
+    def _commit(self, operations: list[Operation]) -> None:
+        began = time.perf_counter()
+        kept = self._unwritten
+        batch = Batch(operations)
+        self._busy_since = time.monotonic()
+        try:
+            self._write([*kept, *operations])
+            self._unwritten = []
+        except (sqlite3.Error, OSError, JournalError) as error:
+            batch.fault = self._failed(error)
+            self._unwritten = [*kept, *self._promised(operations)]
+        finally:
+            self._busy_since = None
+        batch.took_s = time.perf_counter() - began
+        if operations:
+            self._on_batch(batch)
+        self._tell(batch.fault)
+
+    def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
+        """What has to be written sooner or later: not tokens, which are in memory still."""
+        if self._config.window_ms:
+            return [one for one in operations if not isinstance(one, Tokens)]
+        # Of a task that was never accepted nothing is left to be said.
+        refused = {one.row.n for one in operations if isinstance(one, Accept)}
+        return [one for one in operations if isinstance(one, Ended) and one.n not in refused]
+
+    def _tell(self, fault: str) -> None:
+        if fault == self._fault:
+            return
+        if fault and not self._fault:
+            service_log.error(
+                "the journal cannot be written: no durable task is accepted; will retry",
+                extra=fields(journal=str(self._config.path), error=fault),
+            )
+        elif not fault:
+            service_log.info(
+                "the journal can be written again", extra=fields(journal=str(self._config.path))
+            )
+        self._fault = fault
+        self._on_fault(fault)
+
+    def _failed(self, error: Exception) -> str:
+        """Give the transaction up; what to call it."""
+        db = self._db
+        if db is not None:
+            try:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            except sqlite3.Error:
+                self._close_db()
+        if not isinstance(error, sqlite3.OperationalError):
+            self._close_db()
+        if is_damage(error):
+            self._begin_anew()
+        name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+        return f"{error} ({name})"
+
+    def _begin_anew(self) -> None:
+        """Put a damaged file aside. The next try makes a new one, with the tasks that live."""
+        self._close_db()
+        try:
+            set_aside(self._config.path)
+        except OSError as error:
+            service_log.error(
+                "the damaged journal cannot be set aside: %s",
+                error.strerror,
+                extra=fields(journal=str(self._config.path)),
+            )
+
+    def _close_db(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            try:
+                db.close()
+            except sqlite3.Error:
+                service_log.exception("closing the journal failed")
+
+    def _open(self) -> sqlite3.Connection:
+        """The connection, on the file that has the journal's name. A new file gets what lives."""
+        if self._db is not None and self._inode != self._inode_now():
+            service_log.error(
+                "the journal's file is gone: it is written anew",
+                extra=fields(journal=str(self._config.path)),
+            )
+            self._close_db()
+        if self._db is None:
+            is_new = self._inode_now() == 0
+            if is_new:
+                prepare(self._config, self._file.sealer)
+            db = connect(self._config)
+            if self._inode and self._inode != self._inode_now():
+                db.execute("BEGIN IMMEDIATE")
+                self._insert(db, self._live())
+                db.execute("COMMIT")
+            self._db, self._inode = db, self._inode_now()
+        return self._db
+
+    def _inode_now(self) -> int:
+        """0 where there is no such file."""
+        try:
+            return os.stat(self._config.path).st_ino
+        except FileNotFoundError:
+            return 0
+
+    def _write(self, operations: Sequence[Operation]) -> None:
+        """All of it in one transaction, or nothing. A task's operations keep their order."""
+        db = self._open()
+        db.execute("BEGIN IMMEDIATE")
+        self._insert(db, [one for one in operations if isinstance(one, Accept)])
+        seal = self._file.sealer.seal
+        db.executemany(
+            "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
+            [
+                (one.n, one.first, seal(_encode(one.tokens), f"tokens {one.n} {one.first}"))
+                for one in operations
+                if isinstance(one, Tokens)
+            ],
+        )
+        self._end(db, [one for one in operations if isinstance(one, Ended)])
+        if not operations:  # a look whether the disk takes anything
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
+        db.execute("COMMIT")
+
+    def _insert(self, db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
+        if not accepted:
+            return
+        seal = self._file.sealer.seal
+        db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
+        db.executemany(
+            "INSERT OR IGNORE INTO requests VALUES (?, ?)",
+            [
+                (one.row.n, seal(_encode(one.request), f"request {one.row.n}"))
+                for one in accepted
+                if one.request is not None
+            ],
+        )
+
+    def _end(self, db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
+        """Only what has not ended: whichever end is first is the one that there is."""
+        if not ended:
+            return
+        seal = self._file.sealer.seal
+        db.executemany(
+            "INSERT OR IGNORE INTO results SELECT n, ?, ? FROM tasks "
+            "WHERE n = ? AND ended_unix IS NULL",
+            [
+                (one.ended_unix, seal(_encode(one.result), f"result {one.n}"), one.n)
+                for one in ended
+            ],
+        )
+        db.executemany(
+            "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
+            "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
+            "WHERE n = ? AND ended_unix IS NULL",
+            [
+                (
+                    one.ended_unix,
+                    one.result.outcome.value,
+                    one.result.finish_reason.value,
+                    None if one.result.error is None else one.result.error.code.value,
+                    one.completion_tokens,
+                    one.is_accepted,
+                    one.n,
+                )
+                for one in ended
+            ],
+        )
+        numbers = [(one.n,) for one in ended]
+        db.executemany("DELETE FROM requests WHERE n = ?", numbers)
+        db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
+
+    # ── retention ────────────────────────────────────────────────────────────────────────────
+
+    def _tidy(self) -> None:
+        """Remove what is over its age, a bounded number of rows at a time."""
+        now = self._unix()
+        old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
+        removed = 0
+        try:
+            db = self._open()
+            db.execute("BEGIN IMMEDIATE")
+            removed += db.execute(
+                "DELETE FROM results WHERE n IN "
+                "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+                (old_result, TIDY_ROWS),
+            ).rowcount
+            removed += db.execute(
+                "DELETE FROM tasks WHERE n IN "
+                "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+                (old, TIDY_ROWS),
+            ).rowcount
+            db.execute("COMMIT")
+            self._tidied += 1
+            if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
+                # What the log of writes still has of removed prompts goes with it.
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except (sqlite3.Error, OSError, JournalError) as error:
+            self._tell(self._failed(error))
+        more = removed >= TIDY_ROWS
+        self._tidy_at = time.monotonic() + (RETRY_S if more else TIDY_EVERY_S)

@@ -1,0 +1,163 @@
+"""OR-5, OR-2: what is in the journal when the process dies is what the next one goes on with.
+
+A death is a copy of the journal's files as they are at that moment: what a process has not written
+by then, nobody ever sees.
+"""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Submit
+
+TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 6, "durable": True}
+
+
+async def submit(service: Service, key: str | None = None, **changes: object) -> Any:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    async with service.http.post("/v2/tasks", json=TASK | changes, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def task_of(service: Service, key: str | None = None, **changes: object) -> str:
+    status, answer = await submit(service, key, **changes)
+    assert status == 202, answer
+    task_id: str = answer["task_id"]
+    return task_id
+
+
+async def status_of(service: Service, task_id: str) -> Any:
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        return await response.json()
+
+
+async def events_of(service: Service, task_id: str, after: str = "") -> list[Event]:
+    headers = {"Last-Event-ID": after} if after else {}
+    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
+        assert response.status == 200
+        return [event async for event in read_events(response) if event.event != "metrics"]
+
+
+def dead_copy(path: Path, to: Path) -> Path:
+    """The files of a journal as a process leaves them that is killed now."""
+    to.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        if not file.name.endswith((".lock", "-shm")):
+            shutil.copy(file, to / file.name)
+    return to / path.name
+
+
+class Restarts:
+    """Orchestrators one after the other on one journal, in front of the same workers."""
+
+    def __init__(self, make_service: MakeService, folder: Path, **settings: object) -> None:
+        self._make = make_service
+        self._folder = folder
+        self._settings = settings
+        self.count = 0
+        self.path = folder / "0" / "journal.db"
+
+    async def start(self, *workers: FakeWorker, wait: bool = True, **more: object) -> Service:
+        return await self._make(
+            *workers, wait=wait, journal_path=self.path, **(self._settings | more)
+        )
+
+    async def die(self) -> None:
+        """What was written until now is all that the next one gets."""
+        self.count += 1
+        self.path = await asyncio.to_thread(dead_copy, self.path, self._folder / str(self.count))
+
+
+@pytest.fixture
+def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
+    return Restarts(make_service, tmp_path)
+
+
+async def test_a_queued_task_runs_after_a_restart_with_its_own_deadline(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    task_id = await task_of(service, deadline_ms=60_000)
+    before = await status_of(service, task_id)
+    await restarts.die()
+    worker.plan = lambda submit: Plan()
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id)
+    assert [event.event for event in events] == ["queued", "started", *["token"] * 6, "end"]
+    assert [int(event.id) for event in events] == list(range(9))
+    after = await status_of(again, task_id)
+    assert after["outcome"] == "met" and after["text"] == "w0 w1 w2 w3 w4 w5 "
+    assert after["deadline_unix_ms"] == before["deadline_unix_ms"]
+    budgets = [job.deadline_unix_ms for job in worker.submits]
+    assert budgets[0] == budgets[-1]
+
+
+async def test_an_ended_task_replays_after_a_restart(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker)
+    task_id = await task_of(service, key="mine")
+    told = await events_of(service, task_id)
+    status = await status_of(service, task_id)
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert await status_of(again, task_id) == status
+    replayed = await events_of(again, task_id, after="1")
+    assert [(e.id, e.event, e.data) for e in replayed] == [
+        (e.id, e.event, e.data) for e in told if int(e.id) > 1
+    ]
+    assert await task_of(again, key="mine") == task_id
+    status_code, answer = await submit(again, "mine", max_tokens=3)
+    assert status_code == 422 and answer["error"]["field"] == "Idempotency-Key"
+    assert len(worker.submits) == 1
+    async with again.http.get(
+        f"/v2/tasks/{task_id}/events", headers={"Last-Event-ID": told[-1].id}
+    ) as response:
+        assert response.status == 204
+
+
+async def test_a_running_task_goes_on_after_what_was_journalled(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """A client that had all of it before the crash resumes without a repeated or missing event."""
+    speak = [(ord(letter) - ord("a") + 6 + 64, letter) for letter in "abcdefghij"]
+    prompt = [70, 71, 72]
+
+    def plan(job: Submit) -> Plan:
+        stall = 4 if len(worker.submits) == 1 else None
+        return Plan(stall_at=stall, speak=lambda at: speak[at - len(prompt)])
+
+    worker.plan = plan
+    service = await restarts.start(worker)
+    vocabulary = service.orchestrator.model("").tokens
+    speak[:] = [(70 + i, vocabulary.text_of([70 + i])) for i in range(10)]
+    task_id = await task_of(
+        service, prompt=None, prompt_token_ids=prompt, max_tokens=10, deadline_ms=60_000
+    )
+    await service.until(lambda: service.orchestrator.store.get(task_id).completion_tokens == 4)
+    await service.until(lambda: next(iter(_live(service))).tokens == 4)
+    await service.until(lambda: service.metric("tidegate_journal_records_total") == 2)
+    await restarts.die()
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id, after="5")
+    assert [event.id for event in events] == [str(number) for number in range(6, 13)]
+    assert [event.event for event in events] == [*["token"] * 6, "end"]
+    first, second = worker.submits
+    assert first.sampling.seed == second.sampling.seed is not None
+    assert list(second.token_ids) == [*prompt, *(token for token, _ in speak[:4])]
+    assert second.sampling.max_tokens == 6
+    status = await status_of(again, task_id)
+    assert status["text"] == "".join(text for _, text in speak)
+    assert status["usage"]["completion_tokens"] == 10 and status["outcome"] == "met"
+
+
+def _live(service: Service) -> Any:
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    return durable._live.values()
