@@ -57,6 +57,8 @@ class Job:
     constraint: Constraint | None = None
     pooling: Pooling | None = None
     """How its prompt is made an embedding, which is all that comes of it; None to generate."""
+    begun_tokens: int = 0
+    """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

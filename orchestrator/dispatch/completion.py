@@ -10,7 +10,7 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.metrics import DispatchMetrics
-from orchestrator.dispatch.resume import finish_of_complete_text
+from orchestrator.dispatch.resume import ending_of_complete_text
 from orchestrator.dispatch.retry import RETRYABLE, Retrier, RetryAfter
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import record_end
@@ -21,7 +21,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed, judge, overdue
-from worker.protocol import AbortCause, Code, End, FinishReason, Outcome
+from worker.protocol import AbortCause, Code, End, FinishReason
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
 """An instance's own: a hedge that is under way already is not touched by them."""
@@ -150,11 +150,10 @@ class Completion:
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
         """The end of a text that is complete although its worker did not report it."""
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
-        reason = finish_of_complete_text(task, instance)
-        if reason is None:
-            return None
-        in_time = task.deadline.left_ms(now) >= 0
-        return Ending(Outcome.MET, reason) if in_time else overdue(task, now)
+        ending = ending_of_complete_text(task, instance)
+        if ending is None or task.deadline.left_ms(now) >= 0:
+            return ending
+        return overdue(task, now)
 
 
 def _trace(attempt: Attempt, end: End | None, now: float) -> None:

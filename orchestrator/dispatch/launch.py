@@ -108,7 +108,8 @@ class Launcher:
             keeps_on=self._prediction.feasibility.stats.runs_on(task),
             embeds=task.job.embeds,
             grammar=task.job.grammar,
-            begun_tokens=len(token_ids) - task.prompt_tokens if task.job.grammar else 0,
+            begun_tokens=len(token_ids) - task.prompt_tokens,
+            stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,
         )
         # Only what was really sent counts as in flight.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)

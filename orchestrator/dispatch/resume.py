@@ -2,32 +2,45 @@
 
 The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
 seed and position in the text, and its text stage decodes what it generates as the continuation of a
-prompt, so nothing is lost, repeated or drawn differently.
+prompt, so nothing is lost, repeated or drawn differently. Where the client states no seed the
+orchestrator draws one, so that whoever goes on has the same.
+
+Stop strings, penalties and half characters look back at what was generated: they need a worker that
+is told where that begins (``ModelCard.can_continue``).
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Collection
 
 import msgspec
 
 from orchestrator.instances.instance import Instance
-from orchestrator.prompts.encoder import PromptEncoder
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import FinishReason, Sampling
+from worker.protocol import FinishReason, ModelCard, Outcome, Sampling
+
+
+def with_seed(sampling: Sampling, rng: random.Random) -> Sampling:
+    """The same with a seed, where draws depend on one and the client left it to us."""
+    if sampling.temperature == 0 or sampling.seed is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=rng.getrandbits(63))
 
 
 def is_resumable(sampling: Sampling) -> bool:
     """Whether what is drawn next depends on nothing but the text, its length and the seed."""
-    return (
-        sampling.max_tokens > 0
-        and sampling.prompt_logprobs is None
-        and (sampling.temperature == 0 or sampling.seed is not None)
-        and not sampling.stop
-        and not sampling.stop_token_ids
-        and sampling.skip_special_tokens
-        and sampling.logprobs is None
-        and sampling.repetition_penalty == 1
-        and sampling.presence_penalty == 0
-        and sampling.frequency_penalty == 0
+    return sampling.max_tokens > 0 and (sampling.temperature == 0 or sampling.seed is not None)
+
+
+def looks_back(sampling: Sampling) -> bool:
+    """Whether what comes next depends on where in the text the answer begins."""
+    return bool(
+        sampling.stop
+        or sampling.stop_token_ids
+        or not sampling.skip_special_tokens
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1
     )
 
 
@@ -41,37 +54,62 @@ def remaining_request(task: Task) -> tuple[list[int], Sampling]:
         task.sampling,
         max_tokens=task.sampling.max_tokens - made,
         min_tokens=max(0, task.sampling.min_tokens - made),
+        prompt_logprobs=None,  # they have come before the first token
     )
     return [*task.token_ids, *task.transcript.ids], rest
 
 
-def finish_of_complete_text(task: Task, lost: Instance | None) -> FinishReason | None:
-    """How a text ended that lacks nothing but the end from its worker, which is ``lost``; None for
-    any other text.
+def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
+    """The end of a text that lacks nothing but the end from its worker, which is ``lost``; None for
+    any other text, and where a worker has to say what is left of it.
     """
-    if lost is None or lost.encoder is None or not _is_known(task, lost.encoder):
+    if lost is None or lost.encoder is None or not _has_all_ids(task):
         return None
     assert task.transcript is not None
     sampling, ids = task.sampling, task.transcript.ids
-    if ids and ids[-1] in lost.encoder.card.eos_token_ids and not sampling.ignore_eos:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(ids) >= sampling.max_tokens else None
+    if not ids:
+        return None
+    has_stop_token = ids[-1] in sampling.stop_token_ids  # which is no part of the text
+    text = lost.encoder.tokens.text_of(ids[:-1] if has_stop_token else ids)
+    if text != task.transcript.text():
+        return None
+    if has_stop_token:
+        return Ending(Outcome.MET, FinishReason.STOP, stop_token_id=ids[-1])
+    if _ends_with_token(lost.encoder.card, sampling, ids):
+        return Ending(Outcome.MET, FinishReason.STOP)
+    is_full = len(ids) >= sampling.max_tokens
+    return Ending(Outcome.MET, FinishReason.LENGTH) if is_full else None
 
 
-def can_resume(task: Task, lost: Instance | None, ready: Sequence[Instance]) -> bool:
-    """Whether all that was generated is known, and all that are ready have the same weights."""
-    if lost is None or lost.encoder is None or not _is_known(task, lost.encoder):
+def can_resume(task: Task, lost: Instance | None) -> bool:
+    """Whether all that was generated is known, as far as going on with it needs that."""
+    if lost is None or lost.encoder is None or not _has_all_ids(task):
         return False
-    digest = lost.encoder.card.model_digest
-    return all(i.card is not None and i.card.model_digest == digest for i in ready)
+    assert task.transcript is not None
+    return lost.encoder.card.can_continue or not needs_continue(task, lost)
 
 
-def _is_known(task: Task, encoder: PromptEncoder) -> bool:
-    """Whether every id and every half character that the worker generated has come."""
+def needs_continue(task: Task, lost: Instance) -> bool:
+    """Whether only a worker that takes up any text goes on with it as ``lost`` would have."""
+    assert lost.encoder is not None and task.transcript is not None
+    ids = task.transcript.ids
+    return (
+        looks_back(task.sampling)
+        or len(ids) >= task.sampling.max_tokens
+        or _ends_with_token(lost.encoder.card, task.sampling, ids)
+        or lost.encoder.tokens.text_of(ids) != task.transcript.text()
+    )
+
+
+def _has_all_ids(task: Task) -> bool:
     transcript = task.transcript
     return (
         task.is_resumable
         and transcript is not None
         and len(transcript.ids) == task.completion_tokens
-        and encoder.tokens.text_of(transcript.ids) == transcript.text()
     )
+
+
+def _ends_with_token(card: ModelCard, sampling: Sampling, ids: list[int]) -> bool:
+    ends: Collection[int] = () if sampling.ignore_eos else card.eos_token_ids
+    return bool(ids) and ids[-1] in ends

@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.dispatch.resume import can_resume, is_resumable, remaining_request
+from orchestrator.dispatch.resume import (
+    can_resume,
+    is_resumable,
+    needs_continue,
+    remaining_request,
+    with_seed,
+)
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
@@ -75,9 +81,10 @@ class Retrier:
 
     def keep_transcript(self, task: Task) -> None:
         """Keep what a task generates, where another instance could go on with it."""
+        task.sampling = with_seed(task.sampling, self._rng)
         task.is_resumable = len(self._registry.instances) > 1 and is_resumable(task.sampling)
         if task.is_resumable:
-            task.record()
+            task.record(keeps_logprobs=False)
 
     def decide(
         self, task: Task, failed: str, now: float, *, elsewhere: bool = False
@@ -86,6 +93,12 @@ class Retrier:
 
         With ``elsewhere`` only to another instance, and at once. A text goes on at once as well.
         """
+        lost = self._registry.instances.get(failed)
+        can_go_on = not task.completion_tokens or can_resume(task, lost)
+        if task.completion_tokens and can_go_on:
+            assert lost is not None and lost.card is not None
+            task.begun_by_weights = lost.card.model_digest
+            task.needs_continue = needs_continue(task, lost)
         ready = [
             instance
             for instance in self._registry
@@ -94,11 +107,13 @@ class Retrier:
             and instance.encoder.card.model == task.model
             and instance.encoder.vocabulary == task.vocabulary
             and task.job.placement.allows(instance.address)
+            and task.begun_by_weights in (None, instance.encoder.card.model_digest)
+            and (instance.encoder.card.can_continue or not task.needs_continue)
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]
         delay_s = 0.0 if elsewhere or task.completion_tokens else self._backoff_s(task.attempts)
-        denied = self._denied(task, failed, ready, now + delay_s)
+        denied = self._denied(task, failed, ready, now + delay_s) if can_go_on else RetryDenied.TEXT
         if denied is not None:
             self.denied[denied] += not elsewhere  # what is not lost yet is asked for again
             return None
@@ -110,9 +125,6 @@ class Retrier:
     def _denied(
         self, task: Task, failed: str, ready: Sequence[Instance], starts_at: float
     ) -> RetryDenied | None:
-        lost = self._registry.instances.get(failed)
-        if task.completion_tokens and not can_resume(task, lost, ready):
-            return RetryDenied.TEXT
         if not ready:
             return RetryDenied.NOWHERE
         if task.attempts + 1 >= self._config.attempts:

@@ -33,6 +33,10 @@ class Candidate:
     """How many may run for a paused job, whose KV is there, to go on."""
     has_grammars: bool = False
     """It makes texts match grammars, and would not pass one over."""
+    model_digest: str = ""
+    """Of its weights: a text goes on with the same only."""
+    can_continue: bool = False
+    """It takes up any text where another instance left it."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 

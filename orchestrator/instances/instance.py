@@ -175,6 +175,8 @@ class Instance:
             step=None if step is None else step.under(jobs.outstanding_work(self.load)),
             device=card.device,
             has_grammars=bool(card.grammars),
+            model_digest=card.model_digest,
+            can_continue=card.can_continue,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
         return candidate

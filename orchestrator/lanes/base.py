@@ -93,6 +93,7 @@ class JobFields(TypedDict):
     embeds: NotRequired[bool]
     grammar: NotRequired[Grammar | None]
     begun_tokens: NotRequired[int]
+    stop_after_tokens: NotRequired[int]
     session_keep_ms: NotRequired[float]
     share_ms: NotRequired[float | None]
 

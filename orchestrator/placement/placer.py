@@ -143,6 +143,8 @@ class Placer:
             rounded,
             task.job.placement,
             has_grammar=task.job.grammar is not None,
+            model_digest=task.begun_by_weights,
+            needs_continue=task.needs_continue,
         )
 
     def able(self, task: Task) -> list[str]:

@@ -21,12 +21,20 @@ class Requirements:
     """It goes on with a paused job, whose KV is where the constraint says."""
 
     has_grammar: bool = False
+    model_digest: str | None = None
+    """It goes on with a text that these weights began; None for what has not begun."""
+    needs_continue: bool = False
+    """Only workers that take up any text can go on with it."""
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take it, however busy it is now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
             return False
         if self.has_grammar and not candidate.has_grammars:
+            return False
+        if self.model_digest is not None and self.model_digest != candidate.model_digest:
+            return False
+        if self.needs_continue and not candidate.can_continue:
             return False
         if self.tokens > candidate.max_tokens:
             return False

@@ -38,10 +38,10 @@ class Settler:
             ending,
             outcome=outcome,
             budget=budget_of(task, end, now),
-            tail=end.tail if end is not None and ending.error is None else "",
+            tail=(end or ending).tail if ending.error is None else "",
             missed_part=missed_part,
-            stop=end.stop if end is not None else "",
-            stop_token_id=end.stop_token_id if end is not None else None,
+            stop=(end or ending).stop,
+            stop_token_id=(end or ending).stop_token_id,
             embedding=end.embedding if end is not None else b"",
         )
         task.end(ending, now)

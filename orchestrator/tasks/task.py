@@ -101,6 +101,7 @@ class Task:
     __slots__ = (
         "attempt",
         "attempts",
+        "begun_by_weights",
         "block_tokens",
         "cache_salt",
         "cached_tokens",
@@ -129,6 +130,7 @@ class Task:
         "listeners",
         "marks",
         "model",
+        "needs_continue",
         "on_end",
         "parts",
         "paused_at",
@@ -214,6 +216,10 @@ class Task:
         """Those instances."""
         self.is_resumable = False
         """Another instance could go on with what it has generated, which ``transcript`` keeps."""
+        self.begun_by_weights: str | None = None
+        """Digest of the weights that its text goes on with; None for what goes on nowhere."""
+        self.needs_continue = False
+        """Only workers that take up any text can go on with it."""
         self.instance = ""
         self.worker_wait_ms = 0.0
         self.completion_tokens = 0
@@ -269,11 +275,16 @@ class Task:
         """Hear nothing more; fine for one that never listened."""
         self.listeners = [other for other in self.listeners if other is not listener]
 
-    def record(self) -> Transcript:
-        """Keep everything that the task produces; call it before the first token."""
+    def record(self, *, keeps_logprobs: bool = True) -> Transcript:
+        """Keep everything that the task produces; call it before the first token.
+
+        Log-probabilities, most of what there is to keep, only once somebody asks for them too.
+        """
         if self.transcript is None:
             self.transcript = Transcript()
+            self.transcript.keeps_logprobs = keeps_logprobs
             self.listeners = [self.transcript, *self.listeners]
+        self.transcript.keeps_logprobs |= keeps_logprobs
         return self.transcript
 
     def begin(self, now: float, wait_ms: float) -> None:

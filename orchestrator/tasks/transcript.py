@@ -14,9 +14,11 @@ with the 20 most likely ones costs 2.6 KB, 25 times as much as without."""
 class Transcript:
     """Everything that a task produced, for answers in one piece and for replay."""
 
-    __slots__ = ("ids", "logprobs", "texts")
+    __slots__ = ("ids", "keeps_logprobs", "logprobs", "texts")
 
     def __init__(self) -> None:
+        self.keeps_logprobs = True
+        """Without them a text can still go on at another instance."""
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -42,7 +44,7 @@ class Transcript:
     def tokens(self, task: object, delta: Delta) -> None:
         self.ids.extend(delta.ids)
         self.texts.extend(delta.texts)
-        if delta.logprobs is not None:
+        if delta.logprobs is not None and self.keeps_logprobs:
             self.logprobs.extend(delta.logprobs)
 
     def ended(self, task: object) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {"temperature": 0},
-    {"temperature": 0.9, "seed": 7, "top_p": 0.95},
+    {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.4, "stop": ["\n\n\n"]},
 )
 
 

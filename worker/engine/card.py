@@ -103,4 +103,5 @@ def model_card(
         sampling_defaults=sampling_defaults(settings),
         pooling=pooling_of(settings),
         grammars=grammars,
+        can_continue=True,
     )

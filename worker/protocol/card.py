@@ -56,6 +56,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """How it makes embeddings; None where it makes none."""
     grammars: str = ""
     """What enforces grammars there, name and version; empty where a ``Submit`` must have none."""
+    can_continue: bool = False
+    """It takes up any text where another worker left it, by ``Submit.begun_tokens``."""
 
     @property
     def context_note(self) -> str:

@@ -66,9 +66,15 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     after it within the same; they order and size the work and end nothing (DL-14). One that
     ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
-    another one would pass over it. The last ``begun_tokens`` of ``token_ids`` were generated under
-    it already, by the worker that had the job before. Of a job that ``embeds`` nothing comes but
-    its prompt's embedding, at its end; only for workers whose card names a ``pooling``.
+    another one would pass over it. Of a job that ``embeds`` nothing comes but its prompt's
+    embedding, at its end; only for workers whose card names a ``pooling``.
+
+    The last ``begun_tokens`` of ``token_ids`` were generated already, by the worker that had the
+    job before: they count for grammar, penalties and stop strings, whose text is not sent again.
+    ``max_tokens`` and ``min_tokens`` are what is left of the job's; stop strings count from the
+    text after the first ``stop_after_tokens`` of all that are generated. A text that lacks nothing
+    but its end may be sent too, with ``max_tokens`` 0 where that is its length. Only for workers
+    whose card says ``can_continue``; others heed it for the grammar alone.
     """
 
     lane: str
@@ -89,10 +95,11 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     session_keep_ms: float = 0.0
     share_ms: float | None = None
     embeds: bool = False
+    stop_after_tokens: int = 0
 
     @property
     def begun(self) -> list[int]:
-        """What was generated under the grammar already."""
+        """What was generated already."""
         return self.token_ids[len(self.token_ids) - self.begun_tokens :]
 
 

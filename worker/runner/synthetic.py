@@ -43,7 +43,7 @@ def _own_length(request: Request) -> int:
         return 0
     high, low = request.tokens[:2]
     length = high * _LENGTH_RADIX + low
-    return max(length, sampling.min_tokens) if length else 0
+    return max(length, sampling.min_tokens + request.job.begun_tokens) if length else 0
 
 
 class _Cycle:
@@ -88,7 +88,7 @@ class FreeRunner:
                 continue
             request = row.request
             total = len(request.tokens)
-            made = total - request.prompt_tokens
+            made = total - request.prompt_tokens + request.job.begun_tokens
             row_ids = take(made, min(most, request.limit_tokens - total))
             if self._end_id is not None and (length := _own_length(request)):
                 del row_ids[max(1, length - made) :]

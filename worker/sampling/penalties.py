@@ -42,7 +42,7 @@ class Penalties:
         """Enter the text of ``request`` as it stands."""
         texts, marks = self._tables()
         ids = torch.tensor(request.tokens, device=self._device)
-        prompt = request.prompt_tokens
+        prompt = request.prompt_tokens - request.job.begun_tokens
         texts[slot, : len(ids)] = ids
         marks[slot] = 0
         marks[slot, ids[:prompt]] = _IN_PROMPT

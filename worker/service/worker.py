@@ -19,6 +19,7 @@ from worker.errors import (
     Unauthenticated,
     WorkerDraining,
 )
+from worker.grammar.constraint import Constraint
 from worker.log import service_log
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -27,6 +28,7 @@ from worker.protocol import (
     Code,
     Describe,
     Drain,
+    End,
     Frame,
     InvalidSampling,
     LaneError,
@@ -41,6 +43,7 @@ from worker.protocol import (
 )
 from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.access import Secret, warn_if_open
+from worker.service.begun import begun_text, checked_part, end_of_complete
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.constraints import Constraints
 from worker.service.drain import Drainer
@@ -199,12 +202,19 @@ class Worker:
         lane = self._lane(message.lane)
         if message.handle in lane.jobs:
             raise InvalidCall(f"handle {message.handle} is in use on this lane")
+        constraint: Constraint | None = None
+        end: End | None = None
         try:
             self._check(message)
-            constraint = self._constraints.of(message.grammar, message.sampling, message.begun)
+            text = begun_text(self._tokenizer, message)
+            end = end_of_complete(text, message, self._card)
+            if end is None:
+                constraint = self._constraints.of(message.grammar, message.sampling, message.begun)
         except (RequestError, InvalidSampling) as error:
             end = refused(message.handle, len(message.token_ids), error)
-            self._emitter.post(lambda: self._emitter.end(lane, end))
+        if end is not None:
+            only = end
+            self._emitter.post(lambda: self._emitter.end(lane, only))
             self._emitter.post(responder.close)
             return
         now = self._clock()
@@ -223,8 +233,8 @@ class Worker:
             keeps_on=message.keeps_on,
             constraint=constraint,
             pooling=self._card.pooling if message.embeds else None,
+            begun_tokens=message.begun_tokens,
         )
-        text = self._tokenizer.stream_for(message.sampling)
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job
@@ -236,7 +246,7 @@ class Worker:
         """Raise ``RequestError`` or ``InvalidSampling`` for what the engine is not to see."""
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
-        message.sampling.check(self._card.vocab_size)
+        checked_part(message).check(self._card.vocab_size)
         if message.embeds and self._card.pooling is None:
             raise InvalidCall("this worker has no model to make embeddings with")
         ids = message.token_ids

@@ -129,13 +129,15 @@ class Tokenizer:
         """A fresh text stream for one job."""
         return TextStream(self.detokenizer(), stop, min_tokens)
 
-    def stream_for(self, asked: Sampling) -> TextStream:
-        """The one for a job that asks for this."""
+    def stream_for(self, asked: Sampling, stop_after: int | None = None) -> TextStream:
+        """The one for a job that asks for this. Stop strings count after ``stop_after`` tokens,
+        which are its ``min_tokens`` unless the text is to begin with what was generated before.
+        """
         detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)
+        exempt = asked.min_tokens if stop_after is None else stop_after
         if not asked.stop_token_ids:
-            return TextStream(detokenizer, asked.stop, asked.min_tokens)
-        stop_ids = frozenset(asked.stop_token_ids)
-        return StopTokenStream(stop_ids, detokenizer, asked.stop, asked.min_tokens)
+            return TextStream(detokenizer, asked.stop, exempt)
+        return StopTokenStream(frozenset(asked.stop_token_ids), detokenizer, asked.stop, exempt)
 
     @cached_property
     def _texts_with_special(self) -> TokenTexts | None:

@@ -1,13 +1,16 @@
 """Second tries before the first token, and texts that go on elsewhere after it (OR-10, DL-12)."""
 
 import asyncio
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.dispatch.resume import is_resumable
+from orchestrator.dispatch.resume import is_resumable, looks_back, with_seed
 from orchestrator.dispatch.retry import Retrier, RetryAfter, RetryConfig, RetryDenied
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
@@ -38,10 +41,14 @@ EXPECTED = "".join(speak(len("hello") + i)[1] for i in range(20))
 
 
 async def two(
-    make_worker: MakeWorker, make_service: MakeService, **changes: object
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    card: Mapping[str, object] = MappingProxyType({}),
+    **changes: object,
 ) -> tuple[Service, FakeWorker, FakeWorker]:
     """A service and its workers, the one that takes the first task before the other."""
-    workers = sorted([await make_worker(), await make_worker()], key=lambda w: w.address)
+    made = [await make_worker(**card), await make_worker(**card)]
+    workers = sorted(made, key=lambda w: w.address)
     service = await make_service(*workers, **changes)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return service, workers[0], workers[1]
@@ -390,26 +397,67 @@ def half_a_character(position: int) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("plan", "changes"),
     [
-        ({"speak": speak}, {"temperature": 1.0}),
         ({"speak": speak}, {"stop": "zzz"}),
+        ({"speak": speak}, {"presence_penalty": 0.5}),
         ({"speak": half_a_character}, {}),
         ({"text": lambda index: "made up"}, {}),
     ],
 )
-async def test_or10_what_cannot_go_on_exactly_ends_with_a_retriable_error(
+@pytest.mark.parametrize("can_continue", [True, False])
+async def test_or10_only_workers_that_know_how_go_on_with_texts_that_look_back(
     make_worker: MakeWorker,
     make_service: MakeService,
     plan: dict[str, Any],
     changes: dict[str, Any],
+    can_continue: bool,
 ) -> None:
-    service, first, second = await two(make_worker, make_service)
+    """Else they end with a retriable error."""
+    service, first, second = await two(
+        make_worker, make_service, card={"can_continue": can_continue}
+    )
     first.plan = lambda submit: Plan(die_at=7, **plan)
-    events = await run(service, TASK | changes)
+    events = await run(service, TASK | changes | {"min_tokens": 9, "logprobs": 1})
+    if can_continue:
+        assert service.outcomes() == ["met"]
+        after = second.submits[0]
+        assert (after.begun_tokens, after.stop_after_tokens) == (7, 9)
+        assert (after.sampling.max_tokens, after.sampling.min_tokens) == (13, 2)
+        tokens = [e.json() for e in events if e.event == "token"]
+        assert [t["index"] for t in tokens] == list(range(20))
+        assert all("logprob" in token for token in tokens)
+        return
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
     assert events[-1].json()["retryable"] is True
     assert second.submits == []
     assert service.outcomes() == ["failed"]
     assert service.metric("tidegate_retries_denied_total", why="text") == 1
+
+
+async def test_or10_a_sampled_text_without_a_seed_goes_on_with_one_of_ours(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """So its draws are the same, and those of others are not."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7)
+    second.plan = lambda submit: Plan(speak=speak)
+    for _ in range(2):
+        assert text_of(await run(service, SAMPLED)) == EXPECTED
+        await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    seeds = [submit.sampling.seed for submit in first.submits]
+    assert None not in seeds and len(set(seeds)) == len(seeds)
+    assert {submit.sampling.seed for submit in second.submits} >= set(seeds)
+
+
+async def test_or10_a_text_that_may_lack_only_its_end_is_asked_for_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """All tokens had come, and a worker may still hold something of the text back."""
+    service, first, second = await two(make_worker, make_service, card={"can_continue": True})
+    first.plan = lambda submit: Plan(text=lambda index: "", tokens=21, die_at=20)
+    second.plan = lambda submit: Plan(tail="ST")
+    events = await run(service, TASK | {"stop": "STOP"})
+    assert (text_of(events), service.outcomes()) == ("ST", ["met"])
+    assert second.submits[0].sampling.max_tokens == 0
 
 
 async def test_or10_other_weights_do_not_go_on_with_a_text(
@@ -426,18 +474,23 @@ async def test_or10_other_weights_do_not_go_on_with_a_text(
 
 
 @pytest.mark.parametrize(
-    ("changes", "can"),
+    ("changes", "can", "looks"),
     [
-        ({"temperature": 0.0}, True),
-        ({"temperature": 1.0}, False),
-        ({"temperature": 1.0, "seed": 0}, True),
-        ({"temperature": 0.0, "stop": ("x",)}, False),
-        ({"temperature": 0.0, "logprobs": 0}, False),
-        ({"temperature": 0.0, "repetition_penalty": 1.1}, False),
-        ({"temperature": 0.0, "presence_penalty": 0.1}, False),
-        ({"temperature": 0.0, "frequency_penalty": 0.1}, False),
-        ({"temperature": 0.0, "logit_bias": ((3, -1.0),), "min_tokens": 2}, True),
+        ({"temperature": 0.0}, True, False),
+        ({"temperature": 1.0}, False, False),
+        ({"temperature": 1.0, "seed": 0}, True, False),
+        ({"temperature": 0.0, "stop": ("x",)}, True, True),
+        ({"temperature": 0.0, "stop_token_ids": (9,)}, True, True),
+        ({"temperature": 0.0, "skip_special_tokens": False}, True, True),
+        ({"temperature": 0.0, "logprobs": 0}, True, False),
+        ({"temperature": 0.0, "prompt_logprobs": 0}, True, False),
+        ({"temperature": 0.0, "repetition_penalty": 1.1}, True, True),
+        ({"temperature": 0.0, "presence_penalty": 0.1}, True, True),
+        ({"temperature": 0.0, "frequency_penalty": 0.1}, True, True),
+        ({"temperature": 0.0, "logit_bias": ((3, -1.0),), "min_tokens": 2}, True, False),
     ],
 )
-def test_or10_which_requests_can_go_on(changes: dict[str, Any], can: bool) -> None:
-    assert is_resumable(Sampling(max_tokens=5, **changes)) is can
+def test_or10_which_requests_can_go_on(changes: dict[str, Any], can: bool, looks: bool) -> None:
+    sampling = Sampling(max_tokens=5, **changes)
+    assert (is_resumable(sampling), looks_back(sampling)) == (can, looks)
+    assert is_resumable(with_seed(sampling, random.Random(1)))

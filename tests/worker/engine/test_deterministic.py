@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import ids_of
@@ -107,6 +108,21 @@ def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> No
     assert run(engine, [job_of(seed) for seed in reversed(SEEDS)]) == alone[::-1]
     prompts = sum(len(job_of(seed).token_ids) for seed in SEEDS)
     assert engine.stats().cached_tokens_total - before > prompts / 2
+    engine.stop()
+
+
+def test_or10_texts_go_on_at_another_engine_to_the_bit(alone: list[Answer]) -> None:
+    """Cut after any token: greedy, drawn, penalised, where answers count apart from prompts."""
+    engine = build(max_running=16)
+    cut = [1 + seed % (len(ids) - 1) for seed, (ids, _) in zip(SEEDS, alone, strict=True)]
+    rest = []
+    for seed, (ids, _) in zip(SEEDS, alone, strict=True):
+        job, made = job_of(seed), cut[seed]
+        job.sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - made)
+        job.token_ids, job.begun_tokens = [*job.token_ids, *ids[:made]], made
+        rest.append(job)
+    expected = [(ids[n:], logprobs[n:]) for n, (ids, logprobs) in zip(cut, alone, strict=True)]
+    assert run(engine, rest) == expected
     engine.stop()
 
 
