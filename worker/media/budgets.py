@@ -53,6 +53,10 @@ class StageTimes:
         self.failed = 0
         """By its own fault, or too late: not those that a cancel or a deadline ended."""
 
+    def unseen(self) -> "StageTimes":
+        """Of the same budget, with nothing observed."""
+        return StageTimes(self._budget, self._units)
+
     @property
     def budget(self) -> StageBudget:
         return self._budget

@@ -1,7 +1,9 @@
 """What a clip is made of, as its client writes it: JSON of a versioned schema.
 
-``1.x`` is accepted whatever ``x`` is: what a later minor version adds is ignored, while in ours an
-unknown field is a mistake that is named.
+``1.x`` is accepted whatever ``x`` is: what a later minor version adds is ignored, while in ours and
+those before it a field that they do not have is a mistake that is named.
+
+- 1.1 adds ``providers``.
 """
 
 import re
@@ -14,7 +16,9 @@ from msgspec import Meta
 from worker.media.errors import RecipeError
 
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1
+_SINCE: Final = {"providers": 1}
+"""The minor version that added a field."""
 MAX_TEXT: Final = 1_000
 """Characters: about a minute of speech, and more than the longest clip holds."""
 MAX_PROMPT: Final = 500
@@ -24,6 +28,7 @@ MAX_BYTES: Final = 64 * 1024
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_Name = Annotated[str, Meta(max_length=64)]
 
 
 class Voice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +61,15 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
 
 
+class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which provider serves each stage, of those that are loaded; empty: the service's own."""
+
+    speech: _Name = ""
+    portrait: _Name = ""
+    video: _Name = ""
+    check: _Name = ""
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One clip."""
 
@@ -65,6 +79,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     portrait: Portrait = Portrait()
     video: Video = Video()
     check: Check = Check()
+    providers: Chosen = Chosen()
 
 
 def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
@@ -80,8 +95,14 @@ def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
             raise RecipeError("", f"not valid JSON: {error}") from None
     if not isinstance(data, Mapping):
         raise RecipeError("", "must be a JSON object")
-    if _minor(data) > MINOR:
+    minor = _minor(data)
+    if minor > MINOR:
         data = _known(data, Recipe)
+    for field, since in _SINCE.items():
+        if field in data and minor < since:
+            raise RecipeError(
+                field, f"unknown field in {MAJOR}.{minor}; schema {MAJOR}.{since} has it"
+            )
     try:
         recipe = msgspec.convert(data, Recipe)
     except msgspec.ValidationError as error:

@@ -1,12 +1,22 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT_…``)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker.environment import read_environment
 from worker.media.pipeline import BUFFER_S
+
+
+def _by_commas(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(dict.fromkeys(filter(None, (each.strip() for each in value.split(",")))))
+    return value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
+"""By commas."""
 
 
 class SlotSettings(BaseSettings):
@@ -16,11 +26,12 @@ class SlotSettings(BaseSettings):
 
     device: Literal["cuda", "cpu"] = "cuda"
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
-    speech: str = "espeak"
-    portrait: str = "procedural"
-    video: str = "warp"
-    check: str = "tiny"
-    """Providers of the stages (``worker.media.stages.providers``)."""
+    speech: Names = ("espeak",)
+    portrait: Names = ("procedural",)
+    video: Names = ("warp",)
+    check: Names = ("tiny",)
+    """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
+    recipes choose among them, and the first serves those that do not."""
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
     """Pixels of either side, at most."""
     seconds: float = Field(default=20.0, gt=0, le=45)

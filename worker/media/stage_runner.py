@@ -5,7 +5,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,6 +19,16 @@ from worker.media.stages.base import Step
 T = TypeVar("T")
 Progress = Callable[[float], None]
 """Gets the share of the stage that is done. Called on the stage's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[T]):
+    """One run of a stage: ``units`` of work, and what is known of how long they take."""
+
+    work: Callable[[Step], T]
+    units: float
+    times: StageTimes
+    progress: Progress
 
 
 class _Steps:
@@ -54,13 +65,10 @@ class _Steps:
 
 
 class StageRunner:
-    """Runs one stage's provider for one slot at a time; others wait for their turn."""
+    """Runs a provider of one stage for one slot at a time; others wait for their turn."""
 
-    def __init__(
-        self, stage: Stage, times: StageTimes, memory: MemoryGuard, device: torch.device
-    ) -> None:
+    def __init__(self, stage: Stage, memory: MemoryGuard, device: torch.device) -> None:
         self.stage = stage
-        self.times = times
         self._memory = memory
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slot {stage}")
@@ -72,17 +80,15 @@ class StageRunner:
         """Wait for the thread, which ends its stage first."""
         self._thread.shutdown()
 
-    async def run(
-        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
-    ) -> T:
-        """``work`` on the stage's thread, ``units`` of it.
+    async def run(self, job: Job[T], deadline_at: float) -> T:
+        """``job.work`` on the stage's thread.
 
         When it raises and when this is cancelled, it has come to its end, and so has what it
         launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``,
         ``RequestError`` where it is the recipe's fault.
         """
         async with self.turn(deadline_at):
-            return await self.run_in_turn(work, units, deadline_at, progress)
+            return await self.run_in_turn(job, deadline_at)
 
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
@@ -98,41 +104,37 @@ class StageRunner:
         finally:
             self._turn.release()
 
-    async def run_in_turn(
-        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
-    ) -> T:
+    async def run_in_turn(self, job: Job[T], deadline_at: float) -> T:
         """See ``run``; for whoever is within ``turn``."""
-        for pause in backoffs(self.times.budget.retries):
+        for pause in backoffs(job.times.budget.retries):
             try:
-                return await self._try(work, units, deadline_at, progress)
+                return await self._try(job, deadline_at)
             except StageFailed as error:
-                if time.monotonic() + pause + self.times.predicted_s(units) > deadline_at:
+                if time.monotonic() + pause + job.times.predicted_s(job.units) > deadline_at:
                     raise
                 media_log.warning("%s; again in %.1f s", error, pause)
                 await asyncio.sleep(pause)
-        return await self._try(work, units, deadline_at, progress)
+        return await self._try(job, deadline_at)
 
-    async def _try(
-        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
-    ) -> T:
+    async def _try(self, job: Job[T], deadline_at: float) -> T:
         self._memory.check(self.stage)
-        limit_s = self.times.timeout_s(units)
-        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, progress)
+        limit_s = job.times.timeout_s(job.units)
+        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)
         begun = time.monotonic()
         try:
-            result = await self._on_thread(work, steps)
+            result = await self._on_thread(job.work, steps)
         except (SlotError, MemoryLimitExceeded, RequestError) as error:
-            self.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
+            job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:
             await self._settle(is_critical=False)
             raise
         except Exception as error:
-            self.times.failed += 1
+            job.times.failed += 1
             await self._settle(is_critical=True)
             raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
-        self.times.observe(time.monotonic() - begun, units)
+        job.times.observe(time.monotonic() - begun, job.units)
         return result
 
     async def _on_thread(self, work: Callable[[Step], T], steps: _Steps) -> T:

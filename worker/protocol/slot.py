@@ -25,6 +25,8 @@ class StageState(msgspec.Struct, frozen=True):
     """Of finished stages; null before there is one."""
     finished: int = 0
     failed: int = 0
+    others: dict[str, float] = {}
+    """What a unit takes with each other provider that is loaded."""
 
 
 class ResidentState(msgspec.Struct, frozen=True):

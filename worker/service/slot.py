@@ -16,8 +16,9 @@ import msgspec
 
 from worker.errors import MemoryLimitExceeded, RequestError, ResponderLost
 from worker.media.buffers import BufferPool, Lease
+from worker.media.clip import Clip, Unfinished
 from worker.media.errors import OutOfTime, SlotError
-from worker.media.pipeline import Clip, SlotPipeline, Unfinished
+from worker.media.pipeline import SlotPipeline
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
 from worker.protocol import Code
@@ -153,7 +154,7 @@ class SlotWorker:
         deadline_at = asked.received + request.deadline_s
         left_s = deadline_at - time.monotonic()
         plan = self._pipeline.plan(request.recipe, left_s, degrade=request.degrade)
-        takes_s = self._pipeline.predicted_s(plan)
+        takes_s = self._pipeline.predicted_s(request.recipe, plan)
         start_by = deadline_at - self._settings.buffer_s - takes_s
         least_s = self._pipeline.least_s(request.recipe) if request.degrade else takes_s
         give_up_at = start_by + takes_s - least_s

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from worker.errors import ResponderLost
 from worker.media import encode
 from worker.media.budgets import Stage
+from worker.media.clip import Clip
 from worker.media.memory import media_log
-from worker.media.pipeline import Clip
 from worker.media.plan import SAMPLE_RATE
 from worker.service.call import Responder, Tensors, strings
 

@@ -12,7 +12,7 @@ from worker.media.memory import MemoryGuard, ResidencyPlan, Resident, media_log
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
-from worker.media.stages.providers import load_stages
+from worker.media.stages.providers import load_providers
 from worker.runner.device import open_device
 from worker.service.slot import SlotWorker
 from worker.service.slot_state import SlotReporter
@@ -27,7 +27,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
     encode.check_encoder()
-    stages = load_stages(
+    providers = load_providers(
         device,
         speech=settings.speech,
         portrait=settings.portrait,
@@ -39,7 +39,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     )
     plan = ResidencyPlan(
         [
-            *(resident for provider in stages.all() for resident in provider.residents()),
+            *(resident for provider in providers.all() for resident in provider.residents()),
             Resident(f"buffers of {settings.slots} slots", settings.slots * sizes.bytes),
         ],
         workspace_bytes=0,
@@ -56,7 +56,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     )
     guard.check("the residency plan", plan.bytes - used())
     config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s)
-    pipeline = SlotPipeline(stages, nominal_times(), guard, device, config)
+    pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, settings.slots, device)
     reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)

@@ -34,7 +34,7 @@ class SlotReporter:
     def __init__(
         self,
         settings: SlotSettings,
-        times: Mapping[Stage, StageTimes],
+        times: Mapping[Stage, Mapping[str, StageTimes]],
         memory: MemoryGuard,
         residents: Sequence[Resident],
     ) -> None:
@@ -44,12 +44,6 @@ class SlotReporter:
         self._residents = tuple(
             ResidentState(each.name, each.bytes, each.precision) for each in residents
         )
-        self._providers = {
-            Stage.SPEECH: (settings.speech,),
-            Stage.PORTRAIT: (settings.portrait,),
-            Stage.VIDEO: (settings.video,),
-            Stage.CHECK: (settings.check,),
-        }
 
     def state(self, pool: BufferPool, queue: SlotQueue, aborts: AbortTimes) -> SlotState:
         """As it is now."""
@@ -65,7 +59,7 @@ class SlotReporter:
             max_waiting=settings.max_waiting,
             free_in_s=queue.free_in_s(),
             stages={stage: self._stage(stage) for stage in Stage},
-            providers={stage.value: names for stage, names in self._providers.items()},
+            providers={stage.value: tuple(names) for stage, names in self._times.items()},
             residents=self._residents,
             memory_used_bytes=self._memory.used,
             memory_soft_bytes=soft,
@@ -75,14 +69,15 @@ class SlotReporter:
         )
 
     def _stage(self, stage: Stage) -> StageState:
-        times = self._times[stage]
+        (provider, times), *others = self._times[stage].items()
         seen = times.percentiles_ms()
         return StageState(
-            provider=self._providers[stage][0],
+            provider=provider,
             seconds_per_unit=times.seconds_per_unit,
             p50_ms=seen.get("p50"),
             p95_ms=seen.get("p95"),
             p99_ms=seen.get("p99"),
             finished=times.finished,
             failed=times.failed,
+            others={name: each.seconds_per_unit for name, each in others},
         )

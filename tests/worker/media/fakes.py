@@ -2,18 +2,20 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from worker.media.budgets import BUDGETS, Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool, BufferSizes, Lease
+from worker.media.clip import Clip, Unfinished
 from worker.media.memory import MemoryGuard, Resident
-from worker.media.pipeline import Clip, PipelineConfig, SlotPipeline, Unfinished
+from worker.media.pipeline import PipelineConfig, SlotPipeline
 from worker.media.plan import SAMPLE_RATE, ClipPlan
 from worker.media.recipe import Recipe, read_recipe
 from worker.media.stages.base import ModelScore, Stages, Step
+from worker.media.stages.providers import Providers
 
 CPU = torch.device("cpu")
 SIZES = BufferSizes(size=64, frames=120, samples=5 * SAMPLE_RATE)
@@ -84,7 +86,8 @@ class FakeCheck(FakeStage):
 class Rig:
     """A pipeline of fakes that takes hardly any time, by its own measure."""
 
-    def __init__(self) -> None:
+    def __init__(self, portraits: Sequence[FakePortrait] = ()) -> None:
+        """``portraits``: for recipes that name them."""
         self.order: list[str] = []
         fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
         self.fakes = {
@@ -99,7 +102,10 @@ class Rig:
         guard = MemoryGuard(lambda: self.used, hard=100)
         stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
         config = PipelineConfig(64, 5.0, buffer_s=1.0)
-        self.pipeline = SlotPipeline(stages, self.times, guard, CPU, config)
+        loaded = Providers.single(stages)
+        portrait = {**loaded.portrait, **{each.name: each for each in portraits}}
+        loaded = replace(loaded, portrait=portrait)
+        self.pipeline = SlotPipeline(loaded, self.times, guard, CPU, config)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.said: list[tuple[Stage, float]] = []
 

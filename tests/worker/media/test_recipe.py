@@ -37,6 +37,8 @@ def test_a_whole_recipe_and_the_least_are_read() -> None:
         ({"video": {"size": 100}}, "video.size", "multiple of 32"),
         ({"video": {"fsp": 24}}, "video.fsp", "unknown field"),
         ({"colour": "blue"}, "colour", "unknown field"),
+        ({"providers": {}}, "providers", "unknown field in 1.0; schema 1.1 has it"),
+        ({"schema": "1.1", "providers": {"sound": ""}}, "providers.sound", "unknown field"),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, Any], field: str, words: str) -> None:

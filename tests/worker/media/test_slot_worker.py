@@ -30,7 +30,7 @@ class Served:
         self.pool = BufferPool(SIZES, 1, CPU)
         settings = SlotSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
         guard = MemoryGuard(lambda: 7, hard=100)
-        reporter = SlotReporter(settings, self.rig.times, guard, [Resident("a model", 5)])
+        reporter = SlotReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
         self.worker = SlotWorker(self.rig.pipeline, self.pool, settings, reporter)
         self.worker.start()
 
@@ -67,7 +67,7 @@ def test_the_state_is_told_until_nobody_listens(served: Served) -> None:
     assert state["stages"]["video"]["finished"] == 1 and state["stages"]["video"]["p95_ms"] > 0
     assert state["residents"] == [{"name": "a model", "bytes": 5, "precision": ""}]
     assert state["memory_used_bytes"] == 7 and state["memory_hard_bytes"] == 100
-    assert state["providers"]["audio"] == ["espeak"]
+    assert state["providers"]["audio"] == [state["stages"]["audio"]["provider"]]
     watching.cancelled = True
     watching.wait_final()
     assert watching.error is not None and watching.error[0] == Code.CANCELLED

@@ -1,13 +1,19 @@
 """Providers by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from worker.errors import LoadError
+from worker.media.budgets import Stage
+from worker.media.errors import RecipeError
+from worker.media.recipe import Chosen
 from worker.media.stages.base import (
     CheckProvider,
     PortraitProvider,
+    Provider,
     SpeechProvider,
     Stages,
     VideoProvider,
@@ -16,6 +22,8 @@ from worker.media.stages.espeak import EspeakSpeech
 from worker.media.stages.procedural import ProceduralPortrait
 from worker.media.stages.tiny_clip import TinyClipCheck
 from worker.media.stages.warp import WarpVideo
+
+P = TypeVar("P", bound=Provider)
 
 SPEECH: Mapping[str, Callable[[torch.device], SpeechProvider]] = {
     "espeak": lambda device: EspeakSpeech()
@@ -27,22 +35,98 @@ VIDEO: Mapping[str, Callable[[torch.device], VideoProvider]] = {"warp": lambda d
 CHECK: Mapping[str, Callable[[torch.device], CheckProvider]] = {"tiny": TinyClipCheck}
 
 
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """Every provider that is loaded, by stage and name; a stage's first serves recipes that name
+    none."""
+
+    speech: Mapping[str, SpeechProvider]
+    portrait: Mapping[str, PortraitProvider]
+    video: Mapping[str, VideoProvider]
+    check: Mapping[str, CheckProvider]
+
+    @classmethod
+    def single(cls, stages: Stages) -> "Providers":
+        """One for each stage."""
+        return cls(
+            {stages.speech.name: stages.speech},
+            {stages.portrait.name: stages.portrait},
+            {stages.video.name: stages.video},
+            {stages.check.name: stages.check},
+        )
+
+    @property
+    def names(self) -> Mapping[Stage, tuple[str, ...]]:
+        """Which a recipe may name."""
+        return {
+            Stage.SPEECH: tuple(self.speech),
+            Stage.PORTRAIT: tuple(self.portrait),
+            Stage.VIDEO: tuple(self.video),
+            Stage.CHECK: tuple(self.check),
+        }
+
+    def all(self) -> Sequence[Provider]:
+        """In the order of stages."""
+        return [
+            provider
+            for loaded in (self.speech, self.portrait, self.video, self.check)
+            for provider in loaded.values()
+        ]
+
+    def chosen(self, by: Chosen) -> Stages:
+        """Raises ``RecipeError`` for one that is not loaded."""
+        return Stages(
+            _choose(self.speech, "speech", by.speech),
+            _choose(self.portrait, "portrait", by.portrait),
+            _choose(self.video, "video", by.video),
+            _choose(self.check, "check", by.check),
+        )
+
+
+def load_providers(
+    device: torch.device,
+    *,
+    speech: Sequence[str],
+    portrait: Sequence[str],
+    video: Sequence[str],
+    check: Sequence[str],
+) -> Providers:
+    """Load the named ones, at least one for each stage. Raises ``LoadError``."""
+    _check_names("SPEECH", speech, SPEECH)
+    _check_names("PORTRAIT", portrait, PORTRAIT)
+    _check_names("VIDEO", video, VIDEO)
+    _check_names("CHECK", check, CHECK)
+    return Providers(
+        {name: SPEECH[name](device) for name in speech},
+        {name: PORTRAIT[name](device) for name in portrait},
+        {name: VIDEO[name](device) for name in video},
+        {name: CHECK[name](device) for name in check},
+    )
+
+
 def load_stages(
     device: torch.device, *, speech: str, portrait: str, video: str, check: str
 ) -> Stages:
     """Load one provider for each stage. Raises ``LoadError``."""
-    for name, there, setting in (
-        (speech, SPEECH, "SPEECH"),
-        (portrait, PORTRAIT, "PORTRAIT"),
-        (video, VIDEO, "VIDEO"),
-        (check, CHECK, "CHECK"),
-    ):
-        if name not in there:
-            known = ", ".join(there)
-            raise LoadError(f"TIDEGATE_SLOT_{setting}: no provider {name!r}; there is: {known}")
-    return Stages(
-        SPEECH[speech](device),
-        PORTRAIT[portrait](device),
-        VIDEO[video](device),
-        CHECK[check](device),
+    loaded = load_providers(
+        device, speech=[speech], portrait=[portrait], video=[video], check=[check]
     )
+    return loaded.chosen(Chosen())
+
+
+def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
+    there = ", ".join(known)
+    if not names:
+        raise LoadError(f"TIDEGATE_SLOT_{setting} names no provider; there is: {there}")
+    for name in names:
+        if name not in known:
+            raise LoadError(f"TIDEGATE_SLOT_{setting}: no provider {name!r}; there is: {there}")
+
+
+def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:
+    if not name:
+        return next(iter(loaded.values()))
+    if name not in loaded:
+        there = ", ".join(loaded)
+        raise RecipeError(f"providers.{field}", f"{name!r} is not loaded here; there is: {there}")
+    return loaded[name]

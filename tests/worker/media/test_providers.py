@@ -1,0 +1,61 @@
+"""Which provider serves a stage: the first that is loaded, or the one that a recipe names."""
+
+import time
+
+import pytest
+
+from tests.worker.media.fakes import CPU, SIZES, FakePortrait, Rig
+from worker.errors import LoadError
+from worker.media.budgets import Stage
+from worker.media.buffers import BufferPool
+from worker.media.errors import RecipeError
+from worker.media.recipe import read_recipe
+from worker.media.settings import read_slot_settings
+from worker.media.stages.providers import load_providers
+
+RECIPE = {"schema": "1.1", "text": "Hi", "video": {"fps": 12}}
+
+
+async def test_a_recipe_chooses_among_what_is_loaded() -> None:
+    other = FakePortrait("other")
+    rig = Rig(portraits=[other])
+    pipeline = rig.pipeline
+    assert pipeline.providers.names[Stage.PORTRAIT] == ("image", "other")
+    recipe = read_recipe({**RECIPE, "providers": {"portrait": "other"}})
+    with BufferPool(SIZES, 1, CPU).lease() or pytest.fail() as lease:
+        plan = pipeline.plan(recipe, 600, degrade=False)
+        until = time.monotonic() + 600
+        await pipeline.run(recipe, plan, lease, until, lambda *said: None, degrade=False)
+    assert (other.runs, rig.fakes[Stage.PORTRAIT].runs) == (1, 0)
+    # What the other takes is learnt apart.
+    for _ in range(8):
+        pipeline.times[Stage.PORTRAIT]["other"].observe(500.0, 0.004)
+    assert (
+        pipeline.predicted_s(recipe, plan) > 500 > pipeline.predicted_s(read_recipe(RECIPE), plan)
+    )
+    pipeline.close()
+    assert other.closed and all(fake.closed for fake in rig.fakes.values())
+
+
+async def test_a_provider_that_is_not_loaded_is_named() -> None:
+    rig = Rig()
+    recipe = read_recipe({**RECIPE, "providers": {"video": "liveportrait"}})
+    with pytest.raises(RecipeError, match=r"providers\.video: 'liveportrait' is not loaded here"):
+        rig.pipeline.plan(recipe, 600, degrade=False)
+    rig.pipeline.close()
+
+
+def test_settings_name_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_SLOT_PORTRAIT", "procedural, flux,procedural")
+    settings = read_slot_settings()
+    assert settings.portrait == ("procedural", "flux") and settings.speech == ("espeak",)
+
+
+def test_unknown_and_missing_names_are_load_errors() -> None:
+    def load(*portraits: str) -> None:
+        load_providers(CPU, speech=["espeak"], portrait=portraits, video=["warp"], check=["tiny"])
+
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT: no provider 'x'; there is: proc"):
+        load("procedural", "x")
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT names no provider"):
+        load()

@@ -1,0 +1,49 @@
+"""What a slot renders."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from worker.media.budgets import Stage
+from worker.media.buffers import Lease
+from worker.media.check import CheckResult
+from worker.media.plan import ClipPlan
+
+
+@dataclass(slots=True)
+class Clip:
+    """What there is of it: views of its lease's buffers, until that is closed."""
+
+    lease: Lease
+    plan: ClipPlan
+    samples: int = 0
+    frames: int = 0
+    portrait_size: int = 0
+    """Pixels of either side; 0 while there is none."""
+    check: CheckResult | None = None
+    stage_ms: dict[Stage, float] = field(default_factory=dict)
+    total_ms: float = 0.0
+
+    @property
+    def audio(self) -> torch.Tensor:
+        """``[samples]`` float32 at ``SAMPLE_RATE``."""
+        return self.lease.audio(self.samples)
+
+    @property
+    def portrait(self) -> torch.Tensor:
+        """``[3, size, size]`` float32."""
+        return self.lease.actor(self.portrait_size)
+
+    @property
+    def video(self) -> torch.Tensor:
+        """``[frames, 3, size, size]`` uint8."""
+        return self.lease.video(self.frames, self.plan.size)
+
+
+class Unfinished(Exception):
+    """``clip`` is what there is of it; ``reason`` why it is not more. The lease is open."""
+
+    def __init__(self, clip: Clip, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.clip = clip
+        self.reason = reason
