@@ -1,15 +1,12 @@
 """The asynchronous client of Tidegate's native API."""
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
-from tidegate import _clock
 from tidegate.chats import (
     ChatAnswer,
     ChatDelta,
@@ -20,11 +17,12 @@ from tidegate.chats import (
     whole,
 )
 from tidegate.deadlines import Deadline, to_seconds
-from tidegate.errors import ProtocolError, TidegateError, error_class
-from tidegate.following import Follower
+from tidegate.errors import ProtocolError, error_class
+from tidegate.following import Feed, Follower, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.requests import Message, Prompt, TaskOptions, task_body
 from tidegate.results import (
+    EVENT_TYPES,
     End,
     Event,
     Failed,
@@ -35,13 +33,13 @@ from tidegate.results import (
 )
 from tidegate.retries import Retries
 from tidegate.sessions import Sessions
+from tidegate.slots import Slots
 from tidegate.streams import Position, Stream
-from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport, due
+from tidegate.transport import Call, Transport, due
 
 __all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
-_CANCEL_WAIT_S = 2.0
 
 _T = TypeVar("_T")
 
@@ -65,6 +63,8 @@ class Client:
         self._transport = Transport(base_url, token, retries or Retries())
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
+        self.slots = Slots(self._transport, self._reconnect_for_s)
+        """Clips that the service renders."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -204,45 +204,27 @@ class Client:
     async def _submit(self, submission: Call) -> Submitted:
         return await self._transport.call(submission, Submitted)
 
-    async def _stream(self, submission: Call, position: Position) -> AsyncGenerator[Event, None]:
-        submitting = asyncio.ensure_future(self._submit(submission))
-        try:
-            submitted = await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            await self._stop(submitting)  # the server may have taken it on all the same
-            raise
-        ended = False
-        try:
-            follower = self._follower(submitted.task_id, submission.ends_at)
-            async with aclosing(follower.events(position)) as events:
-                async for event in events:
-                    ended = isinstance(event, End | Failed)
-                    if isinstance(event, Failed):
-                        raise error_class(event.code, None)(
-                            event.message,
-                            code=event.code,
-                            retryable=event.retryable,
-                            task_id=submitted.task_id,
-                        )
-                    yield event
-        finally:
-            if not ended:
-                await self._stop(submitting)
-
-    async def _stop(self, submitting: asyncio.Future[Submitted]) -> None:
-        """Cancel a task that nobody will read, as well as that can be done in little time."""
-        with suppress(TidegateError, TimeoutError):
-            async with asyncio.timeout(_CANCEL_WAIT_S):
-                await self.cancel((await submitting).task_id)
-
-    def _follower(self, task_id: str, ends_at: float | None) -> Follower:
-        longest = _clock.now() + LONGEST_TASK_S
-        return Follower(
-            self._transport,
-            task_id,
-            give_up_at=AFTER_DEADLINE_S + (longest if ends_at is None else ends_at),
-            patience_s=self._reconnect_for_s if ends_at is None else float("inf"),
+    def _stream(self, submission: Call, position: Position) -> AsyncGenerator[Event, None]:
+        return owned(
+            lambda: self._submit(submission),
+            lambda task: self._follower(task.task_id, submission.ends_at).events(position),
+            lambda task: self.cancel(task.task_id),
+            _is_last,
         )
+
+    def _follower(self, task_id: str, ends_at: float | None) -> Follower[Event]:
+        path = f"/v2/tasks/{quote(task_id, safe='')}/events"
+        feed = Feed[Event]("task", task_id, path, EVENT_TYPES, (End, Failed))
+        return Follower(self._transport, feed, ends_at=ends_at, patience_s=self._reconnect_for_s)
+
+
+def _is_last(task: Submitted, event: Event) -> bool:
+    """Raises the ``ApiError`` of a task that ended badly."""
+    if isinstance(event, Failed):
+        raise error_class(event.code, None)(
+            event.message, code=event.code, retryable=event.retryable, task_id=task.task_id
+        )
+    return isinstance(event, End)
 
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:

@@ -1,38 +1,55 @@
-"""A task's events as they come, across connections that break."""
+"""Events of tasks and slots as they come, across connections that break."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from random import Random
-from urllib.parse import quote
+from typing import Any, Generic, TypeVar
 
 import aiohttp
 import msgspec
 
 from tidegate import _clock
-from tidegate.errors import ApiError, ProtocolError, StreamLost
-from tidegate.results import EVENT_TYPES, End, Event, Failed
+from tidegate.errors import ApiError, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
 from tidegate.streams import Position
-from tidegate.transport import Call, Transport
+from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
 
 _RECONNECT_FIRST_S = 0.1
 _RECONNECT_MOST_S = 2.0
+_CANCEL_WAIT_S = 2.0
 _jitter = Random()
 
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
-class Follower:
-    """Reads the events of one task until ``give_up_at``, or until ``patience_s`` after the last
-    sign of life, whichever is first. Both are seconds, the former on our clock."""
+
+@dataclass(frozen=True)
+class Feed(Generic[_T]):
+    """Events that can be followed: of what, where, their types by name, and which are the last."""
+
+    kind: str
+    id: str
+    path: str
+    types: Mapping[str, type[_T]]
+    terminal: tuple[type[_T], ...]
+
+
+class Follower(Generic[_T]):
+    """Reads the events of one feed until shortly after ``ends_at`` on our clock, or, where that is
+    None, until ``patience_s`` after the last sign of life."""
 
     def __init__(
-        self, transport: Transport, task_id: str, *, give_up_at: float, patience_s: float
+        self, transport: Transport, feed: Feed[_T], *, ends_at: float | None, patience_s: float
     ) -> None:
         self._transport = transport
-        self._task_id = task_id
-        self._give_up_at = give_up_at
-        self._patience_s = patience_s
+        self._feed = feed
+        longest = _clock.now() + LONGEST_TASK_S
+        self._give_up_at = AFTER_DEADLINE_S + (longest if ends_at is None else ends_at)
+        self._patience_s = patience_s if ends_at is None else float("inf")
 
-    async def events(self, position: Position) -> AsyncGenerator[Event, None]:
+    async def events(self, position: Position) -> AsyncGenerator[_T, None]:
         """Every event after ``position``, which moves along, once, to the terminal one.
 
         Raises ``StreamLost``.
@@ -47,13 +64,13 @@ class Follower:
                 parser = SseParser(parser.last_event_id)
                 async with (
                     self._transport.open(self._call(parser.last_event_id)) as response,
-                    aclosing(_read(response, parser)) as received,
+                    aclosing(_read(response, parser, self._feed.types)) as received,
                 ):
                     async for event, event_id in received:
                         position.last_event_id = event_id
                         last_sign, attempt = _clock.now(), 0
                         yield event
-                        if isinstance(event, End | Failed):
+                        if isinstance(event, self._feed.terminal):
                             return
             except ApiError as error:
                 if not error.retryable:
@@ -64,9 +81,8 @@ class Follower:
                 trouble = str(error) or type(error).__name__
             pause = max(hint_s, _pause_s(attempt, parser.retry_ms))
             if _clock.now() + pause > min(last_sign + self._patience_s, self._give_up_at):
-                raise StreamLost(
-                    self._task_id, f"lost the events of task {self._task_id}: {trouble}"
-                )
+                feed = self._feed
+                raise StreamLost(feed.id, f"lost the events of {feed.kind} {feed.id}: {trouble}")
             await _clock.sleep(pause)
             attempt += 1
 
@@ -76,7 +92,7 @@ class Follower:
             headers["Last-Event-ID"] = last_event_id
         return Call(
             "GET",
-            f"/v2/tasks/{quote(self._task_id, safe='')}/events",
+            self._feed.path,
             headers=headers,
             patience_s=max(self._give_up_at - _clock.now(), 0.001),
         )
@@ -87,9 +103,41 @@ def _pause_s(attempt: int, retry_ms: int | None) -> float:
     return min(first * 2.0**attempt, _RECONNECT_MOST_S) * _jitter.uniform(0.5, 1.0)
 
 
+async def owned(
+    submit: Callable[[], Coroutine[Any, Any, _S]],
+    events: Callable[[_S], AsyncGenerator[_T, None]],
+    cancel: Callable[[_S], Awaitable[None]],
+    is_last: Callable[[_S, _T], bool],
+) -> AsyncGenerator[_T, None]:
+    """Hand work in and yield its events. Whoever leaves before the last one cancels the work."""
+
+    async def stop() -> None:
+        """As well as that can be done in little time."""
+        with suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_WAIT_S):
+                await cancel(await submitting)
+
+    submitting = asyncio.ensure_future(submit())
+    try:
+        submitted = await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        await stop()  # the server may have taken it on all the same
+        raise
+    ended = False
+    try:
+        async with aclosing(events(submitted)) as received:
+            async for event in received:
+                ended = True  # where ``is_last`` raises, it ended badly
+                ended = is_last(submitted, event)
+                yield event
+    finally:
+        if not ended:
+            await stop()
+
+
 async def _read(
-    response: aiohttp.ClientResponse, parser: SseParser
-) -> AsyncGenerator[tuple[Event, str], None]:
+    response: aiohttp.ClientResponse, parser: SseParser, types: Mapping[str, type[_T]]
+) -> AsyncGenerator[tuple[_T, str], None]:
     """Events with their ids."""
     if response.content_type != "text/event-stream":
         raise ProtocolError(f"{response.url} answered with {response.content_type}, not events")
@@ -99,14 +147,14 @@ async def _read(
         except EventTooLarge as error:
             raise ProtocolError(str(error)) from error
         for event in received:
-            typed = _typed(event)
+            typed = _typed(event, types)
             if typed is not None:
                 yield typed, event.last_event_id
 
 
-def _typed(event: ServerSentEvent) -> Event | None:
+def _typed(event: ServerSentEvent, types: Mapping[str, type[_T]]) -> _T | None:
     """The event as its type; None for a name that this client does not know."""
-    event_type = EVENT_TYPES.get(event.event)
+    event_type = types.get(event.event)
     if event_type is None:
         return None
     try:

@@ -22,6 +22,7 @@ from tidegate.results import Event, Generation, Submitted, TaskStatus
 from tidegate.retries import Retries
 from tidegate.streams import Stream
 from tidegate.sync_sessions import SyncSessions
+from tidegate.sync_slots import SyncSlots
 
 _INTERRUPTED_WAIT_S = 3.0
 """What Ctrl-C cut short may tell the server for so long."""
@@ -191,6 +192,8 @@ class SyncClient:
         self._loop.on_close.append(self._client.close)
         self.sessions = SyncSessions(self, self._loop, self._client.sessions)
         """Conversations that the service keeps."""
+        self.slots = SyncSlots(self._loop, self._client.slots, self._open)
+        """Clips that the service renders."""
 
     def __enter__(self) -> Self:
         return self
@@ -206,6 +209,9 @@ class SyncClient:
     def close(self) -> None:
         """Leave the streams that are still open, and close the connections. Idempotent."""
         self._loop.close()
+
+    def _open(self, open_stream: Callable[[], Stream[_T]]) -> SyncStream[_T]:
+        return SyncStream(self._loop, open_stream)
 
     def models(self) -> list[str]:
         """As ``Client.models``."""

@@ -43,6 +43,8 @@ class FakeOrchestrator:
         self.cancelled: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.refusal: tuple[int, Json | str, dict[str, str]] | None = None
+        self.files: dict[str, bytes] = {}
+        """Of its one slot, by name."""
         self.base_url = ""
         self.submission_arrived = asyncio.Event()
         self.may_answer = asyncio.Event()
@@ -52,10 +54,12 @@ class FakeOrchestrator:
     async def serve(self) -> AsyncIterator["FakeOrchestrator"]:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v2/tasks", self._submit)
-        app.router.add_get("/v2/tasks/{id}", self._status)
-        app.router.add_get("/v2/tasks/{id}/events", self._events)
-        app.router.add_post("/v2/tasks/{id}/cancel", self._cancel)
+        for kind in ("/v2/tasks", "/v2/slots"):
+            app.router.add_post(kind, self._submit)
+            app.router.add_get(kind + "/{id}", self._status)
+            app.router.add_get(kind + "/{id}/events", self._events)
+            app.router.add_post(kind + "/{id}/cancel", self._cancel)
+        app.router.add_get("/v2/slots/t1/outputs/{name}", self._output)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -75,12 +79,14 @@ class FakeOrchestrator:
 
     async def _submit(self, request: web.Request) -> web.Response:
         self.submitted.append(await request.json())
+        self.headers.append(dict(request.headers))
         self.submission_arrived.set()
         await self.may_answer.wait()
         if self.refusal:
             return self._refuse()
         body = {
             "task_id": "t1",
+            "slot_id": "t1",
             "status": "queued",
             "queue_position": 0,
             "predicted_start_ms": 1.5,
@@ -94,7 +100,15 @@ class FakeOrchestrator:
             return web.json_response(
                 {"error": {"code": "not_found", "message": "no such task"}}, status=404
             )
-        return web.json_response({"task_id": "t1", "status": "running", "text": "Once"})
+        body = {"task_id": "t1", "slot_id": "t1", "status": "running", "text": "Once"}
+        return web.json_response(body | {"stages": {"audio": 40}, "outputs": {}})
+
+    async def _output(self, request: web.Request) -> web.Response:
+        data = self.files.get(request.match_info["name"])
+        if data is None:
+            error = {"code": "not_found", "message": "this slot has no such file"}
+            return web.json_response({"error": error}, status=404)
+        return web.Response(body=data)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         self.last_event_ids.append(request.headers.get("Last-Event-ID"))

@@ -1,0 +1,312 @@
+"""Clips that the service renders from recipes, against deadlines.
+
+::
+
+    async with client.slots.stream("Good morning to everybody.", deadline=20_000) as events:
+        async for event in events:
+            if isinstance(event, SlotResult):
+                clip = await client.slots.download(event.slot_id)
+"""
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict, Unpack
+from urllib.parse import quote
+
+import msgspec
+
+from tidegate.deadlines import Deadline, to_seconds
+from tidegate.errors import ProtocolError, error_class
+from tidegate.following import Feed, Follower, owned
+from tidegate.results import TaskError
+from tidegate.streams import Position, Stream
+from tidegate.transport import Call, Transport, due
+
+_PATH = "/v2/slots"
+SCHEMA: Final = "1.0"
+FILES: Final[Mapping[str, str]] = {"mp4": "clip.mp4", "wav": "speech.wav", "png": "portrait.png"}
+
+Output = Literal["mp4", "wav", "png"]
+Recipe = str | Mapping[str, Any]
+"""What is said, or a whole recipe as docs/slot.md has it."""
+
+
+class SlotOptions(TypedDict, total=False):
+    """What a slot may ask for besides its recipe; the service has a default for each."""
+
+    model: str
+    outputs: Sequence[Output]
+    preview: bool
+    on_deadline: Literal["error", "degrade"]
+    on_disconnect: Literal["cancel", "continue"]
+    deadline: Deadline
+
+
+class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot was accepted. ``predicted_ms``: until it has ended, by which ``predicted_given_up``
+    of it is given up."""
+
+    slot_id: str
+    status: str
+    events_url: str = ""
+    queue_position: int | None = None
+    predicted_ms: float | None = None
+    predicted_given_up: tuple[str, ...] = ()
+    correlation_id: str = ""
+
+
+class CheckScores(msgspec.Struct, frozen=True):
+    """What one model says of each keyframe."""
+
+    model: str
+    scores: tuple[float, ...] = ()
+
+
+class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the clip's keyframes fit the portrait's prompt. It marks, and ends nothing."""
+
+    passed: bool
+    score: float | None = None
+    models: tuple[CheckScores, ...] = ()
+    outliers: tuple[Any, ...] = ()
+
+
+class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a clip: of sound and picture, of where the time went, of what was given up.
+
+    ``outputs``: where its files are, by name.
+    """
+
+    outcome: str | None = None
+    seconds: float | None = None
+    frames: int | None = None
+    fps: int | None = None
+    size: int | None = None
+    given_up: tuple[str, ...] = ()
+    check: SlotCheck | None = None
+    deadline_met: bool | None = None
+    audio_ms: float | None = None
+    image_ms: float | None = None
+    video_ms: float | None = None
+    clip_ms: float | None = None
+    total_ms: float | None = None
+    outputs: dict[str, str] = {}
+
+
+class SlotStatus(SlotFacts, frozen=True, kw_only=True):
+    """A slot as it stands: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages``: what
+    is done of each, in percent."""
+
+    slot_id: str
+    status: str
+    queue_position: int | None = None
+    predicted_ms: float | None = None
+    stages: dict[str, int] = {}
+    error: TaskError | None = None
+    correlation_id: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.status == "ended"
+
+
+class SlotLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot in a list: how it stands, and nothing of what was asked for."""
+
+    slot_id: str
+    status: str
+    correlation_id: str = ""
+    age_ms: float = 0.0
+    took_ms: float = 0.0
+    left_ms: float = 0.0
+    outcome: str | None = None
+    code: str | None = None
+    outputs: dict[str, str] = {}
+
+
+class SlotList(msgspec.Struct, frozen=True):
+    """Slots, newest first; ``has_more``: older ones were left out."""
+
+    slots: tuple[SlotLine, ...]
+    has_more: bool = False
+
+
+class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
+    """The slot was taken on. ``queue_position`` 0: nothing is before it."""
+
+    slot_id: str = ""
+    queue_position: int | None = None
+    predicted_ms: float | None = None
+
+
+class SlotStage(msgspec.Struct, frozen=True):
+    """A stage got further: ``audio``, ``image``, ``video`` or ``clip``, the check."""
+
+    stage: str
+    percent: int
+
+
+class SlotPreview(msgspec.Struct, frozen=True):
+    """What there is of the picture so far; ``data`` is a file of the type ``mime``."""
+
+    stage: str
+    percent: int
+    data: bytes
+    mime: str = "image/jpeg"
+
+
+class SlotResult(SlotFacts, frozen=True, kw_only=True):
+    """The clip is there: nothing follows."""
+
+    slot_id: str = ""
+
+
+class SlotFailed(SlotFacts, frozen=True, kw_only=True):
+    """The slot ended without its clip: nothing follows. What there was of it by then may be in
+    ``outputs``."""
+
+    code: str
+    message: str
+    slot_id: str = ""
+    retryable: bool = False
+
+
+SlotEvent = SlotQueued | SlotStage | SlotPreview | SlotResult | SlotFailed
+
+SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
+    "queued": SlotQueued,
+    "stage": SlotStage,
+    "preview": SlotPreview,
+    "result": SlotResult,
+    "error": SlotFailed,
+}
+"""By the event's name on the wire. A client ignores names that it does not know."""
+
+
+class Slots:
+    """``Client.slots``."""
+
+    def __init__(self, transport: Transport, reconnect_for_s: float) -> None:
+        self._transport = transport
+        self._reconnect_for_s = reconnect_for_s
+
+    async def create(
+        self,
+        recipe: Recipe,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[SlotOptions],
+    ) -> SlotSubmitted:
+        """Hand in a recipe and return at once. Raises ``ApiError`` when it is refused.
+
+        However often it has to be sent, it is rendered once, as with ``Client.submit``.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        return await self._create(_submission(recipe, options, key))
+
+    async def get(self, slot_id: str) -> SlotStatus:
+        """The slot as it stands."""
+        call = Call("GET", _path(slot_id), ends_at=due().at)
+        return await self._transport.call(call, SlotStatus)
+
+    async def list(self, *, status: str | None = None, limit: int = 100) -> SlotList:
+        """Slots of this client's key, newest first.
+
+        ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
+        """
+        chosen = "" if status is None else f"&status={quote(status)}"
+        call = Call("GET", f"{_PATH}?limit={limit}{chosen}", ends_at=due().at)
+        return await self._transport.call(call, SlotList)
+
+    async def cancel(self, slot_id: str) -> None:
+        """Stop a slot. Idempotent; it is sent past any deadline, too."""
+        await self._transport.send(Call("POST", f"{_path(slot_id)}/cancel"))
+
+    async def download(self, slot_id: str, output: str = "mp4") -> bytes:
+        """A file of a slot: ``mp4``, ``wav``, ``png``, as far as it was asked for.
+
+        Raises ``NotFound`` where there is none, or none yet.
+        """
+        name = FILES.get(output, output)
+        path = f"{_path(slot_id)}/outputs/{quote(name, safe='')}"
+        return await self._transport.send(Call("GET", path, ends_at=due().at))
+
+    def events(
+        self, slot_id: str, *, last_event_id: str = "", deadline: Deadline | None = None
+    ) -> Stream[SlotEvent]:
+        """Events of a slot, as ``Client.events``. A slot that failed yields ``SlotFailed``."""
+        ends_at = due(None if deadline is None else to_seconds(deadline)).at
+        position = Position(last_event_id)
+        return Stream(self._follower(slot_id, ends_at).events(position), position)
+
+    def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
+        """Hand in a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
+        whose ``details`` are the ``SlotFailed``'s fields.
+
+        Leaving it early cancels the slot, see ``Stream``.
+        """
+        position = Position()
+        submission = _submission(recipe, options, uuid.uuid4().hex)
+        return Stream(self._stream(submission, position), position)
+
+    async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
+        """Hand in a recipe and wait for the clip; ``download`` has its files."""
+        async with self.stream(recipe, **options) as events:
+            async for event in events:
+                if isinstance(event, SlotResult):
+                    return event
+        raise ProtocolError("the stream ended without a terminal event")
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    async def _create(self, submission: Call) -> SlotSubmitted:
+        return await self._transport.call(submission, SlotSubmitted)
+
+    def _stream(self, submission: Call, position: Position) -> AsyncGenerator[SlotEvent, None]:
+        return owned(
+            lambda: self._create(submission),
+            lambda slot: self._follower(slot.slot_id, submission.ends_at).events(position),
+            lambda slot: self.cancel(slot.slot_id),
+            _is_last,
+        )
+
+    def _follower(self, slot_id: str, ends_at: float | None) -> Follower[SlotEvent]:
+        terminal = (SlotResult, SlotFailed)
+        path = f"{_path(slot_id)}/events"
+        feed = Feed[SlotEvent]("slot", slot_id, path, SLOT_EVENT_TYPES, terminal)
+        return Follower(self._transport, feed, ends_at=ends_at, patience_s=self._reconnect_for_s)
+
+
+def whole_recipe(recipe: Recipe) -> dict[str, Any]:
+    """``recipe`` as it is sent; one that names no schema has ours."""
+    if isinstance(recipe, str):
+        return {"schema": SCHEMA, "text": recipe}
+    return {"schema": SCHEMA, **recipe}
+
+
+def _path(slot_id: str) -> str:
+    return f"{_PATH}/{quote(slot_id, safe='')}"
+
+
+def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
+    """Handing in a recipe, due from now on. Raises ``DeadlineExceeded``."""
+    stated = options.get("deadline")
+    deadline = due(None if stated is None else to_seconds(stated))
+    body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}
+    body["recipe"] = whole_recipe(recipe)
+    if deadline.in_s is not None:
+        body["deadline_ms"] = round(deadline.in_s * 1000)
+    return Call("POST", _PATH, body=body, headers={"Idempotency-Key": key}, ends_at=deadline.at)
+
+
+def _is_last(slot: SlotSubmitted, event: SlotEvent) -> bool:
+    """Raises the ``ApiError`` of a slot that ended badly."""
+    if isinstance(event, SlotFailed):
+        raise error_class(event.code, None)(
+            event.message,
+            code=event.code,
+            retryable=event.retryable,
+            task_id=slot.slot_id,
+            details=msgspec.structs.asdict(event),
+        )
+    return isinstance(event, SlotResult)

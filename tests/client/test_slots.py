@@ -1,0 +1,208 @@
+"""``Client.slots``: typed events, resumed streams, one rendering however often it is sent."""
+
+import asyncio
+import base64
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import tidegate
+from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
+from tidegate import Client, SyncClient, deadline
+from tidegate.retries import Retries
+
+QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
+JPEG = b"\xff\xd8 a picture"
+PREVIEW = sse(
+    2,
+    "preview",
+    {
+        "stage": "image",
+        "percent": 100,
+        "mime": "image/jpeg",
+        "data": base64.b64encode(JPEG).decode(),
+    },
+)
+FACTS = {
+    "seconds": 1.5,
+    "frames": 36,
+    "fps": 24,
+    "size": 256,
+    "given_up": ["check"],
+    "check": {
+        "passed": True,
+        "score": 0.9,
+        "models": [{"model": "a", "scores": [0.9]}],
+        "outliers": [],
+    },
+    "audio_ms": 30.0,
+    "image_ms": 20.0,
+    "video_ms": 100.0,
+    "clip_ms": 5.0,
+    "total_ms": 140.0,
+    "deadline_met": True,
+    "outcome": "partial",
+    "outputs": {"mp4": "/v2/slots/t1/outputs/clip.mp4"},
+}
+FAILURE = {
+    "code": "deadline_exceeded",
+    "message": "video: out of time",
+    "retryable": False,
+    "outcome": "missed",
+    "outputs": {"wav": "/v2/slots/t1/outputs/speech.wav"},
+}
+
+
+def stage(event_id: int, name: str, percent: int) -> bytes:
+    return sse(event_id, "stage", {"stage": name, "percent": percent})
+
+
+def result(event_id: int) -> bytes:
+    return sse(event_id, "result", {"slot_id": "t1"} | FACTS)
+
+
+async def test_events_are_typed() -> None:
+    later = sse(3, "narration", {"of": "a later version"})
+    script = [QUEUED, stage(1, "audio", 40), PREVIEW, later, result(4)]
+    async with FakeOrchestrator(script).serve() as fake, Client(fake.base_url) as client:
+        events = [event async for event in client.slots.stream("Hello.", preview=True)]
+    assert events[:3] == [
+        tidegate.SlotQueued(slot_id="t1", queue_position=2, predicted_ms=900.0),
+        tidegate.SlotStage("audio", 40),
+        tidegate.SlotPreview("image", 100, JPEG),
+    ]
+    made = events[3]
+    assert isinstance(made, tidegate.SlotResult)
+    assert (made.seconds, made.given_up, made.outcome) == (1.5, ("check",), "partial")
+    assert made.check is not None and made.check.models[0].scores == (0.9,)
+    assert fake.cancelled == []
+
+
+async def test_a_recipe_is_text_or_whole_and_the_blocks_deadline_goes_along() -> None:
+    whole = {"schema": "1.1", "text": "Hello.", "video": {"size": 128}}
+    async with (
+        FakeOrchestrator(*[[result(1)]] * 3).serve() as fake,
+        Client(fake.base_url) as client,
+    ):
+        made = await client.slots.render("Hello.", outputs=["mp4", "wav"], on_deadline="degrade")
+        await client.slots.create(whole, deadline=timedelta(seconds=20), on_disconnect="cancel")
+        with deadline(0.5):
+            await client.slots.create({"text": "Hello."}, deadline=60_000)
+    assert made.slot_id == "t1"
+    assert fake.submitted[:2] == [
+        {
+            "recipe": {"schema": "1.0", "text": "Hello."},
+            "outputs": ["mp4", "wav"],
+            "on_deadline": "degrade",
+        },
+        {"recipe": whole, "deadline_ms": 20_000, "on_disconnect": "cancel"},
+    ]
+    assert fake.submitted[2]["recipe"] == {"schema": "1.0", "text": "Hello."}
+    assert fake.submitted[2]["deadline_ms"] <= 500
+    assert int(fake.headers[2]["X-Timeout-Ms"]) <= 500
+
+
+async def test_a_dropped_stream_goes_on_where_it_broke() -> None:
+    cut = result(3)
+    fake = FakeOrchestrator(
+        [QUEUED, stage(1, "audio", 100), cut[:20], CUT], [stage(2, "video", 8), cut]
+    )
+    async with fake.serve(), Client(fake.base_url) as client:
+        events = [e async for e in client.slots.stream("Hello.", deadline=timedelta(seconds=30))]
+    assert [e.percent for e in events if isinstance(e, tidegate.SlotStage)] == [100, 8]
+    assert isinstance(events[-1], tidegate.SlotResult)
+    assert fake.last_event_ids == [None, "1"]
+
+
+async def test_a_stream_that_stays_broken_is_lost() -> None:
+    fake = FakeOrchestrator(*[[CUT] for _ in range(200)])
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.StreamLost, match="events of slot t1"):
+            async for _ in client.slots.stream("Hello.", deadline=timedelta(milliseconds=-900)):
+                pass
+    assert fake.cancelled == ["t1"]
+
+
+async def test_leaving_the_stream_cancels_the_slot() -> None:
+    fake = FakeOrchestrator([QUEUED, HANG])
+    async with fake.serve(), Client(fake.base_url) as client:
+        async with client.slots.stream("Hello.") as events:
+            assert isinstance(await anext(events), tidegate.SlotQueued)
+        assert fake.cancelled == ["t1"]
+
+
+async def test_cancelling_while_it_is_handed_in_cancels_the_slot() -> None:
+    fake = FakeOrchestrator()
+    fake.may_answer.clear()
+    async with fake.serve(), Client(fake.base_url) as client:
+        rendering = asyncio.create_task(client.slots.render("Hello."))
+        await fake.submission_arrived.wait()
+        rendering.cancel()
+        await asyncio.sleep(0)
+        fake.may_answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await rendering
+    assert fake.cancelled == ["t1"]
+
+
+async def test_a_slot_that_failed_says_what_there_is_of_it() -> None:
+    failed = sse(1, "error", FAILURE)
+    async with (
+        FakeOrchestrator([failed], [failed]).serve() as fake,
+        Client(fake.base_url) as client,
+    ):
+        with pytest.raises(TimeoutError, match="video: out of time") as raised:
+            await client.slots.render("Hello.")
+        assert isinstance(raised.value, tidegate.DeadlineExceeded)
+        assert raised.value.task_id == "t1"
+        assert raised.value.details["outputs"] == FAILURE["outputs"]
+        (followed,) = [event async for event in client.slots.events("t1")]
+    assert isinstance(followed, tidegate.SlotFailed)
+    assert (followed.code, followed.outcome) == ("deadline_exceeded", "missed")
+    assert fake.cancelled == []
+
+
+async def test_files_by_their_short_names_or_the_services_own() -> None:
+    fake = FakeOrchestrator()
+    fake.files = {"clip.mp4": b"an mp4", "speech.wav": b"a wav", "poster.webp": b"later"}
+    async with fake.serve(), Client(fake.base_url, retries=Retries(attempts=0)) as client:
+        assert await client.slots.download("t1") == b"an mp4"
+        assert await client.slots.download("t1", "wav") == b"a wav"
+        assert await client.slots.download("t1", "poster.webp") == b"later"
+        with pytest.raises(tidegate.NotFound, match="no such file"):
+            await client.slots.download("t1", "png")
+
+
+async def test_a_submission_is_sent_again_under_the_same_key(fake_time: Any) -> None:
+    fake = FakeOrchestrator()
+    fake.refusal = (503, {"error": {"code": "not_ready", "message": "starting"}}, {})
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.Unavailable):
+            await client.slots.create("Hello.", idempotency_key="mine")
+    assert len(fake.headers) == 4
+    assert {each["Idempotency-Key"] for each in fake.headers} == {"mine"}
+
+
+async def test_plain_code_has_the_same() -> None:
+    fake = FakeOrchestrator([QUEUED, result(1)], [QUEUED, HANG], [result(1)], [result(1)])
+    fake.files = {"clip.mp4": b"an mp4"}
+
+    def work(url: str) -> None:
+        with SyncClient(url) as client:
+            assert client.slots.create("Hello.").slot_id == "t1"
+            events = list(client.slots.stream("Hello."))
+            assert [type(e) for e in events] == [tidegate.SlotQueued, tidegate.SlotResult]
+            for _ in client.slots.stream("Hello."):
+                break
+            assert client.slots.render("Hello.").frames == 36
+            assert isinstance(list(client.slots.events("t1"))[-1], tidegate.SlotResult)
+            standing = client.slots.get("t1")
+            assert (standing.status, standing.ended) == ("running", False)
+            assert standing.stages == {"audio": 40}
+            client.slots.cancel("t1")
+            assert client.slots.download("t1") == b"an mp4"
+
+    async with fake.serve():
+        await asyncio.to_thread(work, fake.base_url)
+    assert fake.cancelled == ["t1", "t1"]
