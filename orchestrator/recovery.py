@@ -16,7 +16,7 @@ waits for it here, until its deadline at most.
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.dispatch.resume import is_resumable
+from orchestrator.dispatch.resume import is_resumable, looks_back
 from orchestrator.errors import InstanceLost, TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
@@ -28,7 +28,7 @@ from orchestrator.tasks.journal.writer import Accept
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed, overdue
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, FinishReason, Outcome
+from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
@@ -134,13 +134,15 @@ class Recovery:
         """Go on after what was journalled, or make the same again."""
         ids = unpack_ids(one.tokens.ids)
         known = _whole_characters(ids, one.tokens.texts, encoder)
-        if not is_resumable(task.sampling) or not known:
+        if not known or not is_resumable(task.sampling) or _has_more_than_text(task.sampling):
             self._durable.recovered["remade"] += 1
             if not task.job.idempotent:
                 self._hold_against(task, ids)
             return
         self._restore_text(task, one, known)
         task.is_resumable = True
+        task.begun_by_weights = encoder.card.model_digest
+        task.needs_continue = looks_back(task.sampling)
         reason = _finish_reason(task, ids[:known], encoder)
         if reason is None:
             self._durable.recovered["continued"] += 1
@@ -211,6 +213,11 @@ def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> Finish
     if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None
+
+
+def _has_more_than_text(sampling: Sampling) -> bool:
+    """Whether it gives what is not journalled."""
+    return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
 
 def _lost(why: str) -> TidegateError:
