@@ -1,5 +1,6 @@
 """Settings of the slot model, read once from the environment (``TIDEGATE_SLOT_…``)."""
 
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -7,6 +8,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker.environment import read_environment
 from worker.media.pipeline import BUFFER_S
+from worker.media.stages.checkpoint import Precision
+from worker.media.stages.options import ModelOptions
 
 
 def _by_commas(value: object) -> object:
@@ -32,6 +35,9 @@ class SlotSettings(BaseSettings):
     check: Names = ("tiny",)
     """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
     recipes choose among them, and the first serves those that do not."""
+    clip_folders: Names = ()
+    """Of the check ``clip``: two, with a comma between."""
+    clip_precision: Precision = "fp16"
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
     """Pixels of either side, at most."""
     seconds: float = Field(default=20.0, gt=0, le=45)
@@ -51,6 +57,12 @@ class SlotSettings(BaseSettings):
     """Threads of a stage on the CPU; 0: torch's own choice."""
     legacy_stub: bool = False
     """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+
+    @property
+    def models(self) -> ModelOptions:
+        """Of every provider, chosen or not."""
+        names = [each.name for each in fields(ModelOptions)]
+        return ModelOptions(**{name: getattr(self, name) for name in names})
 
 
 def read_slot_settings() -> SlotSettings:

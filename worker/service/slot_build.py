@@ -33,6 +33,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
         portrait=settings.portrait,
         video=settings.video,
         check=settings.check,
+        options=settings.models,
     )
     sizes = BufferSizes(
         settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)

@@ -18,21 +18,28 @@ from worker.media.stages.base import (
     Stages,
     VideoProvider,
 )
+from worker.media.stages.clip import ClipCheck
 from worker.media.stages.espeak import EspeakSpeech
+from worker.media.stages.options import DEFAULT_OPTIONS, ModelOptions
 from worker.media.stages.procedural import ProceduralPortrait
 from worker.media.stages.tiny_clip import TinyClipCheck
 from worker.media.stages.warp import WarpVideo
 
 P = TypeVar("P", bound=Provider)
 
-SPEECH: Mapping[str, Callable[[torch.device], SpeechProvider]] = {
-    "espeak": lambda device: EspeakSpeech()
+SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
+    "espeak": lambda device, options: EspeakSpeech()
 }
-PORTRAIT: Mapping[str, Callable[[torch.device], PortraitProvider]] = {
-    "procedural": lambda device: ProceduralPortrait()
+PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
+    "procedural": lambda device, options: ProceduralPortrait()
 }
-VIDEO: Mapping[str, Callable[[torch.device], VideoProvider]] = {"warp": lambda device: WarpVideo()}
-CHECK: Mapping[str, Callable[[torch.device], CheckProvider]] = {"tiny": TinyClipCheck}
+VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
+    "warp": lambda device, options: WarpVideo()
+}
+CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
+    "tiny": lambda device, options: TinyClipCheck(device),
+    "clip": lambda device, options: ClipCheck(device, options.clip_folders, options.clip_precision),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,7 @@ def load_providers(
     portrait: Sequence[str],
     video: Sequence[str],
     check: Sequence[str],
+    options: ModelOptions = DEFAULT_OPTIONS,
 ) -> Providers:
     """Load the named ones, at least one for each stage. Raises ``LoadError``."""
     _check_names("SPEECH", speech, SPEECH)
@@ -97,10 +105,10 @@ def load_providers(
     _check_names("VIDEO", video, VIDEO)
     _check_names("CHECK", check, CHECK)
     return Providers(
-        {name: SPEECH[name](device) for name in speech},
-        {name: PORTRAIT[name](device) for name in portrait},
-        {name: VIDEO[name](device) for name in video},
-        {name: CHECK[name](device) for name in check},
+        {name: SPEECH[name](device, options) for name in speech},
+        {name: PORTRAIT[name](device, options) for name in portrait},
+        {name: VIDEO[name](device, options) for name in video},
+        {name: CHECK[name](device, options) for name in check},
     )
 
 

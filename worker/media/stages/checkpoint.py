@@ -1,0 +1,73 @@
+"""What providers with weights have in common: a local folder, a precision, bytes that stay."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from worker.errors import BrokenCheckpoint, LoadError
+from worker.media.memory import Resident
+
+Precision = Literal["fp32", "fp16", "bf16"]
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+def open_folder(folder: str, setting: str, what: str, files: Sequence[str | Sequence[str]]) -> Path:
+    """``folder`` with all ``files`` in it; of several in one place, one is enough.
+
+    Raises ``LoadError`` that names ``setting`` and every file which is missing.
+    """
+    if not folder:
+        raise LoadError(f"{setting} is not set: it must be a folder with {what}")
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise BrokenCheckpoint(f"{setting}: {path} is not a folder; it must have {what}")
+    choices = [[each] if isinstance(each, str) else list(each) for each in files]
+    missing = [
+        " or ".join(names) for names in choices if not any((path / name).exists() for name in names)
+    ]
+    if missing:
+        raise BrokenCheckpoint(f"{setting}: {path} lacks {', '.join(missing)} of {what}")
+    return path
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Whatever a library raises over the files in ``path`` becomes ``BrokenCheckpoint``."""
+    try:
+        yield
+    except (LoadError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise BrokenCheckpoint(f"{path}: {error}") from error
+
+
+def need_all(path: Path, missing: Iterable[str]) -> None:
+    """Raises ``BrokenCheckpoint`` where weights are ``missing``: a library would make them up."""
+    names = sorted(missing)
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise BrokenCheckpoint(f"{path} lacks the weights {', '.join(names[:3])}{more}")
+
+
+def not_installed(provider: str, extra: str, error: ImportError) -> LoadError:
+    """What to say when a provider's library cannot be imported."""
+    return LoadError(f"the provider {provider} needs {error.name}: pip install 'tidegate[{extra}]'")
+
+
+def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:
+    """Bytes of what ``modules`` hold, parameters and buffers, as they are stored."""
+    tensors = {
+        tensor.data_ptr(): tensor.numel() * tensor.element_size()
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+        if tensor.numel()
+    }
+    return Resident(name, sum(tensors.values()), precision)

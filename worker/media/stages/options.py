@@ -1,0 +1,19 @@
+"""Where the weights of providers lie and in which precision they are kept; one field for each
+setting ``TIDEGATE_SLOT_…`` of the same name."""
+
+from dataclasses import dataclass
+
+from worker.media.stages.checkpoint import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Folders are local; "" is none."""
+
+    clip_folders: tuple[str, ...] = ()
+    """Two: the model that weighs 0.4 and the one that weighs 0.6."""
+    clip_precision: Precision = "fp16"
+
+
+DEFAULT_OPTIONS = ModelOptions()
+"""No folders: enough for providers without weights."""
