@@ -45,6 +45,8 @@ class FakeOrchestrator:
         self.refusal: tuple[int, Json | str, dict[str, str]] | None = None
         self.files: dict[str, bytes] = {}
         """Of its one slot, by name."""
+        self.ended = False
+        """Whether its one task has, when it is asked for."""
         self.base_url = ""
         self.submission_arrived = asyncio.Event()
         self.may_answer = asyncio.Event()
@@ -100,7 +102,8 @@ class FakeOrchestrator:
             return web.json_response(
                 {"error": {"code": "not_found", "message": "no such task"}}, status=404
             )
-        body = {"task_id": "t1", "slot_id": "t1", "status": "running", "text": "Once"}
+        body = {"task_id": "t1", "slot_id": "t1", "text": "Once"}
+        body["status"] = "ended" if self.ended else "running"
         return web.json_response(body | {"stages": {"audio": 40}, "outputs": {}})
 
     async def _output(self, request: web.Request) -> web.Response:

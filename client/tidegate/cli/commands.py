@@ -7,6 +7,7 @@ from tidegate.cli.doctor import doctor
 from tidegate.cli.lists import models, sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.serve import serve
+from tidegate.cli.slot import slot
 from tidegate.cli.talk import chat
 from tidegate.cli.up import up, worker
 
@@ -17,6 +18,7 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
   tidegate chat                          talk to it
+  tidegate slot "Good morning."          have a clip rendered (tidegate up --slot)
   tidegate doctor                        what this machine lacks, and what to do about it
 """
 
@@ -56,5 +58,18 @@ def completion(shell: str) -> int:
     return 0
 
 
-for command in (up, chat, models, tasks, sessions, top, bench, doctor, serve, worker, completion):
+for command in (
+    up,
+    chat,
+    slot,
+    models,
+    tasks,
+    sessions,
+    top,
+    bench,
+    doctor,
+    serve,
+    worker,
+    completion,
+):
     tidegate.add_command(command)

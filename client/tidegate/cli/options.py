@@ -1,7 +1,8 @@
-"""What ``tidegate up`` and ``tidegate worker`` were asked for."""
+"""What ``tidegate up``, ``tidegate worker`` and ``tidegate slot`` were asked for."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +30,21 @@ class LaunchOptions:
     host: str = "127.0.0.1"
     port: int = 0
     serve: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotWish:
+    """What ``tidegate slot`` was asked for; None leaves a thing to recipe and service."""
+
+    text: str | None
+    recipe: Path | None
+    out: tuple[Path, ...]
+    portrait: str | None
+    seed: int | None
+    voice: str | None
+    size: int | None
+    seconds: float | None
+    deadline: float | None
+    on_deadline: Literal["error", "degrade"] | None
+    preview: Path | None
+    as_json: bool

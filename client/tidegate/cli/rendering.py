@@ -1,0 +1,195 @@
+"""``tidegate slot``: a recipe out of arguments, the slot as it goes on, its files."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from tidegate.cli.interrupt import INTERRUPTED
+from tidegate.cli.options import SlotWish
+from tidegate.cli.slot_progress import STAGES, open_progress
+from tidegate.cli.terminal import console, duration, print_json
+from tidegate.client import Client
+from tidegate.errors import ApiError, TidegateError
+from tidegate.slots import (
+    FILES,
+    SCHEMA,
+    Output,
+    SlotFacts,
+    SlotOptions,
+    SlotPreview,
+    SlotQueued,
+    SlotResult,
+    SlotStage,
+)
+
+_MAKE_SURE_S = 2.0
+
+
+class Unusable(ValueError):
+    """An argument that cannot be used, whatever the service would say."""
+
+
+def recipe_of(wish: SlotWish) -> dict[str, Any]:
+    """The recipe: the file's, changed by what else was given. Raises ``Unusable``."""
+    recipe: dict[str, Any] = {"schema": SCHEMA}
+    if wish.recipe is not None:
+        try:
+            recipe = msgspec.json.decode(wish.recipe.read_bytes())
+        except OSError as error:
+            raise Unusable(f"--recipe {wish.recipe}: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unusable(f"--recipe {wish.recipe} is no JSON: {error}") from None
+        if not isinstance(recipe, dict):
+            raise Unusable(f"--recipe {wish.recipe} holds no JSON object: see docs/slot.md")
+    if wish.text is not None:
+        recipe["text"] = sys.stdin.read().strip() if wish.text == "-" else wish.text
+    changes: Mapping[str, Mapping[str, object]] = {
+        "portrait": {"prompt": wish.portrait, "seed": wish.seed},
+        "voice": {"name": wish.voice},
+        "video": {"size": wish.size, "seconds": wish.seconds},
+    }
+    for part, fields in changes.items():
+        given = {name: value for name, value in fields.items() if value is not None}
+        known = recipe.get(part, {})
+        if given and isinstance(known, dict):  # else the service says what is wrong with it
+            recipe[part] = known | given
+    return recipe
+
+
+def check_files(wish: SlotWish) -> None:
+    """Raises ``Unusable`` where a clip that took its time could not be saved."""
+    if len({_output(path) for path in wish.out}) < len(wish.out):
+        raise Unusable("--out: one file of each kind at most")
+    for path in (*wish.out, *filter(None, [wish.preview])):
+        folder = path.parent
+        if not folder.is_dir():
+            raise Unusable(f"{path}: there is no directory {folder}")
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise Unusable(f"{path} cannot be written")
+
+
+async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
+    """Render it; the exit status. Raises ``TidegateError`` once what there is was saved."""
+    slot_id = ""
+    stream = client.slots.stream(recipe, **_options(wish))
+    try:
+        async with stream as events:
+            with open_progress() as progress:
+                async for event in events:
+                    if isinstance(event, SlotQueued):
+                        slot_id = event.slot_id
+                        progress.queued(event)
+                    elif isinstance(event, SlotStage):
+                        progress.stage(event)
+                    elif isinstance(event, SlotPreview) and wish.preview is not None:
+                        _save(wish.preview, event.data)
+                    elif isinstance(event, SlotResult):
+                        slot_id = event.slot_id or slot_id
+                        progress.done()
+                        break
+                else:
+                    raise ApiError("the stream ended without a clip", code="internal")
+        saved = await _download(client, wish, slot_id, event.outputs)
+    except asyncio.CancelledError:
+        await _say_cancelled(client, slot_id)
+        return INTERRUPTED
+    except ApiError as error:
+        # What there was by then, with the reason behind it.
+        outputs = error.details.get("outputs") or {}
+        for name, path in (await _download(client, wish, slot_id, outputs)).items():
+            print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
+        raise
+    if wish.as_json:
+        print_json(msgspec.to_builtins(event) | {"files": {k: str(v) for k, v in saved.items()}})
+    else:
+        _tell(event, saved)
+    return 0
+
+
+def _options(wish: SlotWish) -> SlotOptions:
+    options = SlotOptions(outputs=[_output(path) for path in wish.out], on_disconnect="cancel")
+    if wish.preview is not None:
+        options["preview"] = True
+    if wish.deadline is not None:
+        options["deadline"] = timedelta(seconds=wish.deadline)
+    if wish.on_deadline is not None:
+        options["on_deadline"] = wish.on_deadline
+    return options
+
+
+def _output(path: Path) -> Output:
+    """Which of a slot's files goes there. Raises ``Unusable``."""
+    name = path.suffix.lower().removeprefix(".")
+    if name not in FILES:
+        raise Unusable(f"--out {path}: its name must end in .mp4, .wav or .png")
+    return cast(Output, name)
+
+
+async def _download(
+    client: Client, wish: SlotWish, slot_id: str, outputs: Mapping[str, str]
+) -> dict[str, Path]:
+    """Save what there is of what was asked for; where each is now."""
+    saved: dict[str, Path] = {}
+    for path in wish.out:
+        name = _output(path)
+        if name in outputs:
+            _save(path, await client.slots.download(slot_id, name))
+            saved[name] = path
+    return saved
+
+
+def _save(path: Path, data: bytes) -> None:
+    """Whole or not at all: a player may have the file open. Raises ``ApiError``."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise TidegateError(f"cannot write {path}: {error.strerror}") from error
+
+
+async def _say_cancelled(client: Client, slot_id: str) -> None:
+    """Leaving the stream has cancelled it, if the service could be told."""
+    said = "cancelled"
+    if slot_id:
+        said = f"interrupted; slot {slot_id} may still be rendered, the service did not answer"
+        with suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(_MAKE_SURE_S):
+                if (await client.slots.get(slot_id)).ended:
+                    said = f"cancelled slot {slot_id}"
+    print(f"tidegate slot: {said}", file=sys.stderr)
+
+
+def _tell(result: SlotFacts, saved: Mapping[str, Path]) -> None:
+    """The clip in a few lines."""
+    out = console()
+    for path in saved.values():
+        out.print(f"{path}   {path.stat().st_size / 1000:.0f} kB")
+    parts = []
+    if result.seconds is not None:
+        parts.append(f"{result.seconds:.1f} s")
+    if result.frames:
+        parts.append(f"{result.frames} frames at {result.fps}/s, {result.size} × {result.size}")
+    took = [
+        f"{title} {duration(ms)}"
+        for stage, title in STAGES.items()
+        if (ms := getattr(result, f"{stage}_ms"))
+    ]
+    if result.total_ms is not None:
+        took.append(f"in all {duration(result.total_ms)}")
+    out.print(", ".join(parts))
+    out.print(" · ".join(took))
+    if result.given_up:
+        out.print(f"given up to be in time: {', '.join(result.given_up)}", style="yellow")
+    if result.check is not None and not result.check.passed:
+        score = "" if result.check.score is None else f" (score {result.check.score:.2f})"
+        out.print(f"the picture does not fit its prompt well{score}", style="yellow")
