@@ -1,45 +1,50 @@
 """Speech by eSpeak NG: formant synthesis, no weights, some hundred times faster than real time.
 
 ``espeakng-loader`` brings the library (GPL-3.0, like its data: an extra that nobody gets unasked).
-It has one state per process, and this provider runs on one thread.
+It is C code that reads what strangers write, so it runs in a process of its own
+(``espeak_child``), which is killed when a stage must stop and started anew.
 """
 
-import ctypes
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from worker.errors import LoadError
 from worker.media.errors import RecipeError
-from worker.media.memory import Resident
+from worker.media.memory import Resident, media_log
 from worker.media.plan import SAMPLE_RATE
 from worker.media.recipe import Recipe
+from worker.media.stages import espeak_child
 from worker.media.stages.base import Step
 
-_RETRIEVAL = 1
-_UTF8 = 1
-_PUNCTUATION_END = 0x1000
-_RATE, _PITCH = 1, 3
 _WORDS_PER_MINUTE = 165
 _MIDDLE_PITCH = 50
-_CHUNK_MS = 100
 _DEFAULT_VOICE = "en"
 _NORMAL_PEAK = 0.9
+_START_S = 10.0
+_LOOK_MS = 20
+"""How often a stage looks whether it must stop, whatever eSpeak does."""
 _MOST_CHARACTERS = 100
 """Of text that eSpeak gets at once: it writes beyond its buffers where a clause has too many parts
-("U.S." 250 times), and takes the process along."""
+("U.S." 250 times)."""
 _VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
 """A longer name of a variant is written beyond its buffer too."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;:\n])\s+")
 _SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 """Control characters, of which the first would end the text, and halves of surrogate pairs."""
 
-_Callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
-)
+Look = Callable[[], None]
 
 
 class EspeakSpeech:
@@ -47,79 +52,129 @@ class EspeakSpeech:
 
     name = "espeak"
 
-    def __init__(self) -> None:
-        """Raises ``LoadError`` where the library is not installed."""
+    def __init__(self, child: Path = Path(espeak_child.__file__)) -> None:
+        """``child``: the program. Raises ``LoadError`` where the library is not installed."""
         try:
             import espeakng_loader
         except ImportError:
             raise LoadError(
                 "the speech provider espeak needs espeakng-loader: pip install 'tidegate[slot]'"
             ) from None
-        self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())
-        data = str(espeakng_loader.get_data_path()).encode()
-        self._rate = self._library.espeak_Initialize(_RETRIEVAL, _CHUNK_MS, data, 0)
-        if self._rate <= 0:
-            raise LoadError("eSpeak NG cannot read its data")
+        self._command = [
+            *(_python(), "-I", "-S", str(child)),
+            *(espeakng_loader.get_library_path(), str(espeakng_loader.get_data_path())),
+        ]
+        self._process = _Espeak(self._command)
+        try:
+            self._process.rate(_until(time.monotonic() + _START_S))
+        except (OSError, TimeoutError) as error:
+            self._process.kill()
+            raise LoadError(f"eSpeak NG cannot be started: {error}") from None
 
     def residents(self) -> Sequence[Resident]:
         return ()
 
     def close(self) -> None:
-        self._library.espeak_Terminate()
+        self._process.kill()
 
     def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
         voice = recipe.voice.name or _DEFAULT_VOICE
-        is_name = _VOICE.fullmatch(voice) is not None
-        if not is_name or self._library.espeak_SetVoiceByName(voice.encode()) != 0:
-            raise RecipeError(
-                "voice.name",
-                f"eSpeak NG has no voice {voice!r}; en, en-us, de and fr-fr are some",
-            )
-        rate = round(_WORDS_PER_MINUTE * recipe.voice.rate)
-        pitch = min(99, round(_MIDDLE_PITCH * recipe.voice.pitch))
-        self._library.espeak_SetParameter(_RATE, rate, 0)
-        self._library.espeak_SetParameter(_PITCH, pitch, 0)
-        room = int(audio.numel() * self._rate / SAMPLE_RATE) + 1
-        chunks = self._synthesize(recipe.text, room, step)
+        rate, chunks = self._synthesize(voice, recipe, audio.numel(), step)
         if not chunks:
             return 0
-        spoken = torch.from_numpy(np.concatenate(chunks)[:room])
-        return _resample(spoken, self._rate, audio)
+        spoken = np.frombuffer(chunks, np.int16).astype(np.float32) / 32768
+        return _resample(torch.from_numpy(spoken), rate, audio)
 
-    def _synthesize(self, text: str, room: int, step: Step) -> list[np.ndarray[Any, Any]]:
-        """Chunks of samples at eSpeak's own rate, ``room`` of them or a few more."""
-        chunks: list[np.ndarray[Any, Any]] = []
-        failure: list[BaseException] = []
-        made = 0
-
-        def take(samples: Any, count: int, _events: Any) -> int:
-            nonlocal made
-            if count > 0:
-                chunk = np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / 32768
-                chunks.append(chunk)
-                made += count
-            try:
-                step(min(1.0, made / room))
-            except BaseException as error:  # C would lose it
-                failure.append(error)
-                return 1
-            return int(made >= room)
-
-        callback = _Callback(take)
-        self._library.espeak_SetSynthCallback(callback)
-        for piece in pieces_of(text):
-            data = piece.encode()
-            self._library.espeak_Synth(
-                ctypes.c_char_p(data),
-                ctypes.c_size_t(len(data) + 1),
-                *(0, 0, 0, _UTF8 | _PUNCTUATION_END, None, None),
+    def _synthesize(
+        self, voice: str, recipe: Recipe, samples: int, step: Step
+    ) -> tuple[int, bytearray]:
+        """eSpeak's own rate, and int16 samples at it, as many as ``samples`` take at ours."""
+        if _VOICE.fullmatch(voice) is None:
+            raise _no_voice(voice)
+        try:
+            rate = self._process.rate(lambda: step(0.0))
+            room = int(samples * rate / SAMPLE_RATE) + 1
+            self._process.ask(
+                {
+                    "voice": voice,
+                    "rate": round(_WORDS_PER_MINUTE * recipe.voice.rate),
+                    "pitch": min(99, round(_MIDDLE_PITCH * recipe.voice.pitch)),
+                    "room": room,
+                    "pieces": list(pieces_of(recipe.text)),
+                }
             )
-            self._library.espeak_Synchronize()
-            if failure:
-                raise failure[0]
-            if made >= room:
-                break
-        return chunks
+            spoken = bytearray()
+
+            def look() -> None:
+                step(min(1.0, len(spoken) / 2 / room))
+
+            while count := self._process.number(look):
+                if count == espeak_child.NO_VOICE:
+                    raise _no_voice(voice)
+                spoken += self._process.take(2 * count, look)
+                look()
+        except RecipeError:
+            raise
+        except BaseException:
+            # It may hang, and what it says next would be the next slot's.
+            self._process.kill()
+            self._process = _Espeak(self._command)
+            raise
+        del spoken[2 * room :]
+        return rate, spoken
+
+
+class _Espeak:
+    """The process, on one thread. ``look``, in what follows, is called every ``_LOOK_MS`` while
+    there is nothing to read, and raises to end the wait."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, close_fds=True
+        )
+        assert self._process.stdout is not None and self._process.stdin is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._rate = 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._out.close()
+        with suppress(OSError):
+            self._in.close()
+
+    def rate(self, look: Look) -> int:
+        """Of its samples. Raises ``OSError`` where it cannot read its data, and what ``look``
+        raises."""
+        if not self._rate:
+            self._rate = self.number(look)
+        if self._rate <= 0:
+            raise OSError("eSpeak NG cannot read its data")
+        return self._rate
+
+    def ask(self, request: dict[str, object]) -> None:
+        # Less than 64 KB, which a pipe takes at once whether it is read or not.
+        self._in.write(json.dumps(request).encode() + b"\n")
+
+    def number(self, look: Look) -> int:
+        return int.from_bytes(self.take(4, look), "little", signed=True)
+
+    def take(self, count: int, look: Look) -> bytes:
+        """``count`` bytes. Raises ``OSError`` when the process has ended."""
+        taken = bytearray()
+        while len(taken) < count:
+            if not self._poll.poll(_LOOK_MS):
+                look()
+                continue
+            part = os.read(self._out.fileno(), count - len(taken))
+            if not part:
+                status = self._process.wait()
+                media_log.warning("eSpeak NG ended with status %d; it is started anew", status)
+                raise OSError(f"eSpeak NG ended with status {status}")
+            taken += part
+        return bytes(taken)
 
 
 def pieces_of(text: str) -> Iterator[str]:
@@ -134,6 +189,28 @@ def pieces_of(text: str) -> Iterator[str]:
             left = left[end:].lstrip()
         if left:
             yield left
+
+
+def _python() -> str:
+    """An interpreter; in Triton's stub ``sys.executable`` may be none."""
+    for path in (sys.executable, shutil.which("python3"), shutil.which("python")):
+        if path and Path(path).name.startswith("python"):
+            return path
+    raise LoadError("eSpeak NG runs in a process of its own, and there is no python3 on the PATH")
+
+
+def _until(end: float) -> Look:
+    def look() -> None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it did not answer in {_START_S:g} s")
+
+    return look
+
+
+def _no_voice(voice: str) -> RecipeError:
+    return RecipeError(
+        "voice.name", f"eSpeak NG has no voice {voice!r}; en, en-us, de and fr-fr are some"
+    )
 
 
 def _resample(spoken: torch.Tensor, rate: int, audio: torch.Tensor) -> int:
