@@ -52,7 +52,7 @@ demo: setup
 	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
 test: setup-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # Node's packages only where there is Node.
 test-clients: setup-dev

@@ -15,11 +15,15 @@ from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.fake_worker import MODEL, FakeWorker
 from worker.protocol import Pooling
 
-schemathesis = pytest.importorskip("schemathesis", reason="needs the dev extra's schemathesis")
-
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))
 _OURS_TO_HAVE = {503, 504, 529}
 """What a deadline or a lack of room may end in."""
+
+
+@pytest.fixture
+def schemathesis() -> Any:
+    """Here, since its import takes three seconds of every process that collects this."""
+    return pytest.importorskip("schemathesis", reason="needs the dev extra's schemathesis")
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ async def _sent(service: Service, case: Any) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(600)
-async def test_no_request_breaks_it(service: Service) -> None:
+async def test_no_request_breaks_it(service: Service, schemathesis: Any) -> None:
     async with service.http.get("/openapi.json") as response:
         document = await response.json()
     schema = await asyncio.to_thread(schemathesis.openapi.from_dict, document)

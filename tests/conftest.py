@@ -1,0 +1,128 @@
+"""How the suite is run: on which worker, in which order, and what a test may take."""
+
+import gc
+import importlib
+import re
+import resource
+import sys
+from collections.abc import Generator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+BUDGET_CPU_S = 8.0
+"""Of a processor, for one test and the processes that it ended; who takes more is named."""
+
+STACK = "e2e stack"
+FIRST = (
+    STACK,
+    "tests/e2e/test_two_instances_fail.py",
+    "tests/perf/test_sim.py",
+    "tests/e2e/test_launch.py",
+    "tests/perf/test_sim_conservation.py",
+    "tests/e2e/test_attack.py",
+    "tests/worker/attention/test_triton_interpreted.py",
+    "tests/worker/models/test_loader.py",
+    "tests/worker/engine/test_deterministic.py",
+    "tests/perf/test_engine.py",
+    "tests/perf/test_gpu.py",
+    "tests/perf/test_sim_reported.py",
+    "tests/e2e/test_resume.py",
+    "tests/e2e/test_wheel.py",
+    "tests/e2e/test_ports.py",
+    "tests/e2e/test_slot.py",
+    "tests/perf/test_service.py",
+)
+"""The longest units of work: none of them is to begin when the other workers have nothing left."""
+
+_ROOT = Path(__file__).resolve().parents[1]
+_CPU = pytest.StashKey[float]()
+_CPU_S = "cpu_s"
+
+
+@cache
+def unit_of(file: str) -> str:
+    """What one worker runs as a whole: a file, or all files that share the Tritons ``demo`` and
+    ``paced``, so that each of the two is started once."""
+    is_shared = file.startswith("tests/e2e/") and re.search(
+        r"\b(demo|paced): Stack", (_ROOT / file).read_text()
+    )
+    return STACK if is_shared else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """``--dist loadfile`` by units of work, in the order of collection."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # would begin with those of many tests: the short ones
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: unit_of(nodeid.partition("::")[0])
+    return scheduler
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Where nothing is compiled yet, each worker compiles a share of the test modules first.
+
+    With their assertions rewritten that takes ten seconds, and they would all do the same.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode or session.config.args != ["tests"]:
+        return
+    modules = sorted(_ROOT.glob("tests/**/test_*.py"))
+    for file in modules[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        # A module that cannot be imported, or is to be skipped, says so when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(_ROOT).with_suffix("").parts))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = {unit: place for place, unit in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(unit_of(item.nodeid.partition("::")[0]), len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no full collection of garbage needs to walk through it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def cpu_s() -> float:
+    """Of this process, and of those that it started and that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_CPU] = cpu_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append((_CPU_S, cpu_s() - item.stash[_CPU]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The budget: what all of it took, and what took too much."""
+    took = {
+        report.nodeid: value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == _CPU_S
+    }
+    terminalreporter.write_line(f"{sum(took.values()):.0f} s of CPU time in {len(took)} tests")
+    for nodeid, value in sorted(took.items(), key=lambda each: -each[1]):
+        if value > BUDGET_CPU_S:
+            terminalreporter.write_line(
+                f"  {value:.1f} s of {BUDGET_CPU_S:g} s that a test may take: {nodeid}", yellow=True
+            )
