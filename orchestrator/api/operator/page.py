@@ -28,6 +28,7 @@ _HEADERS = {
             "script-src 'self'",
             "style-src 'self'",
             "img-src 'self'",
+            "media-src blob:",  # a clip, fetched with the key that a <video> could not send
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",

@@ -33,7 +33,8 @@ async def test_it_may_load_and_ask_this_service_only(service: Service) -> None:
     assert "frame-ancestors 'none'" in policy
     assert "require-trusted-types-for 'script'" in policy
     allowed = {word for directive in policy for word in directive.split()[1:]}
-    assert allowed == {"'none'", "'self'", "'script'"}
+    assert allowed == {"'none'", "'self'", "'script'", "blob:"}
+    assert "media-src blob:" in policy
 
 
 async def test_all_that_its_files_name_is_served(service: Service) -> None:

@@ -2,17 +2,20 @@
 
 import { key, onKeyWanted } from "./api.js";
 import { Board } from "./board.js";
+import { Clips } from "./clips.js";
 import { Feed } from "./feed.js";
 import { Playground } from "./play.js";
 import { Status } from "./status.js";
 
 const $ = (id) => document.getElementById(id);
+const VIEWS = ["play", "board", "clips"];
 const SINGLE_KEYS = "tidegate.single-keys";
 const THEMES = { system: ["◐", "as the system"], light: ["○", "light"], dark: ["●", "dark"] };
 
 const playground = new Playground();
 const feed = new Feed();
 const board = new Board(feed);
+const clips = new Clips(feed);
 const status = new Status(feed);
 
 // ── the service's key ──────────────────────────────────────────────────────────────────────────
@@ -71,8 +74,9 @@ status.addEventListener("change", refresh);
 // ── views ──────────────────────────────────────────────────────────────────────────────────────
 
 function show() {
-  const chosen = location.hash === "#board" ? "board" : "play";
-  for (const name of ["play", "board"]) $(name).hidden = name !== chosen;
+  const chosen = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : VIEWS[0];
+  for (const name of VIEWS) $(name).hidden = name !== chosen;
+  if (chosen === "clips") $("clips-link").hidden = false;
   for (const link of document.querySelectorAll("[data-view]")) {
     if (link.dataset.view === chosen) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -99,10 +103,11 @@ $("single-keys").checked = singleKeys.on;
 $("single-keys").addEventListener("change", () => (singleKeys.on = $("single-keys").checked));
 
 const SHORTCUTS = {
-  "/": () => goTo("prompt"),
-  d: () => goTo("deadline"),
+  "/": () => goTo("prompt", "say"),
+  d: () => goTo("deadline", "clip-deadline"),
   1: () => (location.hash = "#play"),
   2: () => (location.hash = "#board"),
+  3: () => (location.hash = "#clips"),
   t: nextTheme,
   "?": () => $("help-dialog").showModal(),
 };
@@ -110,12 +115,13 @@ const SHORTCUTS = {
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
-    if (playground.cancel()) event.preventDefault();
+    if (($("clips").hidden ? playground : clips).cancel()) event.preventDefault();
     return;
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     if (!$("play").hidden) playground.submit();
+    else if (!$("clips").hidden) clips.submit();
     return;
   }
   if (event.ctrlKey || event.metaKey || event.altKey || !singleKeys.on) return;
@@ -127,10 +133,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-function goTo(id) {
-  location.hash = "#play";
+// To a field of the view that is shown; of the playground where that has none.
+function goTo(id, idOfClips) {
+  if ($("clips").hidden) location.hash = "#play";
   show();
-  $(id).focus();
+  $($("clips").hidden ? id : idOfClips).focus();
 }
 
 // ── tools ──────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +157,7 @@ $("theme-button").addEventListener("click", nextTheme);
 drawTheme();
 $("help-button").addEventListener("click", () => $("help-dialog").showModal());
 if (/Mac|iPhone|iPad/.test(navigator.platform)) {
-  $("send").querySelector("kbd").textContent = "⌘ ⏎";
+  for (const id of ["send", "clip-send"]) $(id).querySelector("kbd").textContent = "⌘ ⏎";
 }
 
 status.start();

@@ -1,8 +1,8 @@
 // One request: submitted, followed to its end, cancelled. It tells whoever shows it.
 
-import { ApiError, call, getJson, readEvents } from "./api.js";
+import { ApiError, call, getJson } from "./api.js";
+import { follow, pause } from "./follow.js";
 
-const RETRIES_MS = [200, 500, 1000, 2000, 4000];
 const MOST_STREAMS = 3; // a browser has six connections to a host, and others need some
 const POLL_MS = 300;
 
@@ -98,27 +98,9 @@ export class Run extends EventTarget {
     if (this.cancelling) await this.#stop();
   }
 
-  // Through lost connections, each time from after the last event that came.
   async #follow() {
     streams++;
-    for (let tries = 0; ; ) {
-      try {
-        const headers = this.lastId ? { "Last-Event-ID": this.lastId } : {};
-        const response = await call("GET", `/v2/tasks/${this.taskId}/events`, {
-          headers,
-          signal: this.gone.signal,
-        });
-        for await (const event of readEvents(response)) {
-          tries = 0;
-          this.#take(event);
-          if (this.isOver) return;
-        }
-      } catch (error) {
-        if (error instanceof ApiError) throw error;
-      }
-      if (tries >= RETRIES_MS.length) throw new TypeError("connection lost");
-      await pause(RETRIES_MS[tries++]);
-    }
+    await follow(`/v2/tasks/${this.taskId}/events`, this, (event) => this.#take(event));
   }
 
   // What has no connection of its own is asked about, the rarer the more there are.
@@ -141,8 +123,7 @@ export class Run extends EventTarget {
     }
   }
 
-  #take({ id, event, data }) {
-    this.lastId = id;
+  #take({ event, data }) {
     switch (event) {
       case "queued":
         this.queuePosition = data.queue_position;
@@ -202,10 +183,6 @@ export class Run extends EventTarget {
   #tell() {
     this.dispatchEvent(new Event("change"));
   }
-}
-
-function pause(waitMs) {
-  return new Promise((resolve) => setTimeout(resolve, waitMs));
 }
 
 // "queue=1.0;route=…;left=…", in ms, as an object of `queue_ms` and so on.
