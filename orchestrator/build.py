@@ -56,6 +56,12 @@ from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
+from orchestrator.slots.fleet import FleetConfig, SlotFleet
+from orchestrator.slots.gate import SlotGate
+from orchestrator.slots.ledger import FLEET, SlotLedger
+from orchestrator.slots.metrics import SLOTS
+from orchestrator.slots.service import Slots, SlotsConfig
+from orchestrator.slots.store import SlotKeepConfig, SlotStore
 from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
@@ -109,18 +115,19 @@ def build(
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
 
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
+    lane_config = LaneConfig(
+        open_timeout_s=settings.lane_open_timeout_s,
+        keepalive_s=settings.lane_keepalive_s,
+        reconnect_min_s=settings.reconnect_min_s,
+        reconnect_max_s=settings.reconnect_max_s,
+        token=settings.lane_token.get_secret_value() if settings.lane_token else "",
+    )
     registry = Registry(
         listed,
         RegistryConfig(
             lanes_per_instance=settings.lanes_per_instance,
             max_backlog=settings.backlog_per_instance,
-            lane=LaneConfig(
-                open_timeout_s=settings.lane_open_timeout_s,
-                keepalive_s=settings.lane_keepalive_s,
-                reconnect_min_s=settings.reconnect_min_s,
-                reconnect_max_s=settings.reconnect_max_s,
-                token=settings.lane_token.get_secret_value() if settings.lane_token else "",
-            ),
+            lane=lane_config,
         ),
         clock,
         rng,
@@ -234,8 +241,46 @@ def build(
     )
     sessions = SessionStore(_session_config(settings), clock, rng)
     metrics.watch(sessions, SESSIONS)
+    limiter = Limiter(_rate_limits(settings, keys), clock)
+    fleet = SlotFleet(
+        registry,
+        FleetConfig(
+            lane_config,
+            settings.suspect_after_s,
+            settings.down_after_s,
+            is_watching=make_lane is StreamLane,
+        ),
+        clock,
+        rng,
+    )
+    slots = Slots(
+        SlotGate(
+            admission,
+            limiter,
+            clock,
+            floor_ms=settings.admission_floor_ms,
+            mode=settings.admission,
+        ),
+        fleet,
+        SlotLedger(metrics, clock),
+        SlotStore(
+            clock,
+            SlotKeepConfig(settings.keep_slots, settings.keep_slots_s, settings.keep_slot_bytes),
+        ),
+        SlotsConfig(
+            queue_size=settings.slot_queue_size,
+            attempts=settings.attempts,
+            grace_s=settings.deadline_grace_ms / 1000,
+            lane=lane_config,
+        ),
+        clock,
+        rng,
+    )
+    metrics.watch(slots, SLOTS)
+    metrics.watch(fleet, FLEET)
+    health.also_ready.append(lambda: bool(fleet.ready()))
     stages = Stages(
-        limits=Limiter(_rate_limits(settings, keys), clock),
+        limits=limiter,
         registry=registry,
         models=models,
         encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
@@ -247,6 +292,7 @@ def build(
         store=store,
         sessions=sessions,
         durable=durable,
+        slots=slots,
     )
     service = ServiceConfig(
         DeadlineConfig(

@@ -1,6 +1,7 @@
 """How the service is, computed in the background so that a probe only reads bytes (LB-4, OR-13)."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -53,6 +54,8 @@ class HealthBoard:
         self.status = "not_ready"
         """``ready``, ``not_ready``, ``draining``, ``near_exhaustion``, or ``degraded``: all but
         durable tasks are served."""
+        self.also_ready: list[Callable[[], bool]] = []
+        """What else there may be work for, than text."""
         self._snapshot_version = -1
         registry.listen(self)
         self.refresh()
@@ -73,7 +76,8 @@ class HealthBoard:
 
     def refresh(self) -> None:
         """Prepare all answers anew."""
-        if any(instance.card is not None for instance in self._registry):
+        is_ready = any(is_ready() for is_ready in self.also_ready)
+        if is_ready or any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
         status = self._status()
         if status != self.status:
@@ -97,7 +101,8 @@ class HealthBoard:
         if self._admission.draining:
             return "draining"
         if not any(instance.ready for instance in self._registry):
-            return "not_ready"
+            is_ready = any(is_ready() for is_ready in self.also_ready)
+            return "ready" if is_ready else "not_ready"
         bound = self._queue.bound
         if bound > 0 and self._queue.new > NEAR_EXHAUSTION * bound:
             return "near_exhaustion"

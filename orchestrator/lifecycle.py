@@ -61,6 +61,7 @@ class Lifecycle:
         self.recover()
         self._stages.registry.start(self._monitor)
         self._discovery.start()
+        self._stages.slots.start()
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def refuse_new_work(self) -> None:
@@ -107,6 +108,7 @@ class Lifecycle:
             self._upkeep.cancel()
         await self._discovery.close()
         self._monitor.close()
+        await self._stages.slots.close()
         await self._stages.registry.close()
         await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
@@ -127,6 +129,7 @@ class Lifecycle:
                 stages.sessions.prune()
                 if stages.durable is not None:
                     stages.durable.flush()
+                stages.slots.upkeep()
                 self._health.refresh()
             except Exception:
                 service_log.exception("upkeep failed; will retry")

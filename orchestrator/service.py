@@ -32,6 +32,7 @@ from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sessions.store import SessionStore
+from orchestrator.slots.service import Slots
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
@@ -67,6 +68,8 @@ class Stages:
     settler: Settler
     store: TaskStore
     sessions: SessionStore
+    slots: Slots
+    """Clips, which share the first of these and nothing else."""
     durable: DurableTasks | None = None
     """The journal; without one no task can be durable."""
 
@@ -116,8 +119,10 @@ class Orchestrator:
         self.started_unix = int(clock.unix())
         self.deadlines = config.deadlines
         self.sessions = stages.sessions
+        self.slots = stages.slots
+        self.slots.on_end = self._slot_ended
         self.task_over = asyncio.Event()
-        """Set whenever a task has ended; whoever waits clears it."""
+        """Set whenever a task or a slot has ended; whoever waits clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
@@ -386,15 +391,17 @@ class Orchestrator:
 
     @property
     def live_tasks(self) -> int:
-        """Tasks that have not ended."""
-        return len(self._live)
+        """Tasks and slots that have not ended."""
+        return len(self._live) + self.slots.live
 
     def fail(self, task: Task, error: TidegateError) -> None:
         """End a task for a fault of ours."""
         self._end(task, failed(error))
 
     def end_all(self) -> None:
-        """End every live task: the service is going down. Durable ones are for the next process."""
+        """End every live task and slot: the service is going down. Durable tasks are for the next
+        process."""
+        self.slots.end_all()
         for task in list(self._live):
             if self.stages.durable is not None:
                 self.stages.durable.leave(task)
@@ -406,6 +413,9 @@ class Orchestrator:
 
     def _ended(self, task: Task) -> None:
         self._live.discard(task)
+        self.task_over.set()
+
+    def _slot_ended(self) -> None:
         self.task_over.set()
 
     def _new_id(self) -> str:

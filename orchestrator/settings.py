@@ -300,6 +300,14 @@ class Settings(BaseSettings):
     """Prompts and texts in the journal are encrypted with this: 32 bytes in base64. It needs
     ``tidegate[journal]``."""
 
+    # slots (docs/slot.md)
+    slot_queue_size: int = Field(default=100, ge=0)
+    """Slots waiting for an instance."""
+    keep_slots: int = Field(default=200, ge=0)
+    keep_slots_s: float = Field(default=600.0, ge=0)
+    keep_slot_bytes: int = Field(default=256 * 2**20, ge=0)
+    """Ended slots are kept with their files while all three bounds hold."""
+
     # end of the process (OR-14)
     shutdown_grace_s: float = Field(default=30.0, ge=0)
     """SIGTERM: running tasks may finish within this."""

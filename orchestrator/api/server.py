@@ -35,6 +35,7 @@ from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import routes as native
 from orchestrator.api.native import sessions
+from orchestrator.api.native import slots as slot_routes
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import embeddings
 from orchestrator.api.openai import routes as openai
@@ -113,9 +114,10 @@ def build_app(
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
+    app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    dialects = (native, sessions, openai, embeddings, responses, anthropic, kserve, metadata)
-    for edge in (*dialects, instances, overview, openapi, probes, page):
+    dialects = (native, sessions, slot_routes, openai, embeddings, responses, anthropic)
+    for edge in (*dialects, kserve, metadata, instances, overview, openapi, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)

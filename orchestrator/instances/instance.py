@@ -73,6 +73,8 @@ class Instance:
         """Of jobs that ended: what they took beyond what the worker accounts for."""
         self.foreign_load = 0
         """Jobs on the worker that are not ours, by its last statistics."""
+        self.slots_running = 0
+        """Ours that its slot model has (``orchestrator.slots`` counts them)."""
         self.health_failures = 0
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None

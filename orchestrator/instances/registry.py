@@ -101,8 +101,9 @@ class Registry:
         return {instance.address: instance.retiring_since for instance in self}
 
     def idle(self, address: str) -> bool:
-        """Whether no job of ours is on an instance."""
-        return not self.instances[address].lane_load
+        """Whether no job and no slot of ours is on an instance."""
+        instance = self.instances[address]
+        return not (instance.lane_load or instance.slots_running)
 
     def add(self, address: str) -> None:
         """Open lanes to one more instance, or keep one that was retiring. Idempotent."""

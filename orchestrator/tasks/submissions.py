@@ -3,11 +3,27 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.errors import KeyInUse, KeyReused
-from orchestrator.tasks.store import TaskStore
-from orchestrator.tasks.task import Task
+
+
+class Named(Protocol):
+    """A task, or a slot."""
+
+    id: str
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Store(Protocol[T]):
+    """What keeps them."""
+
+    on_forget: list[Callable[[T], None]]
+
+    def prune(self) -> None:
+        """Forget what is over a bound."""
 
 
 class SubmissionKey(NamedTuple):
@@ -18,26 +34,26 @@ class SubmissionKey(NamedTuple):
     name: str
 
 
-class Submitted(NamedTuple):
+class Submitted(NamedTuple, Generic[T]):
     """``is_repeated``: it had been submitted before."""
 
-    task: Task
+    task: T
     is_repeated: bool
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Entry(Generic[T]):
     digest: bytes
-    task: Task | None = None
+    task: T | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Submissions:
-    """Knows a key for as long as the store keeps its task."""
+class Submissions(Generic[T]):
+    """Knows a key for as long as the store keeps its task, or slot."""
 
-    def __init__(self, store: TaskStore) -> None:
+    def __init__(self, store: Store[T]) -> None:
         self._store = store
-        self._entries: dict[SubmissionKey, _Entry] = {}
+        self._entries: dict[SubmissionKey, _Entry[T]] = {}
         self._keys: dict[str, SubmissionKey] = {}
         """By task id."""
         store.on_forget.append(self._forget)
@@ -49,11 +65,11 @@ class Submissions:
         self,
         key: SubmissionKey,
         digest: bytes,
-        submit: Callable[[], Awaitable[Task]],
+        submit: Callable[[], Awaitable[T]],
         *,
         wait_s: float,
-        before: Callable[[], Awaitable[Task | None]] | None = None,
-    ) -> Submitted:
+        before: Callable[[], Awaitable[T | None]] | None = None,
+    ) -> Submitted[T]:
         """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
         ``before`` looks for one that is not known here any more.
 
@@ -72,7 +88,7 @@ class Submissions:
             ) from None
         if known is not None:
             return Submitted(known, is_repeated=True)
-        entry = self._entries[key] = _Entry(digest)
+        entry = self._entries[key] = _Entry[T](digest)
         try:
             task = None if before is None else await before()
             if task is not None:  # it keeps no key here, for ``before`` finds it again
@@ -86,7 +102,7 @@ class Submissions:
             entry.decided.set()
         return Submitted(task, is_repeated=False)
 
-    async def _known(self, key: SubmissionKey, digest: bytes) -> Task | None:
+    async def _known(self, key: SubmissionKey, digest: bytes) -> T | None:
         """The key's task, once it is decided; None where it has none."""
         while (entry := self._entries.get(key)) is not None:
             if entry.digest != digest:
@@ -96,7 +112,7 @@ class Submissions:
             await entry.decided.wait()
         return None
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: T) -> None:
         key = self._keys.pop(task.id, None)
         if key is not None:
             del self._entries[key]

@@ -148,6 +148,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         # DL-10: every offered request ended in exactly one outcome.
         assert len(service.journal.records) == offered
         assert len({record.task_id for record in service.journal.records}) == offered
+        slots_offered = service.metric("tidegate_slots_offered_total")
+        assert sum(service.orchestrator.slots.ledger.settled.values()) == slots_offered
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.lane import NO_JOB
+from tests.support.fake_slots import FakeSlots, failure
 from worker.protocol import (
     PROTOCOL_VERSION,
     Cancel,
@@ -44,6 +45,7 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
 
 MODEL = "fake"
+SLOT_MODEL = "slot"
 CONTEXT = 512
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -135,6 +137,10 @@ class FakeWorker:
     def __init__(self, card: ModelCard | None = None, *, port: int = 0) -> None:
         self.card = card or make_card()
         self.plan: Callable[[Submit], Plan] = lambda submit: Plan()
+        self.slots: FakeSlots | None = None
+        """Its slot model; None: it has none."""
+        self.is_slots_only = False
+        """It has no text model."""
         self.version = PROTOCOL_VERSION
         self.port = port
         self.heartbeat_s = 0.05
@@ -251,6 +257,7 @@ class _FakeLane:
         self._seq = itertools.count()
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
+        self._slots: set[asyncio.Task[None]] = set()
         self._heartbeat: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
@@ -273,7 +280,7 @@ class _FakeLane:
                     await task
 
     async def close(self) -> None:
-        tasks = [*self.jobs.values(), *([self._heartbeat] if self._heartbeat else [])]
+        tasks = [*self.jobs.values(), *self._slots, *([self._heartbeat] if self._heartbeat else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -323,11 +330,31 @@ class _FakeLane:
             request = await self._context.read()
             if request is grpc.aio.EOF:
                 return
+            if request.model_name == SLOT_MODEL:
+                await self._slot(request)
+                continue
+            if self.worker.is_slots_only:
+                await self._refuse(request.id, f"Request for unknown model: '{MODEL_NAME}'")
+                continue
             names = [tensor.name for tensor in request.inputs]
             raw = request.raw_input_contents[names.index(LANE_MESSAGE)]
             message = decode_message(raw[4:])
             await self._apply(message, request.id)
             await self.worker.tell()
+
+    async def _slot(self, request: object) -> None:
+        """A request to the slot model, answered in a task of its own."""
+        slots = self.worker.slots
+        if slots is None:
+            await self._send_slot(failure("Request for unknown model: 'slot' is not found", ""))
+            return
+        serving = asyncio.create_task(slots.serve(request, self._send_slot, self._closed.set))
+        self._slots.add(serving)
+        serving.add_done_callback(self._slots.discard)
+
+    async def _send_slot(self, response: object) -> None:
+        async with self._writing:
+            await self._context.write(response)
 
     async def _refuse(self, request_id: str, message: str) -> None:
         """An error in-band, as Triton has it."""

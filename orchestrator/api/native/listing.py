@@ -15,7 +15,7 @@ STATUSES = ("queued", "dispatched", "running", "ended")
 
 async def listing(request: web.Request) -> web.Response:
     """The caller's tasks, or an admin's everybody's; newest first, ``limit`` of one ``status``."""
-    status, limit = request.query.get("status"), _read_limit(request.query.get("limit"))
+    status, limit = request.query.get("status"), read_limit(request.query.get("limit"))
     if status is not None and status not in STATUSES:
         raise InvalidRequest(
             f"status must be one of {', '.join(STATUSES)}, got {status[:64]!r}", field="status"
@@ -58,7 +58,7 @@ def _line(task: Task, now: float) -> dict[str, object]:
     }
 
 
-def _read_limit(text: str | None) -> int:
+def read_limit(text: str | None) -> int:
     if text is None:
         return USUAL_LIMIT
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0

@@ -37,7 +37,7 @@ from orchestrator.tasks.job import Api, Job, Prompt
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Task
 
-SUBMISSIONS = web.AppKey("submissions", Submissions)
+SUBMISSIONS = web.AppKey("submissions", Submissions[Task])
 
 _decoder = msgspec.json.Decoder(TaskRequest)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -46,7 +46,7 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 async def submit(request: web.Request) -> web.Response:
     """Take a task on: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
-    name = _idempotency_key(request)
+    name = read_idempotency_key(request)
     job, prompt, digest = await read_body(
         request, _decoder, lambda body: _read(request, body, name)
     )
@@ -164,7 +164,7 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _idempotency_key(request: web.Request) -> str | None:
+def read_idempotency_key(request: web.Request) -> str | None:
     """The client's own name for its submission. Raises ``InvalidRequest``."""
     name = request.headers.get("Idempotency-Key")
     if name is not None and not _IDEMPOTENCY_KEY.fullmatch(name):

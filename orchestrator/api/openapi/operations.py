@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
+from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
@@ -58,6 +59,15 @@ OPERATIONS: Mapping[str, Operation] = {
     "DELETE /v2/tasks/{task_id}": _PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
     "POST /v2/tasks/{task_id}/cancel": _PLAIN,
+    "POST /v2/slots": Operation(SlotRequest, statuses=(202,)),
+    "GET /v2/slots": Operation(parameters=("status", "limit")),
+    "GET /v2/slots/{slot_id}": _PLAIN,
+    "DELETE /v2/slots/{slot_id}": Operation(statuses=(202,)),
+    "GET /v2/slots/{slot_id}/events": Operation(gives=(EVENTS,)),
+    "POST /v2/slots/{slot_id}/cancel": Operation(statuses=(202,)),
+    "GET /v2/slots/{slot_id}/outputs/{name}": Operation(
+        gives=("video/mp4", "audio/wav", "image/png"), statuses=(200, 206, 304)
+    ),
     "POST /v2/sessions": Operation(SessionRequest, statuses=(200, 201), body_is_optional=True),
     "GET /v2/sessions": _PLAIN,
     "GET /v2/sessions/{session_id}": _PLAIN,

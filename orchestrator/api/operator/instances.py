@@ -8,6 +8,7 @@ from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction import Work
+from orchestrator.slots.fleet import SlotFleet
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
 
@@ -19,7 +20,9 @@ async def listing(request: web.Request) -> web.Response:
         {
             "snapshot_version": orchestrator.registry.snapshot_version,
             "instances": [
-                describe(instance, orchestrator.registry) for instance in orchestrator.registry
+                describe(instance, orchestrator.registry)
+                | {"slot": describe_slot(orchestrator.slots.fleet, instance.address)}
+                for instance in orchestrator.registry
             ],
             "sources": [
                 {"source": source, "error": reason}
@@ -77,6 +80,27 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         ),
         **_pace(instance),
         "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
+    }
+
+
+def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
+    """An instance's slot model; null where it has none. ``told`` is its own account of itself,
+    null of one that gives none."""
+    instance = fleet.instances.get(address)
+    if instance is None or not instance.heard_at:
+        return None
+    ability = instance.ability
+    return {
+        "state": instance.health.value,
+        "ready": fleet.is_ready(instance),
+        "reason": instance.reason,
+        "slots_total": ability.slots,
+        "slots_free": instance.free,
+        "running": len(instance.attempts),
+        "max_size": ability.max_size,
+        "max_seconds": ability.max_seconds,
+        "buffer_s": ability.buffer_s,
+        "told": instance.state,
     }
 
 

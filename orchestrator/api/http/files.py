@@ -1,0 +1,80 @@
+"""Files from memory: whole, or one range of bytes (RFC 9110, section 14), at the client's pace."""
+
+import asyncio
+import hashlib
+import re
+from typing import NamedTuple
+
+from aiohttp import web
+
+from orchestrator.api.config import CONFIG
+
+_PIECE = 64 * 1024
+"""A slow client must read this much within its time limit."""
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})", re.ASCII)
+
+
+class _Span(NamedTuple):
+    start: int
+    stop: int
+
+
+async def send_file(
+    request: web.Request, data: bytes, name: str, content_type: str
+) -> web.StreamResponse:
+    """``data`` as the answer to GET or HEAD; ``name`` is ours, never a client's."""
+    etag = hashlib.sha256(data).hexdigest()[:32]
+    headers = {
+        "Content-Type": content_type,
+        "Content-Disposition": f'inline; filename="{name}"',
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{etag}"',
+        "Cache-Control": "private, no-transform",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if any(tag.value in ("*", etag) for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers=headers)
+    span = _span(request, len(data), headers["ETag"])
+    if span is None:
+        return web.Response(status=416, headers=headers | {"Content-Range": f"bytes */{len(data)}"})
+    status = 200
+    if span != (0, len(data)):
+        status = 206
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{len(data)}"
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = span.stop - span.start
+    await response.prepare(request)
+    if request.method != "HEAD":
+        await _write(response, data, span, request.app[CONFIG].streams.timeout_s)
+    await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, data: bytes, span: _Span, timeout_s: float) -> None:
+    """Raises ``ConnectionResetError`` for a client that reads nothing."""
+    try:
+        for start in range(span.start, span.stop, _PIECE):
+            async with asyncio.timeout(timeout_s):
+                await response.write(data[start : min(start + _PIECE, span.stop)])
+    except TimeoutError:
+        raise ConnectionResetError("the client reads too slowly") from None
+
+
+def _span(request: web.Request, size: int, etag: str) -> _Span | None:
+    """What is asked for; None where there is nothing of it. What cannot be read, and more ranges
+    than one, are answered with all of it, as they may be."""
+    everything = _Span(0, size)
+    stated = _RANGE.fullmatch(request.headers.get("Range", "").strip())
+    if stated is None or stated[1] == stated[2] == "":
+        return everything
+    unless_changed = request.headers.get("If-Range")
+    if unless_changed is not None and unless_changed.strip() != etag:
+        return everything
+    if not stated[1]:
+        count = int(stated[2])
+        return _Span(max(0, size - count), size) if count else None
+    start = int(stated[1])
+    stop = min(size, int(stated[2]) + 1) if stated[2] else size
+    if stated[2] and int(stated[2]) < start:
+        return everything
+    return _Span(start, stop) if start < size else None

@@ -1,0 +1,108 @@
+"""A slot's events as server-sent events, live and replayed (OR-1).
+
+Events are numbered: 0 is ``queued``, then come ``stage`` and ``preview`` as they happen, and one
+terminal event, ``result`` or ``error``. A follower first replays what is kept, then hears the slot
+itself. Of each stage's previews only the last is kept, and a client that is behind gets none.
+"""
+
+import base64
+from collections.abc import Iterator
+
+import msgspec
+
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.native.errors import error_object
+from orchestrator.slots.job import OUTPUTS
+from orchestrator.slots.slot import Progress, Slot, SlotEnding
+
+_encode = msgspec.json.Encoder().encode
+
+
+class SlotEvents:
+    """Follows one slot on behalf of one client, from after event ``after``."""
+
+    def __init__(self, stream: EventStream, after: int) -> None:
+        self._stream = stream
+        self._after = after
+
+    def replay(self, slot: Slot, position: int, predicted_ms: float | None) -> Iterator[bytes]:
+        """What has happened so far, in pieces; once that is all, the slot is listened to."""
+        queued = {
+            "slot_id": slot.id,
+            "queue_position": position,
+            "predicted_ms": None if predicted_ms is None else round(predicted_ms, 1),
+        }
+        yield self._event(0, "queued", queued)
+        sent = 0
+        while True:  # it goes on while a piece is being read
+            found = next((event for event in slot.events if event.number > sent), None)
+            if found is None:
+                break
+            sent = found.number
+            piece = self._spelled(found)
+            if piece:
+                yield piece
+        if slot.ending is not None:
+            self.ended(slot)
+        else:
+            slot.listen(self)
+
+    # as a listener
+
+    def progressed(self, event: Progress) -> None:
+        if event.image is None:
+            self._stream.send(self._spelled(event))
+        else:
+            self._stream.offer(self._spelled(event))
+
+    def ended(self, slot: Slot) -> None:
+        ending, number = slot.ending, slot.last_number
+        assert ending is not None and number is not None
+        kind = "result" if ending.error is None else "error"
+        words: dict[str, object] = {} if ending.error is None else error_object(ending.error)
+        data = words | {"slot_id": slot.id} | ended(slot, ending)
+        data["outputs"] = outputs_of(slot)
+        data["correlation_id"] = slot.job.correlation_id
+        self._stream.finish(self._event(number, kind, data))
+
+    # inside
+
+    def _spelled(self, event: Progress) -> bytes:
+        data: dict[str, object] = {"stage": event.stage, "percent": event.percent}
+        if event.image is None:
+            return self._event(event.number, "stage", data)
+        data |= {"mime": "image/jpeg", "data": base64.b64encode(event.image).decode()}
+        return self._event(event.number, "preview", data)
+
+    def _event(self, number: int, kind: str, data: object) -> bytes:
+        """One event; nothing where the client has it."""
+        if number <= self._after:
+            return b""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
+
+
+def ended(slot: Slot, ending: SlotEnding) -> dict[str, object]:
+    """What is said of a slot that has ended, but its error: the worker's facts, and the outcome."""
+    return {**slot.facts, "outcome": ending.outcome, "instance": slot.instance or None}
+
+
+def outputs_of(slot: Slot) -> dict[str, str]:
+    """Where its files are."""
+    return {name: f"/v2/slots/{slot.id}/outputs/{OUTPUTS[name].file}" for name in slot.files}
+
+
+def described(slot: Slot, now: float) -> dict[str, object]:
+    """A line of a list: nothing of what was asked for."""
+    ending = slot.ending
+    until = now if ending is None else slot.marks.ended
+    return {
+        "slot_id": slot.id,
+        "status": slot.stage.name.lower(),
+        "correlation_id": slot.job.correlation_id,
+        "age_ms": round(1000 * (now - slot.marks.received), 1),
+        "took_ms": round(1000 * (until - slot.marks.received), 1),
+        "left_ms": round(slot.deadline.left_ms(until), 1),
+        "outcome": None if ending is None else ending.outcome,
+        "code": None if ending is None or ending.error is None else ending.error.code.value,
+        "outputs": outputs_of(slot),
+    }

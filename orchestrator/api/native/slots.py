@@ -1,0 +1,219 @@
+"""``/v2/slots``: submit a recipe, ask, follow, cancel, fetch what was rendered."""
+
+import hashlib
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.config import CONFIG
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
+from orchestrator.api.http.deadlines import read_deadline
+from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.files import send_file
+from orchestrator.api.http.responses import deadline_headers, json_response
+from orchestrator.api.native.errors import error_object
+from orchestrator.api.native.events import read_last_event_id
+from orchestrator.api.native.listing import STATUSES, read_limit
+from orchestrator.api.native.routes import read_idempotency_key
+from orchestrator.api.native.slot_events import SlotEvents, described, ended, outputs_of
+from orchestrator.api.native.slot_types import SlotRequest
+from orchestrator.errors import InvalidRequest, ModelNotFound, NotFound
+from orchestrator.slots.job import MODEL, OUTPUTS, SlotJob
+from orchestrator.slots.slot import Slot
+from orchestrator.slots.store import no_such_slot
+from orchestrator.tasks.submissions import SubmissionKey, Submissions
+from worker.media.errors import RecipeError
+from worker.media.recipe import read_recipe
+from worker.protocol import excerpt
+
+SLOT_SUBMISSIONS = web.AppKey("slot_submissions", Submissions[Slot])
+
+_decoder = msgspec.json.Decoder(SlotRequest)
+
+
+async def submit(request: web.Request) -> web.Response:
+    """Take a slot on: 202 with where to follow it."""
+    orchestrator = request.app[ORCHESTRATOR]
+    slots, name = orchestrator.slots, read_idempotency_key(request)
+    job, digest = await read_body(
+        request,
+        _decoder,
+        lambda body: (
+            _job(request, body),
+            b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest(),
+        ),
+    )
+    is_repeated = False
+    if name is None:
+        slot = slots.submit(job)
+    else:
+
+        async def make() -> Slot:
+            return slots.submit(job)
+
+        slot, is_repeated = await request.app[SLOT_SUBMISSIONS].once(
+            SubmissionKey(job.key, name),
+            digest,
+            make,
+            wait_s=job.deadline.at - orchestrator.clock.now(),
+        )
+    headers = deadline_headers(slot.deadline)
+    if is_repeated:
+        headers["Idempotent-Replayed"] = "true"
+    return json_response(_standing(request, slot), status=202, headers=headers)
+
+
+async def status(request: web.Request) -> web.Response:
+    """A slot as it stands."""
+    slot = _slot_of(request)
+    answer = _standing(request, slot)
+    answer["deadline_unix_ms"] = slot.deadline.unix_ms
+    answer["stages"] = slot.percents
+    if slot.ending is not None:
+        answer |= ended(slot, slot.ending)
+        if slot.ending.error is not None:
+            answer["error"] = error_object(slot.ending.error)
+    return json_response(answer, headers=deadline_headers(slot.deadline))
+
+
+async def listing(request: web.Request) -> web.Response:
+    """The caller's slots, or an admin's everybody's; newest first, ``limit`` of one ``status``."""
+    wanted, limit = request.query.get("status"), read_limit(request.query.get("limit"))
+    if wanted is not None and wanted not in STATUSES:
+        raise InvalidRequest(
+            f"status must be one of {', '.join(STATUSES)}, got {wanted[:64]!r}", field="status"
+        )
+    orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key
+    now = orchestrator.clock.now()
+    found: list[dict[str, object]] = []
+    for slot in orchestrator.slots.store.newest_first():
+        if wanted is not None and slot.stage.name.lower() != wanted:
+            continue
+        if slot.job.key != key.fingerprint and not key.is_admin:
+            continue
+        if len(found) == limit:
+            return json_response({"slots": found, "has_more": True})
+        found.append(described(slot, now))
+    return json_response({"slots": found, "has_more": False})
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Follow a slot from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
+    slots, slot = request.app[ORCHESTRATOR].slots, _slot_of(request)
+    after = read_last_event_id(request.headers.get("Last-Event-ID"))
+    last = slot.last_number
+    if last is not None and after >= last:
+        return web.Response(status=204)  # tells a browser's EventSource not to come again
+    stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].streams)
+    follower = SlotEvents(stream, after)
+    replay = follower.replay(slot, slots.queue_position(slot), slots.predicted_ms(slot))
+    try:
+        return await stream.run(replay)
+    finally:
+        slot.unlisten(follower)
+        is_followed = any(isinstance(other, SlotEvents) for other in slot.listeners)
+        if slot.ending is None and not is_followed:
+            slots.disconnected(slot, too_slow=stream.too_slow)
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Stop a slot; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    slot = _slot_of(request)
+    request.app[ORCHESTRATOR].slots.cancel(slot)
+    return json_response(
+        {
+            "slot_id": slot.id,
+            "status": slot.stage.name.lower(),
+            "correlation_id": slot.job.correlation_id,
+        },
+        status=202,
+    )
+
+
+async def output(request: web.Request) -> web.StreamResponse:
+    """A file that was rendered, or a range of it."""
+    slot, file = _slot_of(request), request.match_info["name"]
+    for name, kind in OUTPUTS.items():
+        if kind.file == file and name in slot.files:
+            return await send_file(request, slot.files[name], kind.file, kind.content_type)
+    there = ", ".join(OUTPUTS[name].file for name in slot.files) or "none"
+    until = "" if slot.ending is not None else "; the slot has not ended yet"
+    raise NotFound(f"this slot has no file {excerpt(file)}; there is: {there}{until}")
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v2/slots", submit),
+        web.get("/v2/slots", listing),
+        web.get("/v2/slots/{slot_id}", status),
+        web.delete("/v2/slots/{slot_id}", cancel),
+        # Its bytes go straight to the socket, where an answer to HEAD must have none.
+        web.get("/v2/slots/{slot_id}/events", events, allow_head=False),
+        web.post("/v2/slots/{slot_id}/cancel", cancel),
+        web.get("/v2/slots/{slot_id}/outputs/{name}", output),
+    ]
+
+
+def _job(request: web.Request, body: SlotRequest) -> SlotJob:
+    """What a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
+    context = request[CONTEXT]
+    policy = request.app[ORCHESTRATOR].deadlines
+    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, policy)
+    context.deadline = deadline
+    if body.model != MODEL:
+        raise ModelNotFound(
+            f"the model {excerpt(body.model)} renders no slots; there is: {MODEL}", field="model"
+        )
+    if not body.outputs:
+        raise InvalidRequest(
+            f"outputs is empty; it needs at least one of {', '.join(OUTPUTS)}", field="outputs"
+        )
+    recipe_json = bytes(body.recipe)
+    try:
+        recipe = read_recipe(recipe_json)
+    except RecipeError as error:
+        field = f"recipe.{error.field}" if error.field else "recipe"
+        raise InvalidRequest(str(error), field=field) from None
+    return SlotJob(
+        recipe=recipe,
+        recipe_json=recipe_json,
+        deadline=deadline,
+        correlation_id=context.correlation_id,
+        arrived=context.arrival.mono,
+        outputs=tuple(dict.fromkeys(body.outputs)),
+        degrade=body.on_deadline == "degrade",
+        preview=body.preview,
+        on_disconnect=body.on_disconnect,
+        key=context.key.fingerprint,
+        trace=trace_of(request),
+    )
+
+
+def _standing(request: web.Request, slot: Slot) -> dict[str, object]:
+    """What both a submission and a question are answered with."""
+    slots = request.app[ORCHESTRATOR].slots
+    answer: dict[str, object] = {
+        "slot_id": slot.id,
+        "status": slot.stage.name.lower(),
+        "model": MODEL,
+        "queue_position": slots.queue_position(slot),
+        "predicted_ms": None,
+        "events_url": f"/v2/slots/{slot.id}/events",
+        "outputs": outputs_of(slot),
+        "correlation_id": slot.job.correlation_id,
+    }
+    expected = slots.expected(slot)
+    if expected is not None:
+        answer["predicted_ms"] = round(slots.predicted_ms(slot) or 0.0, 1)
+        answer["predicted_given_up"] = expected.plan.given_up
+    return answer
+
+
+def _slot_of(request: web.Request) -> Slot:
+    """The slot that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    slot_id, key = request.match_info["slot_id"], request[CONTEXT].key
+    slot = request.app[ORCHESTRATOR].slots.store.get(slot_id)
+    if slot.job.key != key.fingerprint and not key.is_admin:
+        raise no_such_slot(slot_id)
+    return slot

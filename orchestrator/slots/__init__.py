@@ -1,0 +1,9 @@
+"""Slots: clips that instances' ``slot`` models render against deadlines (docs/slot.md).
+
+- ``job``       what a client asks for; ``slot``: one offered slot from then to its one ending
+- ``forecast``  when each would be done, and what of it: pure
+- ``link``      the state that an instance's slot model tells; ``fleet``: all instances
+- ``attempt``   one slot on one instance; ``wire``: Triton's requests and answers
+- ``service``   admission, queue, placement, retries, cancels
+- ``ledger``    outcomes, metrics, log lines; ``store``: what is kept of those that ended
+"""

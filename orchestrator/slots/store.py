@@ -1,0 +1,84 @@
+"""Slots that can be asked about: those that go on, and as many ended ones as the bounds allow."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from orchestrator.clock import Clock
+from orchestrator.errors import NotFound
+from orchestrator.slots.slot import Slot
+
+
+def no_such_slot(slot_id: str) -> NotFound:
+    """The answer for an unknown id, and for a slot that is not the caller's."""
+    return NotFound(f"there is no slot {slot_id[:64]!r}; ended ones are kept for a while only")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotKeepConfig:
+    """Ended slots are kept with their files while all bounds hold."""
+
+    max_slots: int
+    max_age_s: float
+    max_bytes: int
+
+
+class SlotStore:
+    """Slots by id. Ended ones are dropped oldest first."""
+
+    def __init__(self, clock: Clock, config: SlotKeepConfig) -> None:
+        self.on_forget: list[Callable[[Slot], None]] = []
+        """Called with each slot that is dropped."""
+        self._clock = clock
+        self._config = config
+        self._running: dict[str, Slot] = {}
+        self._ended: OrderedDict[str, Slot] = OrderedDict()
+        self._bytes: dict[str, int] = {}
+        """Of each that has ended."""
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def add(self, slot: Slot) -> None:
+        """Keep a slot."""
+        slot.on_end.append(self._slot_ended)
+        self._running[slot.id] = slot
+
+    def get(self, slot_id: str) -> Slot:
+        """Raises ``NotFound``."""
+        self.prune()
+        slot = self._running.get(slot_id) or self._ended.get(slot_id)
+        if slot is None:
+            raise no_such_slot(slot_id)
+        return slot
+
+    def newest_first(self) -> Iterator[Slot]:
+        """Those that go on, then those that have ended, each by age."""
+        self.prune()
+        yield from reversed(self._running.values())
+        yield from reversed(self._ended.values())
+
+    def prune(self) -> None:
+        """Forget what is over a bound, oldest first."""
+        config = self._config
+        oldest_kept = self._clock.now() - config.max_age_s
+        while self._ended:
+            slot = next(iter(self._ended.values()))
+            if (
+                len(self._ended) <= config.max_slots
+                and self.total_bytes <= config.max_bytes
+                and slot.marks.ended >= oldest_kept
+            ):
+                return
+            del self._ended[slot.id]
+            self.total_bytes -= self._bytes.pop(slot.id)
+            for call in self.on_forget:
+                call(slot)
+
+    def _slot_ended(self, slot: Slot) -> None:
+        del self._running[slot.id]
+        self._ended[slot.id] = slot
+        self._bytes[slot.id] = slot.kept_bytes
+        self.total_bytes += self._bytes[slot.id]
+        self.prune()

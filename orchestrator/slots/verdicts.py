@@ -1,0 +1,86 @@
+"""What a slot comes to, and what a worker's words mean for its client: pure."""
+
+from orchestrator.errors import (
+    Cancelled,
+    ClientDisconnected,
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    InstanceLost,
+    InvalidRequest,
+    NoCapacity,
+    TidegateError,
+)
+from orchestrator.slots.slot import Slot, SlotEnding, SlotStage
+from worker.protocol import AbortCause, Code, Outcome
+
+TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
+"""Nothing is wrong with the slot, and it was not us who cancelled it."""
+
+
+def rendered(slot: Slot, now: float) -> SlotEnding:
+    """The clip is here. ``partial``: it is less than was asked for."""
+    if slot.deadline.left_ms(now) < 0:
+        return overdue(slot, now)
+    return SlotEnding(Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET)
+
+
+def overdue(slot: Slot, now: float) -> SlotEnding:
+    """The deadline is past."""
+    late_ms = max(0.0, -slot.deadline.left_ms(now))
+    where = "before it began" if slot.stage is SlotStage.QUEUED else f"in {_stage_of(slot)}"
+    error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
+    return SlotEnding(Outcome.MISSED, error)
+
+
+def aborted(cause: AbortCause) -> SlotEnding:
+    """Somebody who may wants it to stop."""
+    if cause is AbortCause.DISCONNECT:
+        return SlotEnding(Outcome.ABORTED, ClientDisconnected("the client is gone"), cause)
+    return SlotEnding(Outcome.ABORTED, Cancelled("the slot was cancelled"), cause)
+
+
+def failed(error: TidegateError) -> SlotEnding:
+    """Something broke on our side."""
+    return SlotEnding(Outcome.FAILED, error)
+
+
+def refused(error: TidegateError) -> SlotEnding:
+    """Never taken on, or not begun."""
+    return SlotEnding(Outcome.REFUSED, error)
+
+
+def code_of(words: str) -> tuple[Code | None, str]:
+    """A worker's error is ``code: message``; what has no code is Triton's own."""
+    head, colon, rest = words.partition(": ")
+    try:
+        return (Code(head), rest) if colon else (None, words)
+    except ValueError:
+        return None, words
+
+
+def judged(slot: Slot, code: Code | None, message: str, now: float) -> SlotEnding:
+    """What a worker's error means, where the slot is not sent again."""
+    match code:
+        case Code.INVALID_REQUEST:
+            field = message.partition(": ")[0]
+            is_field = field.startswith("recipe")
+            return refused(InvalidRequest(message, field=field if is_field else None))
+        case Code.DEADLINE_EXCEEDED:
+            if slot.deadline.left_ms(now) < 0:
+                return overdue(slot, now)
+            error = DeadlineExceeded(message, exceeded_by_ms=0.0)
+            return SlotEnding(Outcome.MISSED, error) if slot.marks.started else refused(error)
+        case Code.NO_CAPACITY:
+            return refused(NoCapacity(message))
+        case Code.DRAINING:
+            return failed(Draining(message))
+        case Code.CANCELLED | Code.INSTANCE_LOST | None:
+            return failed(InstanceLost(f"the instance could not go on with this: {message}"))
+        case _:
+            return failed(EngineError(message))
+
+
+def _stage_of(slot: Slot) -> str:
+    """The last stage that said something."""
+    return next(reversed(slot.percents), "") or "the worker's queue"
