@@ -35,6 +35,9 @@ class SlotSettings(BaseSettings):
     check: Names = ("tiny",)
     """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
     recipes choose among them, and the first serves those that do not."""
+    liveportrait_folder: str = ""
+    """Of the video ``liveportrait``."""
+    liveportrait_precision: Precision = "fp16"
     clip_folders: Names = ()
     """Of the check ``clip``: two, with a comma between."""
     clip_precision: Precision = "fp16"

@@ -2,9 +2,14 @@
 lay them out."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+
+from worker.media.stages.liveportrait.networks import Sizes
+from worker.media.stages.liveportrait.weights import FILES, make_networks
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -71,3 +76,74 @@ def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
     pictures = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
     (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
     return folder
+
+
+def tiny_portrait_sizes() -> Sizes:
+    """LivePortrait at a quarter of its pixels and a fraction of its channels."""
+    return Sizes(
+        keypoints=5,
+        picture=64,
+        expansion=4,
+        depth=4,
+        volume=4,
+        residual_blocks=1,
+        motion_depths=(1, 1, 1, 1),
+        motion_widths=(8, 8, 8, 8),
+        flow_expansion=4,
+        flow_blocks=2,
+        flow_most=16,
+        flow_compressed=2,
+        middle_blocks=1,
+        stitching_hidden=(8,),
+        lips_hidden=(8,),
+        eyes_hidden=(8,),
+    )
+
+
+def save_portrait_networks(folder: Path, sizes: Sizes, *, safetensors: bool = False) -> Path:
+    """As they are published: spectral norms in three parts, the small networks wrapped."""
+    torch.manual_seed(4)
+    networks = make_networks(sizes, torch.device("cpu"), torch.float32)
+    for name, network in networks.named().items():
+        state: dict[str, torch.Tensor] = dict(network.state_dict())
+        stem = FILES[name]
+        if name == "generator":
+            state = {key: part for each in state.items() for key, part in _normed(*each).items()}
+        if safetensors:
+            if name == "retargeting":
+                state = {
+                    key.replace(".", "_module.", 1): value.clone() for key, value in state.items()
+                }
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(state, folder / f"{stem}.safetensors")
+            continue
+        written: dict[str, object] = {**state}
+        where = folder / "liveportrait" / "base_models"
+        if name == "retargeting":
+            where = where.with_name("retargeting_models")
+            written = {
+                part: {
+                    f"module.{key.removeprefix(f'{part}.')}": value
+                    for key, value in state.items()
+                    if key.startswith(f"{part}.")
+                }
+                for part in ("retarget_shoulder", "retarget_mouth", "retarget_eye")
+            }
+        where.mkdir(parents=True, exist_ok=True)
+        torch.save(written, where / f"{stem}.pth")
+    return folder
+
+
+def _normed(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A convolution's weight as torch's spectral norm keeps it."""
+    if not re.search(r"conv_[01s]\.weight$", key):
+        return {key: value}
+    left, size, right = torch.linalg.svd(value.flatten(1), full_matrices=False)
+    # Of norm 3, so that what divides by it must have been looked at.
+    scaled = value * (3 / size[0])
+    stem = key.removesuffix("weight")
+    return {
+        f"{stem}weight_orig": scaled,
+        f"{stem}weight_u": left[:, 0].contiguous(),
+        f"{stem}weight_v": right[0].contiguous(),
+    }

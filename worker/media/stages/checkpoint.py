@@ -18,6 +18,9 @@ DTYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
 }
 
+_MOST_SAID = 300
+"""Characters of what a library says: some name every weight that does not fit."""
+
 
 def open_folder(folder: str, setting: str, what: str, files: Sequence[str | Sequence[str]]) -> Path:
     """``folder`` with all ``files`` in it; of several in one place, one is enough.
@@ -46,7 +49,9 @@ def loading(path: Path) -> Iterator[None]:
     except (LoadError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise BrokenCheckpoint(f"{path}: {error}") from error
+        said = " ".join(str(error).split())
+        said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} …"
+        raise BrokenCheckpoint(f"{path}: {said}") from error
 
 
 def need_all(path: Path, missing: Iterable[str]) -> None:

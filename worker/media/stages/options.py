@@ -10,6 +10,8 @@ from worker.media.stages.checkpoint import Precision
 class ModelOptions:
     """Folders are local; "" is none."""
 
+    liveportrait_folder: str = ""
+    liveportrait_precision: Precision = "fp16"
     clip_folders: tuple[str, ...] = ()
     """Two: the model that weighs 0.4 and the one that weighs 0.6."""
     clip_precision: Precision = "fp16"

@@ -20,6 +20,7 @@ from worker.media.stages.base import (
 )
 from worker.media.stages.clip import ClipCheck
 from worker.media.stages.espeak import EspeakSpeech
+from worker.media.stages.liveportrait.provider import LivePortraitVideo
 from worker.media.stages.options import DEFAULT_OPTIONS, ModelOptions
 from worker.media.stages.procedural import ProceduralPortrait
 from worker.media.stages.tiny_clip import TinyClipCheck
@@ -34,7 +35,10 @@ PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]]
     "procedural": lambda device, options: ProceduralPortrait()
 }
 VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
-    "warp": lambda device, options: WarpVideo()
+    "warp": lambda device, options: WarpVideo(),
+    "liveportrait": lambda device, options: LivePortraitVideo.load(
+        device, options.liveportrait_folder, options.liveportrait_precision
+    ),
 }
 CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
     "tiny": lambda device, options: TinyClipCheck(device),

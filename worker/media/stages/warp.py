@@ -100,7 +100,7 @@ class _Bend:
         # Where in the head a pixel is, without the jaw's part: the mouth is drawn there.
         drop = (_JAW * opening)[:, None, None]
         self._draw_mouth(pictures, from_x, self._y + bend[:, 2], drop)
-        self._draw_lids(pictures, from_x, self._y + bend[:, 2], _closed(t)[:, None, None])
+        self._draw_lids(pictures, from_x, self._y + bend[:, 2], closed_eyes(t)[:, None, None])
         return pictures
 
     def _displacement(self, opening: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _paint(
     region.copy_(torch.lerp(region, ink, cover[:, None]))
 
 
-def _closed(t: torch.Tensor) -> torch.Tensor:
+def closed_eyes(t: torch.Tensor) -> torch.Tensor:
     """How far the eyes are closed, 0 to 1, at ``t`` seconds."""
     since = (t + 0.8) % _BLINK_EVERY_S
     return torch.where(since < _BLINK_S, torch.sin(math.pi * since / _BLINK_S) ** 2, 0.0)

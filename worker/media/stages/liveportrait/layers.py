@@ -1,0 +1,192 @@
+"""Blocks of LivePortrait's networks. Attributes are called as in the published checkpoints."""
+
+import torch
+import torch.nn.functional as nn
+from torch.nn import (
+    AvgPool2d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Conv2d,
+    Conv3d,
+    Linear,
+    Module,
+    ModuleList,
+    Parameter,
+    ReLU,
+    Sequential,
+)
+
+_SLOPE = 0.2
+_MODULATION = 128
+"""Channels between the feature that modulates and its gains."""
+
+
+class SameBlock2d(Module):
+    """Convolution, norm and rectifier; ``slope``: what is left of what is negative."""
+
+    def __init__(self, inputs: int, outputs: int, slope: float = 0.0) -> None:
+        super().__init__()
+        self.conv = Conv2d(inputs, outputs, 3, padding=1)
+        self.norm = BatchNorm2d(outputs)
+        self._slope = slope
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.leaky_relu(self.norm(self.conv(x)), self._slope)
+
+
+class DownBlock2d(SameBlock2d):
+    """... at half of the size."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.pool = AvgPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.pool(super().forward(x))
+        return pooled
+
+
+class ResBlock3d(Module):
+    """Norms first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = Conv3d(channels, channels, 3, padding=1)
+        self.conv2 = Conv3d(channels, channels, 3, padding=1)
+        self.norm1 = BatchNorm3d(channels)
+        self.norm2 = BatchNorm3d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv1(self.norm1(x).relu())
+        changed: torch.Tensor = x + self.conv2(self.norm2(hidden).relu())
+        return changed
+
+
+class _Block3d(Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = Conv3d(inputs, outputs, 3, padding=1)
+        self.norm = BatchNorm3d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rectified: torch.Tensor = self.norm(self.conv(x)).relu()
+        return rectified
+
+
+class Hourglass(Module):
+    """A U-Net over ``[n, inputs, depth, height, width]`` whose depth stays as it is."""
+
+    def __init__(self, inputs: int, expansion: int, blocks: int, most: int) -> None:
+        super().__init__()
+        widths = [min(most, expansion * 2**level) for level in range(blocks + 1)]
+        down = [
+            _Block3d(inputs if level == 0 else widths[level], widths[level + 1])
+            for level in range(blocks)
+        ]
+        up = [
+            _Block3d(widths[level + 1] * (1 if level == blocks - 1 else 2), widths[level])
+            for level in reversed(range(blocks))
+        ]
+        self.channels = widths[0] + inputs
+        self.encoder = Module()
+        self.encoder.down_blocks = ModuleList(down)
+        self.decoder = _Block3d(self.channels, self.channels)
+        self.decoder.up_blocks = ModuleList(up)
+        self._down, self._up = down, up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skipped = []
+        for block in self._down:
+            skipped.append(x)
+            x = block(x)
+            # Over height and width; torch's pooling over depth too has no bf16 on the CPU.
+            halved = nn.avg_pool2d(x.flatten(1, 2), 2)
+            x = halved.view(*x.shape[:3], *halved.shape[2:])
+        for block in self._up:
+            x = block(nn.interpolate(x, scale_factor=(1, 2, 2)))
+            x = torch.cat((x, skipped.pop()), dim=1)
+        mixed: torch.Tensor = self.decoder(x)
+        return mixed
+
+
+class _Modulated(Module):
+    """SPADE (arXiv 1903.07291): instance norm whose gain and shift come from a feature."""
+
+    def __init__(self, channels: int, feature: int) -> None:
+        super().__init__()
+        self.mlp_shared = Sequential(Conv2d(feature, _MODULATION, 3, padding=1), ReLU())
+        self.mlp_gamma = Conv2d(_MODULATION, channels, 3, padding=1)
+        self.mlp_beta = Conv2d(_MODULATION, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:
+        hidden = self.mlp_shared(nn.interpolate(feature, x.shape[2:]))
+        modulated: torch.Tensor = nn.instance_norm(x) * (1 + self.mlp_gamma(hidden))
+        modulated += self.mlp_beta(hidden)
+        return modulated
+
+
+class ModulatedBlock(Module):
+    """Two modulated convolutions and a way around them. Spectral norms are folded when weights are
+    loaded."""
+
+    def __init__(self, inputs: int, outputs: int, feature: int) -> None:
+        super().__init__()
+        between = min(inputs, outputs)
+        self.conv_0 = Conv2d(inputs, between, 3, padding=1)
+        self.conv_1 = Conv2d(between, outputs, 3, padding=1)
+        self.norm_0 = _Modulated(inputs, feature)
+        self.norm_1 = _Modulated(between, feature)
+        self._is_changed = inputs != outputs
+        if self._is_changed:
+            self.conv_s = Conv2d(inputs, outputs, 1, bias=False)
+            self.norm_s = _Modulated(inputs, feature)
+
+    def forward(self, x: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:
+        around = self.conv_s(self.norm_s(x, feature)) if self._is_changed else x
+        hidden = self.conv_0(nn.leaky_relu(self.norm_0(x, feature), _SLOPE))
+        changed: torch.Tensor = self.conv_1(nn.leaky_relu(self.norm_1(hidden, feature), _SLOPE))
+        return changed + around
+
+
+class ChannelNorm(Module):
+    """Layer norm over the channels of ``[n, channels, height, width]``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.ones(channels))
+        self.bias = Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = nn.layer_norm(x.movedim(1, -1), self.weight.shape, self.weight, self.bias, 1e-6)
+        return last.movedim(-1, 1)
+
+
+class _ResponseNorm(Module):
+    """GRN (arXiv 2301.00808): channels compete by their energy over the picture."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gamma = Parameter(torch.zeros(1, 1, 1, channels))
+        self.beta = Parameter(torch.zeros(1, 1, 1, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        energy = x.norm(dim=(1, 2), keepdim=True)
+        share = energy / (energy.mean(dim=-1, keepdim=True) + 1e-6)
+        return torch.addcmul(self.beta + x, self.gamma, x * share)
+
+
+class ConvNextBlock(Module):
+    """ConvNeXt V2's (arXiv 2301.00808)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = torch.nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = Linear(channels, 4 * channels)
+        self.grn = _ResponseNorm(4 * channels)
+        self.pwconv2 = Linear(4 * channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.pwconv1(self.norm(self.dwconv(x).movedim(1, -1)))
+        changed: torch.Tensor = self.pwconv2(self.grn(nn.gelu(hidden)))
+        return x + changed.movedim(-1, 1)
