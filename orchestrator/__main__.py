@@ -15,7 +15,9 @@ import asyncio
 import gc
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from aiohttp import web
 
@@ -28,10 +30,13 @@ from orchestrator.api.http.accepting import (
     widen_backlog,
 )
 from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
+from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import build_runner
-from orchestrator.build import build, journal_config
+from orchestrator.build import build, journal_config, keys_of
 from orchestrator.clock import LoopClock, process_age_s
+from orchestrator.errors import InvalidRequest
 from orchestrator.memory import return_large_blocks
+from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.file import JournalError, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
@@ -59,13 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     log.configure(settings.log_format, settings.log_level)
     return_large_blocks()
-    return asyncio.run(serve(settings))
+    return asyncio.run(serve(settings, partial(load_settings, **given)))
 
 
-async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal ends the grace at once."""
+async def serve(settings: Settings, load: Callable[[], Settings] = load_settings) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal ends the grace at once. SIGHUP has ``load``
+    read the settings anew.
+    """
     loop = asyncio.get_running_loop()
-    requests = _stop_requests(loop, settings)
+    as_read = settings
     loop.set_exception_handler(QuietAccept())
     most = max(MIN_CONNECTIONS, raise_file_limit() - RESERVED_FILES)
     if most < settings.max_connections:
@@ -88,8 +95,14 @@ async def serve(settings: Settings) -> int:
         parts.health,
         parts.discovery,
         parts.api,
+        Control(lifecycle, parts.reloader, keys_of),
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
+    reloader = parts.reloader
+    reloader.settings = as_read
+    reloader.load = load
+    requests = _stop_requests(loop, reloader)
+    _Reloads(loop, reloader)
     lifecycle.recover()
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
@@ -136,15 +149,34 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-def _stop_requests(loop: asyncio.AbstractEventLoop, settings: Settings) -> asyncio.Queue[float]:
+def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> asyncio.Queue[float]:
     """One entry per signal: the grace that it leaves to running tasks, in seconds."""
     requests: asyncio.Queue[float] = asyncio.Queue()
-    for number, grace_s in (
-        (signal.SIGTERM, settings.shutdown_grace_s),
-        (signal.SIGINT, settings.interrupt_grace_s),
-    ):
-        loop.add_signal_handler(number, requests.put_nowait, grace_s)
+
+    def stop(setting: str) -> None:
+        requests.put_nowait(getattr(reloader.settings, setting))
+
+    loop.add_signal_handler(signal.SIGTERM, stop, "shutdown_grace_s")
+    loop.add_signal_handler(signal.SIGINT, stop, "interrupt_grace_s")
     return requests
+
+
+class _Reloads:
+    """SIGHUP: settings are read anew."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reloader: Reloader) -> None:
+        self._reloader = reloader
+        self._under_way: set[asyncio.Task[None]] = set()
+        loop.add_signal_handler(signal.SIGHUP, self._begin)
+
+    def _begin(self) -> None:
+        task = asyncio.create_task(self._reload(), name="reload")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _reload(self) -> None:
+        with suppress(InvalidRequest):  # the log says why
+            await self._reloader.reload()
 
 
 if __name__ == "__main__":

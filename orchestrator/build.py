@@ -1,5 +1,6 @@
 """The composition root: settings become parts, wired. Nothing else knows every part."""
 
+import logging
 import random
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,7 @@ from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recovery import Recovery
+from orchestrator.reload import Reloader
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.metrics import SESSIONS
@@ -76,6 +78,7 @@ from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
 
 ENCODING_THREADS = 2
+KEY_SETTINGS = ("token", "admin_token", "keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Components:
     retrier: Retrier
     hedger: Hedger
     pausing: Pausing
+    reloader: Reloader
 
 
 def build(
@@ -107,7 +111,7 @@ def build(
 ) -> Components:
     """One orchestrator, not started yet. ``file`` is where durable tasks are written down."""
     metrics = Metrics()
-    keys = _keys(settings)
+    keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue_size, settings.queue_order, settings.queue_policy
     )
@@ -186,10 +190,7 @@ def build(
         placer,
         prediction,
         clock,
-        AdmissionConfig(
-            floor_ms=settings.admission_floor_ms,
-            default_max_tokens=settings.default_max_tokens,
-        ),
+        _admission(settings),
     )
     retrier = Retrier(
         registry,
@@ -295,11 +296,7 @@ def build(
         slots=slots,
     )
     service = ServiceConfig(
-        DeadlineConfig(
-            default_s=settings.default_deadline_s,
-            max_s=settings.max_deadline_s,
-            reads_sdk_timeouts=settings.sdk_timeouts,
-        ),
+        _deadlines(settings),
         isolate_tenants=settings.isolate_tenants,
         durable_default=settings.durable_default,
     )
@@ -312,6 +309,8 @@ def build(
             "journal_commit_ms", "Transactions of the journal, until they are on the disk"
         ).observe
         recovery = Recovery(orchestrator, durable, file.unfinished)
+    reloader = Reloader(settings)
+    _follow(reloader, orchestrator, discovery)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor, recovery)
     return Components(
         settings=settings,
@@ -326,7 +325,46 @@ def build(
         retrier=retrier,
         hedger=hedger,
         pausing=pausing,
+        reloader=reloader,
     )
+
+
+def _follow(reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync) -> None:
+    """What changes with the settings while the service runs. Keys are the API's."""
+    stages = orchestrator.stages
+    instances = reloader.settings.instances
+    sources = [entry for entry in instances if is_source(entry)]
+
+    def limit(new: Settings) -> None:
+        stages.limits.replace(_rate_limits(new, keys_of(new)))
+
+    def list_instances(new: Settings) -> None:
+        if [entry for entry in new.instances if is_source(entry)] != sources:
+            raise ValueError("sources of instances are followed from the start only")
+        discovery.list_anew(entry for entry in new.instances if not is_source(entry))
+
+    def admit(new: Settings) -> None:
+        stages.admission.config = _admission(new)
+
+    def set_deadlines(new: Settings) -> None:
+        orchestrator.deadlines = _deadlines(new)
+
+    def bound_queue(new: Settings) -> None:
+        orchestrator.queue.bound = new.queue_size
+
+    def set_log_level(new: Settings) -> None:
+        logging.getLogger().setLevel(new.log_level.upper())
+
+    per_key = ("requests_per_min", "tokens_per_min", "concurrent")
+    limits = [f"{whose}_{unit}" for whose in ("key", "all") for unit in per_key]
+    reloader.follow((*limits, *KEY_SETTINGS), limit)
+    reloader.follow(("instances",), list_instances)
+    reloader.follow(("admission_floor_ms", "default_max_tokens"), admit)
+    reloader.follow(("default_deadline_s", "max_deadline_s", "sdk_timeouts"), set_deadlines)
+    reloader.follow(("queue_size",), bound_queue)
+    reloader.follow(("log_level",), set_log_level)
+    # Asked for when they are needed.
+    reloader.follow(("shutdown_grace_s", "interrupt_grace_s"), lambda new: None)
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
@@ -343,7 +381,21 @@ def journal_config(settings: Settings) -> JournalConfig | None:
     )
 
 
-def _keys(settings: Settings) -> tuple[Key, ...]:
+def _admission(settings: Settings) -> AdmissionConfig:
+    return AdmissionConfig(
+        floor_ms=settings.admission_floor_ms, default_max_tokens=settings.default_max_tokens
+    )
+
+
+def _deadlines(settings: Settings) -> DeadlineConfig:
+    return DeadlineConfig(
+        default_s=settings.default_deadline_s,
+        max_s=settings.max_deadline_s,
+        reads_sdk_timeouts=settings.sdk_timeouts,
+    )
+
+
+def keys_of(settings: Settings) -> tuple[Key, ...]:
     """Every key that the settings name."""
     keys = []
     if settings.token is not None:

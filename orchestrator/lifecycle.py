@@ -45,6 +45,8 @@ class Lifecycle:
         self._drain_s: float | None = None
         orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
+        self._background: asyncio.Task[None] | None = None
+        """A drain that nobody waits for."""
 
     def recover(self) -> None:
         """Take on what an earlier process had let in, which goes before what comes now: to be
@@ -69,17 +71,58 @@ class Lifecycle:
         self._stages.admission.draining = True
         self._health.refresh()
 
+    def begin_drain(self, grace_s: float) -> None:
+        """Drain while the process goes on, until it is told to stop or ``undrain`` is called."""
+        self._stop_background()
+        if self._drain_began is None:
+            self._drain_began = self._orchestrator.clock.now()
+        self._drain_s = None
+        self.refuse_new_work()
+        self._background = asyncio.create_task(self._drain(grace_s), name="drain")
+
+    def undrain(self) -> None:
+        """Take new work again. Idempotent; what a drain has ended stays so."""
+        self._stop_background()
+        self._drain_began = self._drain_s = None
+        self._stages.admission.draining = False
+        self._health.refresh()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a drain is over, and was not taken back."""
+        return self._drain_s is not None
+
     async def drain(self, grace_s: float) -> None:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
-        Cancelled and called again, as with less grace, it is one drain still.
+        What will not end in time and has nothing to show yet is ended at once, so that its client
+        can go elsewhere; durable tasks are the next process's. Cancelled and called again, as with
+        less grace, it is one drain still.
         """
+        self._stop_background()
+        await self._drain(grace_s)
+
+    def _stop_background(self) -> None:
+        background, self._background = self._background, None
+        if background is not None:
+            background.cancel()
+
+    async def _drain(self, grace_s: float) -> None:
         orchestrator, stages = self._orchestrator, self._stages
+        now = orchestrator.clock.now()
         if self._drain_began is None:
-            self._drain_began = orchestrator.clock.now()
+            self._drain_began = now
         self.refuse_new_work()
-        await _until(lambda: not orchestrator.live_tasks, orchestrator.task_over, grace_s)
-        unfinished = orchestrator.live_tasks
+        ends_at = now + grace_s
+        early = 0
+        while orchestrator.live_tasks and (left_s := ends_at - orchestrator.clock.now()) > 0:
+            early += orchestrator.end_hopeless(ends_at)
+            await _until(
+                lambda: not orchestrator.live_tasks,
+                orchestrator.task_over,
+                min(left_s, UPKEEP_EVERY_S),
+            )
+        unfinished = early + orchestrator.live_tasks
         orchestrator.end_all()
         lanes = [lane for instance in stages.registry for lane in instance.lanes]
         await _until(
@@ -104,6 +147,7 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Close every lane and thread. Call ``drain`` before."""
+        self._stop_background()
         if self._upkeep is not None:
             self._upkeep.cancel()
         await self._discovery.close()

@@ -398,14 +398,33 @@ class Orchestrator:
         """End a task for a fault of ours."""
         self._end(task, failed(error))
 
+    def end_hopeless(self, by: float) -> int:
+        """End what waits, has nothing to show and will probably not be through ``by`` then, when
+        the service goes down; returns how many."""
+        start_times, forecaster = (
+            self.stages.prediction.start_times,
+            self.stages.prediction.forecaster,
+        )
+        now, ended = self.clock.now(), 0
+        for task in list(self.queue):
+            times = forecaster.residual_ms(task, now)
+            through_ms = start_times.start_ms(task) + times[len(times) // 2]
+            if not task.completion_tokens and through_ms > 1000 * (by - now):
+                self._end_for_drain(task)
+                ended += 1
+        return ended
+
     def end_all(self) -> None:
         """End every live task and slot: the service is going down. Durable tasks are for the next
         process."""
         self.slots.end_all()
         for task in list(self._live):
-            if self.stages.durable is not None:
-                self.stages.durable.leave(task)
-            self._end(task, failed(Draining("the service is going down; try again elsewhere")))
+            self._end_for_drain(task)
+
+    def _end_for_drain(self, task: Task) -> None:
+        if self.stages.durable is not None:
+            self.stages.durable.leave(task)
+        self._end(task, failed(Draining("the service is going down; try again elsewhere")))
 
     def _end(self, task: Task, ending: Ending) -> None:
         if self.stages.settler.settle(task, ending):

@@ -45,7 +45,7 @@ class Admission:
         self._placer = placer
         self._prediction = prediction
         self._clock = clock
-        self._config = config
+        self.config = config
 
     def begin(self, task: Task) -> None:
         """Raises ``Draining`` or ``DeadlineExceeded``."""
@@ -55,7 +55,7 @@ class Admission:
 
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""
-        settle_sampling(task, card, self._config.default_max_tokens)
+        settle_sampling(task, card, self.config.default_max_tokens)
 
     def finish(self, task: Task) -> None:
         """Raises ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded`` or
@@ -72,8 +72,8 @@ class Admission:
 
     def _require_time(self, task: Task) -> None:
         now = self._clock.now()
-        task.deadline.require(self._config.floor_ms, now)
-        task.parts.require(self._config.floor_ms, now)
+        task.deadline.require(self.config.floor_ms, now)
+        task.parts.require(self.config.floor_ms, now)
 
     def _require_place(self, task: Task) -> None:
         """Raise unless there is an instance that may and can take ``task``, now or later."""

@@ -91,11 +91,21 @@ class Account:
 
     @classmethod
     def of(cls, limits: Limits) -> "Account":
-        return cls(
-            Rate(limits.requests_per_min) if limits.requests_per_min else None,
-            Rate(limits.tokens_per_min) if limits.tokens_per_min else None,
-            limits.concurrent,
-        )
+        account = cls(None, None, 0)
+        account.limit(limits)
+        return account
+
+    def limit(self, limits: Limits) -> None:
+        """Hold it to these; what is running goes on being counted."""
+        self.requests = _rate(self.requests, limits.requests_per_min)
+        self.tokens = _rate(self.tokens, limits.tokens_per_min)
+        self.concurrent = limits.concurrent
+
+
+def _rate(known: Rate | None, per_min: int) -> Rate | None:
+    if known is not None and known.per_min == per_min:
+        return known
+    return Rate(per_min) if per_min else None
 
 
 class Standing(NamedTuple):
@@ -111,10 +121,20 @@ class Limiter:
     """Holds requests to the limits of their key and to those of all keys together."""
 
     def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._config = config
         self._everyone = Account.of(config.everyone)
         self._accounts = {key: Account.of(limits) for key, limits in config.by_key.items()}
-        self._default = config.default
-        self._clock = clock
+
+    def replace(self, config: RateLimitConfig) -> None:
+        """From now on these count, for what runs too; a rate that has changed begins anew."""
+        self._config = config
+        self._everyone.limit(config.everyone)
+        for key, account in self._accounts.items():
+            account.limit(self._limits_of(key))
+
+    def _limits_of(self, key: str) -> Limits:
+        return self._config.by_key.get(key, self._config.default)
 
     def require(self, key: str, count: int, max_tokens: int, field: str) -> None:
         """Whether ``count`` requests of ``max_tokens`` each, of which none is of use without the
@@ -229,7 +249,7 @@ class Limiter:
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
         account = self._accounts.get(key)
         if account is None:  # keys were checked before they came here, so they are few
-            account = self._accounts[key] = Account.of(self._default)
+            account = self._accounts[key] = Account.of(self._limits_of(key))
         return (account, "this key"), (self._everyone, "the whole service")
 
     def _settle_tokens(self, task: Task, taken: int) -> None:

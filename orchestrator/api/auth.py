@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import Forbidden, Unauthenticated
 
-_ADMIN_PREFIX = "/v2/instances"
+_OPERATED = "/v2/instances"
+"""Reading is for every key, changing for operators."""
+_ADMIN = "/admin"
 
 
 def digest_of(token: str) -> bytes:
@@ -57,6 +59,13 @@ class Authenticator:
     def __init__(self, keys: Iterable[Key]) -> None:
         """Without keys it lets everybody in."""
         self._keys = tuple(keys)
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """From now on these count. Raises ``ValueError`` where that would let everybody in."""
+        new = tuple(keys)
+        if self._keys and not new:
+            raise ValueError("a service with keys goes on without any only after a restart")
+        self._keys = new
 
     @property
     def has_keys(self) -> bool:
@@ -114,10 +123,12 @@ def is_page(path: str) -> bool:
 
 
 def is_admin_call(method: str, path: str) -> bool:
-    """Whether a call changes how the service runs, rather than using it."""
+    """Whether a call is about how the service runs, rather than using it."""
+    if path.startswith(f"{_ADMIN}/"):
+        return True
     if method in ("GET", "HEAD"):
         return False
-    return path == _ADMIN_PREFIX or path.startswith(f"{_ADMIN_PREFIX}/")
+    return path == _OPERATED or path.startswith(f"{_OPERATED}/")
 
 
 def _token(headers: Mapping[str, str]) -> str | None:

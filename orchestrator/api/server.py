@@ -43,7 +43,8 @@ from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
-from orchestrator.api.operator import instances, overview, page, probes
+from orchestrator.api.operator import admin, instances, overview, page, probes
+from orchestrator.api.operator.admin import Control
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
@@ -69,12 +70,13 @@ def build_runner(
     health: HealthBoard,
     discovery: DiscoverySync,
     config: ApiConfig,
+    control: Control | None = None,
     *,
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
     """The application as it is to be served."""
     return Runner(
-        build_app(orchestrator, health, discovery, config),
+        build_app(orchestrator, health, discovery, config, control),
         keepalive_timeout=config.connections.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
@@ -87,9 +89,15 @@ def build_runner(
 
 
 def build_app(
-    orchestrator: Orchestrator, health: HealthBoard, discovery: DiscoverySync, config: ApiConfig
+    orchestrator: Orchestrator,
+    health: HealthBoard,
+    discovery: DiscoverySync,
+    config: ApiConfig,
+    control: Control | None = None,
 ) -> web.Application:
-    """The application over an orchestrator, which whoever calls this starts and ends."""
+    """The application over an orchestrator, which whoever calls this starts and ends. Without a
+    ``control`` nobody can operate the process by it.
+    """
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, tracing_middleware(orchestrator.tracing))
@@ -117,6 +125,10 @@ def build_app(
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
     dialects = (native, sessions, slot_routes, openai, embeddings, responses, anthropic)
+    if control is not None:
+        app[admin.CONTROL] = control
+        app.add_routes(admin.routes())
+        control.follow_keys(app[AUTH])
     for edge in (*dialects, kserve, metadata, instances, overview, openapi, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)

@@ -4,6 +4,7 @@ An attempt ends when its worker says so, or when its lane is lost. Its instance 
 forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from orchestrator.clock import Clock
@@ -66,7 +67,8 @@ class Completion:
         if can_retry and self._complete_text(attempt, now) is None:
             if self._hedger.promote(task):
                 return None
-            retry = self._retrier.decide(task, attempt.address, now)
+            is_planned = end.code is Code.DRAINING and instance is not None and instance.draining
+            retry = self._retrier.decide(task, attempt.address, now, planned=is_planned)
             if retry is not None:
                 return retry
         self._prediction.feasibility.stats.stopped(task, end, now)
@@ -112,6 +114,25 @@ class Completion:
                 continue
             now = self._clock.now()
             retry = self._retrier.decide(task, attempt.address, now, elsewhere=True)
+            if retry is not None:
+                attempt.withdraw()
+                yield attempt, retry
+
+    def leave_draining(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
+        """Withdraw what will probably not end on its instance before that instance's drain does,
+        where another one goes on with it (OR-14)."""
+        ends = {i.address: i.drain_ends_at for i in self._registry if i.drain_ends_at < math.inf}
+        if not ends:
+            return
+        now = self._clock.now()
+        for attempt in [a for a in in_flight if a.address in ends]:
+            task = attempt.task
+            if task.attempt is not attempt or task.hedge is not None:
+                continue
+            left = self._prediction.forecaster.residual_ms(task, now)
+            if left[len(left) // 2] <= 1000 * (ends[attempt.address] - now):
+                continue
+            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
             if retry is not None:
                 attempt.withdraw()
                 yield attempt, retry

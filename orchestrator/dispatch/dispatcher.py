@@ -1,7 +1,7 @@
 """From the queue onto a lane: starts what can start whenever something changes."""
 
 import math
-from itertools import islice
+from itertools import chain, islice
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
@@ -285,10 +285,12 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """See to jobs that are late with their first tokens; to be called every 250 ms or so."""
+        """See to jobs that are late with their first tokens, or on instances that drain; to be
+        called every 250 ms or so."""
         try:
             # One by one: a task that was withdrawn is in the queue again before the next is judged.
-            for attempt, retry in self._completion.leave_silent(self._in_flight):
+            leaving = (self._completion.leave_silent, self._completion.leave_draining)
+            for attempt, retry in chain.from_iterable(leave(self._in_flight) for leave in leaving):
                 self._forget_pause(attempt.task)
                 self._retry(attempt, retry)
         finally:
@@ -300,7 +302,7 @@ class Dispatcher:
         if retry is None:
             return
         task = attempt.task
-        task.attempts += 1
+        task.attempts += retry.is_try
         task.failed_on |= {attempt.address}
         task.stage = Stage.QUEUED
         task.instance = ""

@@ -30,7 +30,9 @@ RETRIES: tuple[Row[Retrier], ...] = (
         "retries",
         "jobs",
         "Jobs sent again, by what for (OR-10)",
-        lambda retrier: [((kind,), retrier.granted[kind]) for kind in ("retry", "continue")],
+        lambda retrier: [
+            ((kind,), retrier.granted[kind]) for kind in ("retry", "continue", "move")
+        ],
         ("kind",),
     ),
     Row(

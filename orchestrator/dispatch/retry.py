@@ -66,6 +66,8 @@ class RetryAfter:
     """A second try, after a pause."""
 
     delay_s: float
+    is_try: bool = True
+    """It counts among a task's tries."""
 
 
 class Retrier:
@@ -87,11 +89,19 @@ class Retrier:
             task.record(keeps_logprobs=False)
 
     def decide(
-        self, task: Task, failed: str, now: float, *, elsewhere: bool = False
+        self,
+        task: Task,
+        failed: str,
+        now: float,
+        *,
+        elsewhere: bool = False,
+        planned: bool = False,
     ) -> RetryAfter | None:
         """Whether a task that the instance ``failed`` did not finish is sent once more.
 
         With ``elsewhere`` only to another instance, and at once. A text goes on at once as well.
+        ``planned``: the instance drains, which is nobody's fault. That counts as no try, and who
+        has nowhere to go waits for an instance to come back.
         """
         lost = self._registry.instances.get(failed)
         can_go_on = not task.completion_tokens or can_resume(task, lost)
@@ -112,15 +122,31 @@ class Retrier:
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]
-        delay_s = 0.0 if elsewhere or task.completion_tokens else self._backoff_s(task.attempts)
-        denied = self._denied(task, failed, ready, now + delay_s) if can_go_on else RetryDenied.TEXT
+        at_once = elsewhere or planned or task.completion_tokens
+        delay_s = 0.0 if at_once else self._backoff_s(task.attempts)
+        if not can_go_on:
+            denied: RetryDenied | None = RetryDenied.TEXT
+        elif planned:
+            denied = self._denied_move(task, ready, now, elsewhere=elsewhere)
+        else:
+            denied = self._denied(task, failed, ready, now + delay_s)
         if denied is not None:
             self.denied[denied] += not elsewhere  # what is not lost yet is asked for again
             return None
-        if not task.completion_tokens and not self._reopens(failed):
+        if not (planned or task.completion_tokens or self._reopens(failed)):
             self.budget.spend()
-        self.granted["continue" if task.completion_tokens else "retry"] += 1
-        return RetryAfter(delay_s)
+        kind = "continue" if task.completion_tokens else "retry"
+        self.granted["move" if planned else kind] += 1
+        return RetryAfter(delay_s, is_try=not planned)
+
+    def _denied_move(
+        self, task: Task, ready: Sequence[Instance], now: float, *, elsewhere: bool
+    ) -> RetryDenied | None:
+        if elsewhere and not ready:
+            return RetryDenied.NOWHERE
+        if task.deadline.left_ms(now) <= self._least_ms(task):
+            return RetryDenied.DEADLINE
+        return None
 
     def _denied(
         self, task: Task, failed: str, ready: Sequence[Instance], starts_at: float

@@ -9,6 +9,7 @@ The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
 One whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
 """
 
+import math
 from enum import StrEnum
 
 from orchestrator.instances.candidate import Candidate
@@ -57,8 +58,13 @@ class Instance:
         """Why its last card cannot be used, which no waiting mends; empty when it can."""
         self.draining = False
         """The worker itself takes no new work."""
+        self.worker_drain_ends_at = math.inf
+        """When the worker ends what still runs, in seconds of the clock; inf while it does not
+        drain."""
         self.cordoned = False
         """An operator wants it to have no new work."""
+        self.cordon_ends_at = math.inf
+        """When its running work is to be gone; inf where it may end in its own time."""
         self.retiring_since: float | None = None
         """When discovery stopped naming it, in seconds of the clock; None while it is named."""
         self.removed = False
@@ -79,6 +85,11 @@ class Instance:
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None
         self._candidate_until = 0.0
+
+    @property
+    def drain_ends_at(self) -> float:
+        """Until when its jobs may run; inf unless it drains."""
+        return min(self.worker_drain_ends_at, self.cordon_ends_at)
 
     @property
     def card(self) -> ModelCard | None:
@@ -227,3 +238,4 @@ class Instance:
         self.stats = None
         self.foreign_load = 0
         self.draining = False
+        self.worker_drain_ends_at = math.inf

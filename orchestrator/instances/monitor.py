@@ -5,6 +5,7 @@ Any frame counts as a heartbeat; workers send one every 250 ms when they have no
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 
 from prometheus_client import Histogram
@@ -93,6 +94,10 @@ class InstanceMonitor:
             self._kv_report_received(instance, lane, frame.cache)
         if frame.stats is not None:
             instance.take_stats(frame.stats)
+            left_ms = frame.stats.drain_left_ms
+            instance.worker_drain_ends_at = (
+                math.inf if left_ms is None else self._clock.now() + left_ms / 1000
+            )
             draining = frame.draining or any(other.is_closing for other in instance.lanes)
             self._set_draining(instance, draining, by_worker=frame.draining)
         if instance.state is InstanceState.SUSPECT:

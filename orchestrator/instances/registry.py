@@ -5,6 +5,7 @@ never with load.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -136,13 +137,20 @@ class Registry:
         lane_log.info("instance removed", extra=fields(instance=address))
         self.changed()
 
-    def cordon(self, address: str) -> Instance:
-        """Give an instance no new work, for an operator. Idempotent. Raises ``NotFound``."""
-        return self._set_cordoned(address, True)
+    def cordon(self, address: str, grace_s: float = math.inf) -> Instance:
+        """Give an instance no new work, for an operator. Idempotent. Raises ``NotFound``.
+
+        What runs there is moved elsewhere where it will not end within ``grace_s``.
+        """
+        instance = self._set_cordoned(address, True)
+        instance.cordon_ends_at = self._clock.now() + grace_s
+        return instance
 
     def uncordon(self, address: str) -> Instance:
         """Give an instance new work again. Idempotent. Raises ``NotFound``."""
-        return self._set_cordoned(address, False)
+        instance = self._set_cordoned(address, False)
+        instance.cordon_ends_at = math.inf
+        return instance
 
     def _set_cordoned(self, address: str, cordoned: bool) -> Instance:
         instance = self.instances.get(address)

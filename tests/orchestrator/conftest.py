@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import build_runner
-from orchestrator.build import Components, build, journal_config
+from orchestrator.build import Components, build, journal_config, keys_of
 from orchestrator.clock import LoopClock
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
@@ -120,8 +121,14 @@ async def make_service() -> AsyncIterator[MakeService]:
         file = None if config is None else await asyncio.to_thread(open_journal, config)
         parts = build(settings, LoopClock(loop), random.Random(7 + len(made)), journal, file=file)
         runner = build_runner(
-            parts.orchestrator, parts.health, parts.discovery, parts.api, shutdown_timeout_s=0.2
+            parts.orchestrator,
+            parts.health,
+            parts.discovery,
+            parts.api,
+            Control(parts.lifecycle, parts.reloader, keys_of),
+            shutdown_timeout_s=0.2,
         )
+        parts.reloader.load = lambda: load_settings(**(values | changes))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         parts.lifecycle.start()

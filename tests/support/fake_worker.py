@@ -164,6 +164,7 @@ class FakeWorker:
         """Tells a step of so long for every token; None: it does not count its steps."""
         self.tokens_total = 0
         self.jobs_total = 0
+        self.drain_left_ms: float | None = None
         self.changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -197,11 +198,20 @@ class FakeWorker:
         async with self.changed:
             self.changed.notify_all()
 
-    async def drain(self) -> None:
-        """Announce a drain on every lane."""
+    async def drain(self, left_ms: float | None = None) -> None:
+        """Announce a drain on every lane; jobs still have ``left_ms``."""
+        self.drain_left_ms = left_ms
         for lane in self.lanes:
             lane.draining = True
             await lane.send(stats=self.stats())
+
+    async def hand_back(self) -> None:
+        """End all jobs as a draining worker does those that have not started."""
+        for lane in self.lanes:
+            for handle, job in list(lane.jobs.items()):
+                del lane.jobs[handle]
+                job.cancel()
+                await lane.send(ends=[lane.drained(handle)], stats=self.stats())
 
     def cache(self) -> KvReport | None:
         return None if self.cached is None else KvReport(self.cached, [], full=True)
@@ -226,6 +236,7 @@ class FakeWorker:
             busy_ms_total=steps * (self.step_ms or 0.0),
             paused=sum(lane.paused for lane in self.lanes),
             load_ms=1234.5,
+            drain_left_ms=self.drain_left_ms,
         )
 
 
@@ -265,6 +276,10 @@ class _FakeLane:
     def paused(self) -> int:
         """Jobs that stand still."""
         return sum(not self._may_go_on[handle].is_set() for handle in self.jobs)
+
+    def drained(self, handle: int) -> End:
+        code, reason = Code.DRAINING, FinishReason.CANCELLED
+        return End(handle, reason, 5, 0, 0.0, 0.0, 0.0, 0.0, code, "the worker is shutting down")
 
     async def serve(self) -> None:
         reader = asyncio.create_task(self._read())

@@ -310,7 +310,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     ``sessions`` are the conversations whose KV is kept between two turns, ``session_blocks`` the
     blocks of theirs that nobody uses meanwhile; they are free. Of conversations' keep, ``expired``
     was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
-    given up for running work.
+    given up for running work. ``drain_left_ms`` is how long running jobs still have where the
+    worker drains; None where it does not.
     """
 
     kv_blocks_total: int
@@ -349,6 +350,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     sessions_displaced_total: int = 0
     cuda_init_ms: float = 0.0
     disk_saved_sessions_total: int = 0
+    drain_left_ms: float | None = None
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -5,6 +5,9 @@
     serving ──Drain──▶ jobs end, lanes close ──▶ drained ──stopped──▶ gone
        ▲                                            │
        └────────── nobody stopped it for hold_s ────┘
+
+Jobs of lanes that have not started are handed back at once (``draining``): their orchestrator sends
+them elsewhere, and moves those that cannot end in time, of which each report tells it.
 """
 
 from worker.core import Clock, EngineService
@@ -12,6 +15,7 @@ from worker.log import service_log
 from worker.protocol import AbortCause
 from worker.service.call import Responder
 from worker.service.emitter import Emitter
+from worker.service.lane import LaneJob
 
 
 class Drainer:
@@ -27,7 +31,7 @@ class Drainer:
         self._emitter = emitter
         self._clock = clock
         self._hold_s = hold_s
-        self._ends_at = 0.0
+        self._began_at = 0.0
         self._drained_at: float | None = None
         self._stops = False
         self._asked_by: list[Responder] = []
@@ -44,21 +48,30 @@ class Drainer:
             self._asked_by.append(responder)
         self._drained_at = None  # whoever asked again has as long again to stop it
         if self._emitter.draining:
-            self._ends_at = min(self._ends_at, ends_at)
+            self._emitter.drain_ends_at = min(self._emitter.drain_ends_at, ends_at)
+            self._emitter.announce()
             return
         service_log.info(
             "draining: %d jobs have %.1f s to finish", len(self._emitter.job_replies), grace_s
         )
+        self._began_at = self._clock()
         self._emitter.draining = True
-        self._ends_at = ends_at
-        self._emitter.announce()
+        self._emitter.drain_ends_at = ends_at
+        self._emitter.announce()  # first: who gets a job back is to know why
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        for job, reply in list(self._emitter.job_replies.items()):
+            if isinstance(reply, LaneJob) and not reply.has_started and job.abort is None:
+                self._engine.cancel(job, AbortCause.DRAIN)
 
     def advance(self) -> None:
         """Take the next step of the drain, if there is one."""
         if not self._emitter.draining:
             return
         if self._emitter.job_replies:
-            if self._clock() >= self._ends_at:
+            self._hand_back()  # what came while the drain began
+            if self._clock() >= self._emitter.drain_ends_at:
                 for job in list(self._emitter.job_replies):
                     self._engine.cancel(job, AbortCause.DRAIN)
             return
@@ -69,6 +82,8 @@ class Drainer:
         now = self._clock()
         if self._drained_at is None:
             self._drained_at = now
+            took_ms = 1000 * (now - self._began_at)
+            service_log.info("drained: graceful_shutdown_duration_ms=%.0f", took_ms)
         elif not self._stops and now - self._drained_at >= self._hold_s:
             service_log.warning(
                 "drained %.0f s ago and not stopped since: accepting work again", self._hold_s

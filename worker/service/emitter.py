@@ -83,6 +83,8 @@ class Emitter:
         self._kv_mirror = KvMirror()
         self._every_cycle: list[Action] = []
         self.draining = False
+        self.drain_ends_at = 0.0
+        """When what runs is ended, while it is draining; on the clock."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────
 
@@ -307,4 +309,7 @@ class Emitter:
             lanes=len(self._lanes),
             load_ms=self._load_ms.get("total", 0.0),
             cuda_init_ms=self._load_ms.get("cuda_init", 0.0),
+            drain_left_ms=(
+                max(0.0, 1000 * (self.drain_ends_at - self._clock())) if self.draining else None
+            ),
         )

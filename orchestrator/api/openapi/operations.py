@@ -14,6 +14,7 @@ from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
+from orchestrator.api.operator.types import DrainRequest
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -81,8 +82,14 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v2/health/live": _PLAIN,
     "GET /v2/health/ready": _PROBE,
     "GET /v2/instances": _PLAIN,
-    "POST /v2/instances/{address}/drain": _PLAIN,
+    "POST /v2/instances/{address}/drain": Operation(
+        DrainRequest, statuses=(202,), body_is_optional=True
+    ),
     "POST /v2/instances/{address}/undrain": _PLAIN,
+    "GET /admin/drain": _PLAIN,
+    "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
+    "POST /admin/undrain": _PLAIN,
+    "POST /admin/reload": _PLAIN,
     "GET /v2/overview": _PLAIN,
     "GET /v2/overview/events": Operation(gives=(EVENTS,)),
     "GET /health": _PROBE,

@@ -1,9 +1,12 @@
 """``/v2/instances``: what there is, and taking one out of use and back (OR-2)."""
 
+import math
+
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
+from orchestrator.api.operator.types import read_grace_s
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
@@ -33,20 +36,20 @@ async def listing(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Give an instance no new work; its running jobs finish. Idempotent."""
-    return _cordon(request, True)
+    """Give an instance no new work; its running jobs finish, or are moved. Idempotent."""
+    grace_s = await read_grace_s(request, math.inf)
+    registry, address = _named(request)
+    return json_response(describe(registry.cordon(address, grace_s), registry), status=202)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
-    return _cordon(request, False)
+    registry, address = _named(request)
+    return json_response(describe(registry.uncordon(address), registry), status=202)
 
 
-def _cordon(request: web.Request, cordoned: bool) -> web.Response:
-    registry = request.app[ORCHESTRATOR].registry
-    address = request.match_info["address"]
-    instance = registry.cordon(address) if cordoned else registry.uncordon(address)
-    return json_response(describe(instance, registry), status=202)
+def _named(request: web.Request) -> tuple[Registry, str]:
+    return request.app[ORCHESTRATOR].registry, request.match_info["address"]
 
 
 def describe(instance: Instance, registry: Registry) -> dict[str, object]:
@@ -58,6 +61,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "state": instance.state.value,
         "ready": instance.ready,
         "draining": instance.draining or instance.cordoned,
+        "jobs": instance.lane_load,
         "leaving": instance.retiring_since is not None,
         "reason": instance.reason,
         "fault": instance.fault,

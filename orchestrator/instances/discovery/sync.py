@@ -35,7 +35,7 @@ class InstanceSet(Protocol):
 
 
 class DiscoverySync:
-    """Follows all sources. ``listed`` are the addresses that never change."""
+    """Follows all sources. ``listed`` are the addresses that no source names."""
 
     def __init__(
         self,
@@ -57,6 +57,11 @@ class DiscoverySync:
         self._known: dict[str, frozenset[str]] = {}
         self._errors: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
+
+    def list_anew(self, listed: Iterable[str]) -> None:
+        """Other addresses are listed now: add what is new, retire what is gone."""
+        self._listed = frozenset(listed)
+        self._apply()
 
     def start(self) -> None:
         """Follow every source until ``close``."""

@@ -230,6 +230,8 @@ def test_another_protocol_version_is_told_so(harness: Harness) -> None:
 
 def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) -> None:
     job, request = harness.submit(1)
+    harness.begin(job)
+    harness.lane.wait(lambda: harness.lane.frames()[-1].started, "the start")
     drain = harness.send(Drain(grace_ms=50.0))
     harness.lane.wait(lambda: harness.lane.frames()[-1].draining, "the announcement")
     late = harness.send(Submit("lane", 2, [1], Sampling(max_tokens=1), 1000.0))
@@ -242,6 +244,24 @@ def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) 
     newcomer.wait_final()
     (frame,) = newcomer.frames()
     assert frame.error is not None and frame.error.code == Code.DRAINING
+
+
+def test_or14_a_drain_hands_back_what_has_not_started(harness: Harness) -> None:
+    """At once, while what runs has its grace, of which each report tells."""
+    running, _ = harness.submit(1)
+    harness.begin(running)
+    harness.lane.wait(lambda: harness.lane.frames()[-1].started, "the start")
+    waiting, _ = harness.submit(2)
+    assert all(f.stats.drain_left_ms is None for f in harness.lane.frames() if f.stats)
+    harness.send(Drain(grace_ms=60_000.0))
+    harness.wait_end(2)
+    assert harness.engine.cancelled == [(waiting, AbortCause.DRAIN)]
+    (told, *_) = [f for f in harness.lane.frames() if f.draining]
+    assert told.stats is not None and 0 < (told.stats.drain_left_ms or 0) <= 60_000
+    before = [frame for frame in harness.lane.frames() if frame.seq < told.seq]
+    assert not any(frame.ends for frame in before)
+    harness.finish(running)
+    assert harness.wait_end(1).code is None
 
 
 def test_dl14_what_is_left_for_the_parts_counts_from_receipt(harness: Harness) -> None:

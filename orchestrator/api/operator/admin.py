@@ -1,0 +1,77 @@
+"""``/admin``: the process itself, for whoever runs it (OR-14)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from orchestrator.api.auth import Authenticator, Key
+from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.operator.types import read_grace_s
+from orchestrator.lifecycle import Lifecycle
+from orchestrator.reload import Reloader
+from orchestrator.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What operators act on."""
+
+    lifecycle: Lifecycle
+    reloader: Reloader
+    keys_of: Callable[[Settings], tuple[Key, ...]]
+
+    def follow_keys(self, auth: Authenticator) -> None:
+        """Have ``auth`` know the keys of new settings."""
+        keys = ("token", "admin_token", "keys")
+        self.reloader.follow(keys, lambda new: auth.replace(self.keys_of(new)))
+
+
+CONTROL = web.AppKey("control", Control)
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Refuse new work, let what runs finish; the process stays, and says how far it is."""
+    control = request.app[CONTROL]
+    grace_s = await read_grace_s(request, control.reloader.settings.shutdown_grace_s)
+    control.lifecycle.begin_drain(grace_s)
+    return json_response(_describe(request), status=202)
+
+
+async def undrain(request: web.Request) -> web.Response:
+    """Take new work again. Idempotent."""
+    request.app[CONTROL].lifecycle.undrain()
+    return json_response(_describe(request))
+
+
+async def state(request: web.Request) -> web.Response:
+    """How far a drain is."""
+    return json_response(_describe(request))
+
+
+async def reload(request: web.Request) -> web.Response:
+    """Read settings and keys anew; what cannot change while it runs is named."""
+    return json_response((await request.app[CONTROL].reloader.reload()).described())
+
+
+def _describe(request: web.Request) -> dict[str, object]:
+    lifecycle = request.app[CONTROL].lifecycle
+    orchestrator = request.app[ORCHESTRATOR]
+    draining = orchestrator.stages.admission.draining
+    status = "drained" if lifecycle.is_drained else "draining" if draining else "serving"
+    return {
+        "status": status,
+        "live_tasks": orchestrator.live_tasks,
+        "queued_tasks": len(orchestrator.queue),
+        "graceful_shutdown_duration_ms": round(lifecycle.drain_ms, 1),
+    }
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/admin/drain", state),
+        web.post("/admin/drain", drain),
+        web.post("/admin/undrain", undrain),
+        web.post("/admin/reload", reload),
+    ]

@@ -1,0 +1,88 @@
+"""Settings and keys are read anew without dropping a stream (SIGHUP, POST /admin/reload)."""
+
+import asyncio
+from typing import Any
+
+from orchestrator.settings import load_settings
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.dispatch.test_moving import begin_text
+from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, text_of
+from tests.support.fake_worker import FakeWorker
+
+ADMIN = {"X-Tidegate-Admin": "1"}
+
+
+async def reload(service: Service, headers: dict[str, str] = ADMIN, **changes: Any) -> Any:
+    """What the answer says of it; the sources say ``changes`` now."""
+    before = service.parts.reloader.settings.model_dump(exclude_unset=True)
+    service.parts.reloader.load = lambda: load_settings(**(before | changes))
+    async with service.http.post("/admin/reload", headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_or14_limits_change_under_a_stream(worker: FakeWorker, service: Service) -> None:
+    running = await begin_text(service, worker)
+    held = worker.plan(worker.submits[0])
+    assert await reload(service) == (200, {"changed": [], "needs_restart": []})
+    status, told = await reload(service, key_concurrent=1, default_max_tokens=7, port=1)
+    assert status == 200
+    assert told == {"changed": ["default_max_tokens", "key_concurrent"], "needs_restart": ["port"]}
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 429  # the stream counts
+    _, told = await reload(service, key_concurrent=0)
+    assert told["needs_restart"] == []
+    async with service.http.post("/v2/tasks", json={"prompt": "hello"}) as response:
+        assert response.status == 202
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert worker.submits[1].sampling.max_tokens == 7
+    held.release.set()
+    assert text_of(await running) == EXPECTED
+
+
+async def test_or14_a_bad_file_keeps_the_old_settings_and_says_why(service: Service) -> None:
+    status, told = await reload(service, queue_size=-7)
+    assert status == 400
+    message = told["error"]["message"]
+    assert "QUEUE_SIZE" in message and "old ones stay" in message
+    assert service.orchestrator.queue.bound == 100
+
+
+async def test_or12_keys_come_and_go(worker: FakeWorker, make_service: MakeService) -> None:
+    service = await make_service(worker, token="old", admin_token="operator")
+    operator = {"Authorization": "Bearer operator"}
+
+    async def status_with(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with service.http.get("/v2/tasks", headers=headers) as response:
+            return response.status
+
+    assert [await status_with("old"), await status_with("new")] == [200, 401]
+    assert (await reload(service, {"Authorization": "Bearer old"}))[0] == 403
+    status, told = await reload(service, operator, token="new")
+    assert (status, told["changed"]) == (200, ["token"])
+    assert "new" not in str(told).replace("needs", "")
+    assert [await status_with("old"), await status_with("new")] == [401, 200]
+    # Nobody lets everybody in by a line that was lost.
+    service.parts.reloader.load = lambda: service.parts.settings.model_copy(
+        update={"token": None, "admin_token": None}
+    )
+    async with service.http.post("/admin/reload", headers=operator) as response:
+        assert (await response.json())["changed"] == []
+    assert await status_with("anything") == 401
+
+
+async def test_or6_instances_that_are_listed_anew_come_and_go(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    service = await make_service(first)
+    running = await begin_text(service, first)
+    held = first.plan(first.submits[0])
+    _, told = await reload(service, instances=(second.address,))
+    assert told["changed"] == ["instances"]
+    await service.until(lambda: service.orchestrator.registry.instances[second.address].ready)
+    assert not service.orchestrator.registry.instances[first.address].ready
+    held.release.set()
+    assert text_of(await asyncio.wait_for(running, 20)) == EXPECTED  # where it was
+    _, told = await reload(service, instances=("dns:elsewhere:1", second.address))
+    assert told == {"changed": [], "needs_restart": ["instances"]}
