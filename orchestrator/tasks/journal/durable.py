@@ -87,8 +87,6 @@ class DurableTasks:
 
     def __init__(self, file: JournalFile, clock: Clock) -> None:
         self.config: JournalConfig = file.config
-        self.set_aside = "" if file.set_aside is None else str(file.set_aside)
-        """Where a damaged file is that was found at the start."""
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = _nothing
@@ -139,6 +137,12 @@ class DurableTasks:
     def unwritten(self) -> int:
         """Records that were promised and wait for the disk."""
         return self._writer.unwritten
+
+    @property
+    def set_aside(self) -> str:
+        """Where a damaged file is; empty where there is none."""
+        path = self._writer.set_aside
+        return "" if path is None else str(path)
 
     @property
     def is_async(self) -> bool:

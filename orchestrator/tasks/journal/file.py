@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,8 +33,6 @@ _PRAGMAS = (
 )
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
-Connect = Callable[..., sqlite3.Connection]
-
 
 class JournalError(Exception):
     """The journal cannot be opened; the message says why, and what to do."""
@@ -52,8 +49,6 @@ class JournalConfig:
     keep_s: float = 7 * 86_400.0
     key: bytes | None = None
     """Prompts and texts are encrypted with it."""
-    connect: Connect = sqlite3.connect
-    """Another one for tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
     flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
     # Made here, for sqlite would make it readable to others; what lies beside it is made alike.
     os.close(os.open(config.path, flags, 0o600))
-    db = config.connect(config.path, timeout=LOCK_WAIT_S, isolation_level=None)
+    db = sqlite3.connect(config.path, timeout=LOCK_WAIT_S, isolation_level=None)
     try:
         for pragma in _PRAGMAS:
             db.execute(pragma)

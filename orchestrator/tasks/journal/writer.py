@@ -35,6 +35,7 @@ from orchestrator.telemetry.log import fields, service_log
 MOST_OPERATIONS = 2048
 """In one transaction."""
 RETRY_S = 1.0
+SET_ASIDE_EVERY_S = 600.0
 TIDY_EVERY_S = 10.0
 TIDY_ROWS = 2000
 """Removed at a time, lest submissions wait for it."""
@@ -112,11 +113,16 @@ class JournalWriter:
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._unwritten: list[Operation] = []
         """What was promised, and the disk did not take."""
+        self.set_aside = file.set_aside
+        """Where a damaged file is."""
         self._db: sqlite3.Connection | None = None
         self._inode = 0
+        self._lacks_live = False
+        """The file is a new one, which does not have yet what lives."""
         self._fault = ""
         self._busy_since: float | None = None
         self._is_closing = False
+        self._may_set_aside_at = 0.0
         self._tidy_at = 0.0
         self._tidied = 0
         self._thread = threading.Thread(target=self._run, name="tidegate-journal", daemon=True)
@@ -239,10 +245,15 @@ class JournalWriter:
         return f"{error} ({name})"
 
     def _begin_anew(self) -> None:
-        """Put a damaged file aside. The next try makes a new one, with the tasks that live."""
+        """Put a damaged file aside. The next try makes a new one, with the tasks that live; where
+        that is damaged at once, it is the disk.
+        """
         self._close_db()
+        if time.monotonic() < self._may_set_aside_at:
+            return
+        self._may_set_aside_at = time.monotonic() + SET_ASIDE_EVERY_S
         try:
-            set_aside(self._config.path)
+            self.set_aside = set_aside(self._config.path)
         except OSError as error:
             service_log.error(
                 "the damaged journal cannot be set aside: %s",
@@ -260,22 +271,23 @@ class JournalWriter:
 
     def _open(self) -> sqlite3.Connection:
         """The connection, on the file that has the journal's name. A new file gets what lives."""
-        if self._db is not None and self._inode != self._inode_now():
+        inode = self._inode_now()
+        if self._db is not None and self._inode != inode:
             service_log.error(
                 "the journal's file is gone: it is written anew",
                 extra=fields(journal=str(self._config.path)),
             )
             self._close_db()
         if self._db is None:
-            is_new = self._inode_now() == 0
-            if is_new:
-                prepare(self._config, self._file.sealer)
-            db = connect(self._config)
-            if self._inode and self._inode != self._inode_now():
+            self._lacks_live |= not inode or self._inode not in (0, inode)
+            prepare(self._config, self._file.sealer)
+            db = self._db = connect(self._config)
+            if self._lacks_live:
                 db.execute("BEGIN IMMEDIATE")
                 self._insert(db, self._live())
                 db.execute("COMMIT")
-            self._db, self._inode = db, self._inode_now()
+                self._lacks_live = False
+            self._inode = self._inode_now()
         return self._db
 
     def _inode_now(self) -> int:
@@ -323,6 +335,10 @@ class JournalWriter:
         if not ended:
             return
         seal = self._file.sealer.seal
+        numbers = [(one.n,) for one in ended]
+        # First: a disk that is full takes the rest where these were.
+        db.executemany("DELETE FROM requests WHERE n = ?", numbers)
+        db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
         db.executemany(
             "INSERT OR IGNORE INTO results SELECT n, ?, ? FROM tasks "
             "WHERE n = ? AND ended_unix IS NULL",
@@ -348,9 +364,6 @@ class JournalWriter:
                 for one in ended
             ],
         )
-        numbers = [(one.n,) for one in ended]
-        db.executemany("DELETE FROM requests WHERE n = ?", numbers)
-        db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
 
     # ── retention ────────────────────────────────────────────────────────────────────────────
 

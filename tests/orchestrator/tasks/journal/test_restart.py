@@ -4,78 +4,18 @@ A death is a copy of the journal's files as they are at that moment: what a proc
 by then, nobody ever sees.
 """
 
-import asyncio
-import shutil
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.orchestrator.conftest import Service
+from tests.orchestrator.tasks.journal.conftest import (
+    Restarts,
+    events_of,
+    status_of,
+    submit,
+    task_of,
+)
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Submit
-
-TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 6, "durable": True}
-
-
-async def submit(service: Service, key: str | None = None, **changes: object) -> Any:
-    headers = {} if key is None else {"Idempotency-Key": key}
-    async with service.http.post("/v2/tasks", json=TASK | changes, headers=headers) as response:
-        return response.status, await response.json()
-
-
-async def task_of(service: Service, key: str | None = None, **changes: object) -> str:
-    status, answer = await submit(service, key, **changes)
-    assert status == 202, answer
-    task_id: str = answer["task_id"]
-    return task_id
-
-
-async def status_of(service: Service, task_id: str) -> Any:
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        return await response.json()
-
-
-async def events_of(service: Service, task_id: str, after: str = "") -> list[Event]:
-    headers = {"Last-Event-ID": after} if after else {}
-    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
-        assert response.status == 200
-        return [event async for event in read_events(response) if event.event != "metrics"]
-
-
-def dead_copy(path: Path, to: Path) -> Path:
-    """The files of a journal as a process leaves them that is killed now."""
-    to.mkdir()
-    for file in path.parent.glob(f"{path.name}*"):
-        if not file.name.endswith((".lock", "-shm")):
-            shutil.copy(file, to / file.name)
-    return to / path.name
-
-
-class Restarts:
-    """Orchestrators one after the other on one journal, in front of the same workers."""
-
-    def __init__(self, make_service: MakeService, folder: Path, **settings: object) -> None:
-        self._make = make_service
-        self._folder = folder
-        self._settings = settings
-        self.count = 0
-        self.path = folder / "0" / "journal.db"
-
-    async def start(self, *workers: FakeWorker, wait: bool = True, **more: object) -> Service:
-        return await self._make(
-            *workers, wait=wait, journal_path=self.path, **(self._settings | more)
-        )
-
-    async def die(self) -> None:
-        """What was written until now is all that the next one gets."""
-        self.count += 1
-        self.path = await asyncio.to_thread(dead_copy, self.path, self._folder / str(self.count))
-
-
-@pytest.fixture
-def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
-    return Restarts(make_service, tmp_path)
 
 
 async def test_a_queued_task_runs_after_a_restart_with_its_own_deadline(

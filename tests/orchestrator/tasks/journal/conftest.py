@@ -1,0 +1,113 @@
+"""A journal whose disk fails on demand, and orchestrators that die."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.tasks.journal import writer
+from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.support.fake_worker import FakeWorker
+
+TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 6, "durable": True}
+
+
+async def submit(service: Service, key: str | None = None, **changes: object) -> Any:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    async with service.http.post("/v2/tasks", json=TASK | changes, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def task_of(service: Service, key: str | None = None, **changes: object) -> str:
+    status, answer = await submit(service, key, **changes)
+    assert status == 202, answer
+    task_id: str = answer["task_id"]
+    return task_id
+
+
+async def status_of(service: Service, task_id: str) -> Any:
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        return await response.json()
+
+
+async def events_of(service: Service, task_id: str, after: str = "") -> list[Event]:
+    headers = {"Last-Event-ID": after} if after else {}
+    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
+        assert response.status == 200
+        return [event async for event in read_events(response) if event.event != "metrics"]
+
+
+async def ready_of(service: Service) -> tuple[int, Any]:
+    async with service.http.get("/health/ready") as response:
+        return response.status, await response.json()
+
+
+def dead_copy(path: Path, to: Path) -> Path:
+    """The files of a journal as a process leaves them that is killed now."""
+    to.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        if not file.name.endswith((".lock", "-shm")):
+            shutil.copy(file, to / file.name)
+    return to / path.name
+
+
+class Restarts:
+    """Orchestrators one after the other on one journal, in front of the same workers."""
+
+    def __init__(self, make_service: MakeService, folder: Path) -> None:
+        self._make = make_service
+        self._folder = folder
+        self.count = 0
+        self.path = folder / "0" / "journal.db"
+
+    async def start(self, *workers: FakeWorker, wait: bool = True, **settings: object) -> Service:
+        return await self._make(*workers, wait=wait, journal_path=self.path, **settings)
+
+    async def die(self) -> None:
+        """What was written until now is all that the next one gets."""
+        self.count += 1
+        self.path = await asyncio.to_thread(dead_copy, self.path, self._folder / str(self.count))
+
+
+@pytest.fixture
+def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
+    return Restarts(make_service, tmp_path)
+
+
+class Disk:
+    """What the disk does to whoever writes."""
+
+    def __init__(self) -> None:
+        self.error: sqlite3.Error | None = None
+        """Raised by every transaction."""
+
+    def fail(self, name: str, message: str) -> None:
+        """Every transaction fails with SQLite's error of that name."""
+        kind = sqlite3.OperationalError
+        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+            kind = sqlite3.DatabaseError  # type: ignore[assignment]
+        self.error = kind(message)
+        self.error.sqlite_errorname = name
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """The disk under every journal of the test, which is looked at often."""
+    disk = Disk()
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, values: Iterable[object] = ()) -> sqlite3.Cursor:  # type: ignore[override]
+            if disk.error is not None and sql == "COMMIT":
+                raise disk.error
+            return super().execute(sql, values)  # type: ignore[arg-type]
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda path, **more: connect(path, factory=Connection, **more)
+    )
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    return disk

@@ -1,0 +1,197 @@
+"""OR-5: a journal that fails refuses durable work and says so; other work goes on; it heals."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.tasks.journal import durable, file, writer
+from tests.orchestrator.conftest import Service
+from tests.orchestrator.tasks.journal.conftest import (
+    Disk,
+    Restarts,
+    events_of,
+    ready_of,
+    status_of,
+    submit,
+    task_of,
+)
+from tests.support.fake_worker import FakeWorker, Plan
+
+
+def fault_of(service: Service) -> str:
+    journal = service.orchestrator.stages.durable
+    assert journal is not None
+    return journal.fault
+
+
+def rows(path: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SQLITE_FULL", "database or disk is full"),
+        ("SQLITE_READONLY", "attempt to write a readonly database"),
+        ("SQLITE_IOERR_WRITE", "disk I/O error"),
+    ],
+)
+async def test_durable_work_is_refused_and_other_work_goes_on(
+    restarts: Restarts, worker: FakeWorker, disk: Disk, name: str, message: str
+) -> None:
+    service = await restarts.start(worker)
+    assert (await ready_of(service))[1]["journal"]["status"] == "ok"
+    disk.fail(name, message)
+    for _ in range(2):  # the first finds it out
+        status, answer = await submit(service, key="mine")
+        error = answer["error"]
+        assert (status, error["code"], error["retryable"]) == (503, "journal_unavailable", True)
+        assert message in error["message"] and name in error["message"]
+    status, health = await ready_of(service)
+    assert (status, health["status"]) == (200, "degraded")
+    assert message in health["journal"]["fault"]
+    assert service.metric("tidegate_journal_failing") == 1
+    plain = await task_of(service, durable=False)
+    await service.until(lambda: service.outcomes()[-1] == "met")
+    assert (await status_of(service, plain))["text"]
+    disk.error = None
+    await service.until(lambda: not fault_of(service))
+    assert (await ready_of(service))[1]["status"] == "ready"
+    task_id = await task_of(service, key="mine")  # what was refused keeps no key
+    assert (await events_of(service, task_id))[-1].event == "end"
+
+
+async def test_an_end_that_the_disk_does_not_take_is_told_and_written_later(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    held = Plan(stall_at=2)
+    worker.plan = lambda submit: held
+    service = await restarts.start(worker)
+    task_id = await task_of(service)
+    await service.until(lambda: service.orchestrator.store.get(task_id).completion_tokens == 2)
+    disk.fail("SQLITE_FULL", "database or disk is full")
+    held.release.set()
+    assert (await events_of(service, task_id))[-1].event == "end"
+    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 1)
+    service.parts.health.refresh()  # as upkeep does
+    assert (await ready_of(service))[1]["journal"]["unwritten"] == 1
+    disk.error = None
+    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 0)
+    await restarts.die()
+    again = await restarts.start(worker)
+    status = await status_of(again, task_id)
+    assert status["outcome"] == "met" and status["text"] == "w0 w1 w2 w3 w4 w5 "
+    assert len(worker.submits) == 1
+
+
+async def test_somebody_else_holds_the_file(
+    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "LOCK_WAIT_S", 0.02)
+    service = await restarts.start(worker)
+
+    def hold() -> sqlite3.Connection:
+        db = sqlite3.connect(restarts.path, isolation_level=None, check_same_thread=False)
+        db.execute("BEGIN IMMEDIATE")
+        return db
+
+    db = await asyncio.to_thread(hold)
+    status, answer = await submit(service)
+    assert status == 503 and "locked" in answer["error"]["message"]
+    await asyncio.to_thread(db.close)
+    await service.until(lambda: not fault_of(service))
+    await task_of(service)
+
+
+async def test_a_full_disk(
+    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own error, by a bound on the file's pages. What ends makes room again."""
+    monkeypatch.setattr(file, "_PRAGMAS", (*file._PRAGMAS, "PRAGMA max_page_count = 40"))
+    held = Plan(stall_at=0)
+    worker.plan = lambda submit: held
+    service = await restarts.start(worker, max_body_bytes=10**6)
+    terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [5] * 500, "max_tokens": 1}
+    accepted = []
+    while (answer := await submit(service, **terms))[0] == 202:
+        accepted.append(answer[1]["task_id"])
+    assert "full" in answer[1]["error"]["message"] and len(accepted) > 10
+    held.release.set()
+    for task_id in accepted:
+        assert (await events_of(service, task_id))[-1].event == "end"
+    await service.until(lambda: not fault_of(service))
+    assert (await submit(service, **terms))[0] == 202
+    ended = "SELECT count(*) FROM tasks WHERE ended_unix IS NOT NULL"
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    await service.until(lambda: service.metric("tidegate_journal_live") == 0)
+    assert (await asyncio.to_thread(rows, restarts.path, ended))[0][0] >= len(accepted)
+
+
+async def test_a_damaged_file_is_set_aside_while_running(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    """What lives is in the new file, and goes on from there."""
+    worker.plan = lambda submit: Plan(stall_at=1)
+    service = await restarts.start(worker)
+    task_id = await task_of(service)
+    disk.fail("SQLITE_CORRUPT", "database disk image is malformed")
+    status, answer = await submit(service)
+    assert status == 503 and "malformed" in answer["error"]["message"]
+    disk.error = None
+    await service.until(lambda: not fault_of(service))
+    (aside,) = await asyncio.to_thread(lambda: list(restarts.path.parent.glob("*.damaged-*Z")))
+    assert (await ready_of(service))[1]["journal"]["set_aside"] == str(aside)
+    found = await asyncio.to_thread(rows, restarts.path, "SELECT id FROM tasks")
+    assert found == [(task_id,)]
+    await restarts.die()
+    worker.plan = lambda submit: Plan()
+    again = await restarts.start(worker)
+    assert (await events_of(again, task_id))[-1].event == "end"
+
+
+async def test_a_file_that_is_deleted_while_running_is_written_anew(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    service = await restarts.start(worker)
+    first = await task_of(service)
+    for path in await asyncio.to_thread(lambda: list(restarts.path.parent.glob("journal.db*"))):
+        if path.suffix != ".lock":
+            await asyncio.to_thread(path.unlink)
+    second = await task_of(service)
+    found = await asyncio.to_thread(rows, restarts.path, "SELECT id FROM tasks ORDER BY n")
+    assert found == [(first,), (second,)]
+    assert (await asyncio.to_thread(restarts.path.stat)).st_mode & 0o777 == 0o600
+
+
+async def test_a_disk_that_hangs(
+    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission does not wait for ever, nor does whoever follows a task to its end."""
+    monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
+    service = await restarts.start(worker)
+    held = Plan(stall_at=1)
+    worker.plan = lambda submit: held
+    task_id = await task_of(service)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def hang(self: Any, operations: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", hang)
+    status, answer = await submit(service, key="mine")
+    assert status == 503 and answer["error"]["code"] == "journal_unavailable"
+    held.release.set()
+    assert (await events_of(service, task_id))[-1].event == "end"
+    assert "taken nothing" in fault_of(service)
+    go_on.set()
+    await service.until(lambda: not fault_of(service))
+    await task_of(service, key="mine")

@@ -1,0 +1,140 @@
+"""OR-5: who may open a journal, and what is done with one that is old, new, foreign or damaged."""
+
+import base64
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.tasks.journal.file import JournalConfig, JournalError, connect, open_journal
+from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "journal.db"
+
+
+def test_nobody_else_may_read_it(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        opened = open_journal(JournalConfig(path))
+    finally:
+        os.umask(old)
+    with closing(connect(JournalConfig(path))) as db:
+        db.execute("INSERT INTO meta VALUES ('a', x'00')")  # makes the log beside it
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert db.execute("PRAGMA secure_delete").fetchone() == (1,)
+    assert set(modes.values()) == {0o600} and "journal.db-wal" in modes
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    opened.close()
+
+
+def test_two_orchestrators_never_share_one(path: Path) -> None:
+    """Neither in one process nor in two; the lock goes with the process that held it."""
+    first = open_journal(JournalConfig(path))
+    with pytest.raises(JournalError, match=f"another orchestrator.*process {os.getpid()}"):
+        open_journal(JournalConfig(path))
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from orchestrator.tasks.journal.file import *\n"
+        "try: open_journal(JournalConfig(Path(sys.argv[1])))\n"
+        "except JournalError: print('refused')\n"
+        "else: print('opened')"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "refused\n"
+    first.close()
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "opened\n"
+    open_journal(JournalConfig(path)).close()
+
+
+def test_a_file_of_every_earlier_version_is_brought_forward(path: Path) -> None:
+    path.parent.mkdir()
+    for version in range(1, VERSION):
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            migrate(db, version)
+            db.execute(
+                "INSERT INTO tasks (n, id, key, digest, accepted_unix, deadline_unix_ms, model, "
+                "correlation_id, prompt_tokens) VALUES (7, 'old', '', x'', 1, 2, 'm', 'c', 3)"
+            )
+        opened = open_journal(JournalConfig(path))
+        assert [one.row.id for one in opened.unfinished] == ["old"] and opened.next_n == 8
+        opened.close()
+        with closing(sqlite3.connect(path)) as db:
+            assert version_of(db) == len(MIGRATIONS)
+        path.unlink()
+
+
+def test_a_newer_version_is_refused(path: Path) -> None:
+    open_journal(JournalConfig(path)).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=f"version 99, and this Tidegate knows {VERSION}"):
+        open_journal(JournalConfig(path))
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*.damaged-*"))
+
+
+@pytest.mark.parametrize("damage", ["not a database", "pages"])
+def test_a_damaged_file_is_set_aside(path: Path, damage: str) -> None:
+    open_journal(JournalConfig(path)).close()
+    content = path.read_bytes()
+    if damage == "pages":
+        content = content[:4096] + random.Random(1).randbytes(len(content) - 4096)
+    else:
+        content = b"once upon a time " * 1000
+    path.write_bytes(content)
+    opened = open_journal(JournalConfig(path))
+    assert opened.set_aside is not None and opened.set_aside.read_bytes() == content
+    assert opened.unfinished == [] and opened.next_n == 1
+    opened.close()
+    again = open_journal(JournalConfig(path))
+    assert again.set_aside is None
+    again.close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(JournalError, match=r"Not a directory|File exists"):
+        open_journal(JournalConfig(tmp_path / "file" / "journal.db"))
+
+
+def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
+    open_journal(JournalConfig(path, key=KEY)).close()
+    with pytest.raises(JournalError, match="not the key that the journal was encrypted with"):
+        open_journal(JournalConfig(path, key=bytes(32)))
+    with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL_KEY"):
+        open_journal(JournalConfig(path))
+    open_journal(JournalConfig(path, key=KEY)).close()
+
+
+def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
+    open_journal(JournalConfig(path)).close()
+    open_journal(JournalConfig(path, key=KEY)).close()
+    with pytest.raises(JournalError):
+        open_journal(JournalConfig(path))
+
+
+def test_settings_that_do_not_fit(tmp_path: Path) -> None:
+    journal = str(tmp_path / "j.db")
+    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL_KEY: expected 32 random bytes"):
+        load_settings(journal_path=journal, journal_key="aGFsZg==")
+    with pytest.raises(InvalidSettings, match="TIDEGATE_DURABLE_DEFAULT: needs TIDEGATE_JOURNAL"):
+        load_settings(durable_default=True)
+    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL_KEEP_S: must not be below"):
+        load_settings(journal_path=journal, journal_keep_s=10)
+    key = base64.urlsafe_b64encode(KEY).decode()
+    assert load_settings(journal_path=journal, journal_key=key).journal_key is not None
+    assert load_settings(journal_path="").journal_path is None
