@@ -1,7 +1,14 @@
-"""The slot pipeline, measured from outside: by plain ``tritonclient`` on the real Triton.
+"""The slot pipeline, measured beside a naive one that has the same providers.
 
-- ``stack``   a Triton with the slot model
-- ``client``  one recipe and what became of it
-- ``usage``   memory, files and threads of a server with all of its processes
-- ``soak``    an hour of clips, cancels and mistakes: does anything grow?
+- ``rig``           ours on the real Triton and two naive servers, which take turns
+- ``throughput``    clips per minute, latency, stage times, memory
+- ``overlap``       what the order of stages allows where they do not share two cores
+- ``copies``        bytes copied and allocated between stages
+- ``deadlines``     what becomes of clips as deadlines grow, and under overload
+- ``aborts``        from a cancel to the next clip
+- ``soak``          an hour of clips, cancels and mistakes: does anything grow?
+- ``naive``         the pipeline of an afternoon, and ``naive_server``, which serves it
+- ``client``        one recipe and what became of it, by plain ``tritonclient``
+- ``stack``         a Triton with the slot model
+- ``usage``         memory, files and threads of a server with all of its processes
 """

@@ -1,0 +1,230 @@
+"""What becomes of clips as their deadlines grow from far too short to ample; and under overload,
+when more is asked for than can be rendered, of unknown lengths, by clients who hang up in time.
+
+A deadline is in multiples of what the clip takes by itself, behind the buffer that is kept back.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perf.report.bundle import Figure
+from perf.report.stats import median
+from perf.slot.client import Ask, Reply
+from perf.slot.naive_server import SEQUENTIAL
+from perf.slot.rig import LONG_TEXT, OURS, SPEC, Rig, System, recipe_of
+from perf.slot.throughput import closed_loop
+
+MULTIPLES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+LOADS = (0.7, 1.5, 3.0)
+PATIENCE = (3.0, 6.0, 15.0)
+"""Of clients, in multiples of what a clip takes; each kind asks as often as the others."""
+_LINGER_S = 30.0
+_SEED = 11
+_TEXT = "the tide turns at six be there on time or wait for the next"
+
+
+def outcome(ask: Ask, reply: Reply) -> str:
+    """By the client's own clock, on which the answer's way counts too."""
+    if not reply.is_clip:
+        return "stopped" if reply.began_at else "refused"
+    if reply.latency_s > ask.deadline_s:
+        return "late"
+    return "less" if reply.facts["given_up"] else "whole"
+
+
+async def curve(rig: Rig) -> list[Figure]:
+    """One clip at a time."""
+    n = 2 if rig.quick else 8
+    recipe = recipe_of(LONG_TEXT)
+    alone = [await rig.ours.client.render(Ask(recipe)) for _ in range(max(4, n))]
+    clip_s = median([reply.latency_s for reply in alone])
+    figures = [Figure.of("curve.clip_s", "the clip by itself", "s", [r.latency_s for r in alone])]
+    ways = (("error", rig.ours, False), ("degrade", rig.ours, True))
+    for multiple in MULTIPLES:
+        deadline_s = SPEC.buffer_s + multiple * clip_s
+        found: dict[str, list[tuple[Ask, Reply]]] = {}
+        for _ in range(n):
+            for name, system, degrade in (*ways, (SEQUENTIAL, rig.systems[SEQUENTIAL], False)):
+                ask = Ask(recipe, deadline_s, degrade)
+                found.setdefault(name, []).append((ask, await system.client.render(ask)))
+                if name == SEQUENTIAL:  # it renders to the end whoever has hung up
+                    await system.client.render(Ask(recipe_of("Hi.", size=64, fps=6)))
+        figures += _at(multiple, found)
+    return figures
+
+
+def _at(multiple: float, found: dict[str, list[tuple[Ask, Reply]]]) -> list[Figure]:
+    names = {"error": "all or nothing", "degrade": "may give less", SEQUENTIAL: "naive"}
+    words = {
+        "whole": "in time, whole",
+        "less": "in time with less",
+        "refused": "refused",
+        "stopped": "stopped on the way",
+        "late": "late",
+    }
+    figures = []
+    for name, answers in found.items():
+        counts = Counter(outcome(ask, reply) for ask, reply in answers)
+        for what, text in words.items():
+            if name == SEQUENTIAL and what not in ("whole", "refused"):
+                continue
+            if name == SEQUENTIAL and what == "refused":
+                text = "its client hung up"
+            if what != "whole" and not counts[what]:
+                continue
+            share = 100 * counts[what] / len(answers)
+            label = f"{multiple:g} × a clip, {names[name]}: {text}"
+            if what == "less":
+                label += f" (most: {_most_given_up(answers)})"
+            figures.append(Figure.of(f"curve.{multiple:g}.{name}.{what}", label, "%", [share]))
+        refusals = [1000 * r.latency_s for ask, r in answers if outcome(ask, r) == "refused"]
+        if refusals and name != SEQUENTIAL:
+            label = f"{multiple:g} × a clip, {names[name]}: refused after"
+            figures.append(
+                Figure.of(f"curve.{multiple:g}.{name}.refused_ms", label, "ms", refusals)
+            )
+    return figures
+
+
+def _most_given_up(answers: Sequence[tuple[Ask, Reply]]) -> str:
+    """In numbers that do not change from clip to clip."""
+    given_up = [
+        ", ".join(each for each in reply.facts["given_up"])
+        for _, reply in answers
+        if reply.is_clip and reply.facts["given_up"]
+    ]
+    return Counter(given_up).most_common(1)[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    ask: Ask
+
+
+def arrivals(
+    per_s: float, seconds: float, clip_s: float, seed: int, *, degrade: bool
+) -> list[Arrival]:
+    """Poisson; texts of two words to the longest that there are buffers for; the same for a seed,
+    whatever ``degrade`` is."""
+    draw, at_s = random.Random(seed), 0.0
+    made: list[Arrival] = []
+    while True:
+        at_s += draw.expovariate(per_s)
+        if at_s > seconds:
+            return made
+        count = max(2, min(24, round(draw.lognormvariate(2.0, 0.6))))
+        text = " ".join(draw.choice(_TEXT.split()) for _ in range(count)) + "."
+        patience_s = SPEC.buffer_s + draw.choice(PATIENCE) * clip_s
+        made.append(Arrival(at_s, Ask(recipe_of(text), patience_s, degrade)))
+
+
+async def overload(rig: Rig) -> list[Figure]:
+    """Goodput: clips in time per minute."""
+    window_s, seeds = (3.0, 1) if rig.quick else (8.0, 2)
+    loads = LOADS[1:2] if rig.quick else LOADS
+    most = await closed_loop(rig.ours, 4, 8 if rig.quick else 16)
+    alone = await closed_loop(rig.ours, 1, 4 if rig.quick else 8)
+    clip_s = median([reply.latency_s for reply in alone.replies])
+    capacity = most.per_minute / 60
+    figures = [
+        Figure.of("overload.capacity", "what Tidegate makes as fast as it goes", "1/s", [capacity])
+    ]
+    ways = [("degrade", rig.ours, True), ("error", rig.ours, False)]
+    ways += [(name, system, False) for name, system in rig.systems.items() if name != OURS]
+    for load in loads:
+        found: dict[str, list[_Window]] = {}
+        for seed in range(_SEED, _SEED + seeds):
+            for name, system, degrade in ways:
+                some = arrivals(load * capacity, window_s, clip_s, seed, degrade=degrade)
+                found.setdefault(name, []).append(await _offer(system, some))
+        figures += _of_load(rig, load, found)
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What came of some arrivals, and the seconds until the last was answered."""
+
+    counts: Counter[str]
+    offered: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def in_time(self) -> int:
+        return self.counts["whole"] + self.counts["less"]
+
+    @property
+    def per_minute(self) -> float:
+        return 60 * self.in_time / self.seconds
+
+
+async def _offer(system: System, some: Sequence[Arrival]) -> _Window:
+    begun, cpu_s = time.monotonic(), system.cpu_s()
+
+    async def one(arrival: Arrival) -> str:
+        await asyncio.sleep(begun + arrival.at_s - time.monotonic())
+        return outcome(arrival.ask, await system.client.render(arrival.ask))
+
+    outcomes = await asyncio.gather(*(one(arrival) for arrival in some))
+    seconds = time.monotonic() - begun
+    await _until_idle(system)
+    return _Window(Counter(outcomes), len(some), seconds, system.cpu_s() - cpu_s)
+
+
+async def _until_idle(system: System) -> None:
+    """Wait until it has nothing left to do for clients that are gone: what it takes of the CPU
+    says so."""
+    end = time.monotonic() + _LINGER_S
+    while time.monotonic() < end:
+        before = system.cpu_s()
+        await asyncio.sleep(0.2)
+        if system.cpu_s() - before < 0.02:
+            return
+
+
+def _of_load(rig: Rig, load: float, found: dict[str, list[_Window]]) -> list[Figure]:
+    labels = {
+        "degrade": "Tidegate, may give less",
+        "error": "Tidegate, all or nothing",
+        **{name: system.label for name, system in rig.systems.items()},
+    }
+    figures = []
+    for name, windows in found.items():
+        label, key = f"{load:g} × capacity, {labels[name]}", f"overload.{load:g}.{name}"
+        of = Figure.of
+        offered = sum(window.offered for window in windows)
+        figures += [
+            of(
+                f"{key}.per_minute",
+                f"{label}: in time per minute",
+                "",
+                [window.per_minute for window in windows],
+                better="higher",
+            ),
+            *(
+                of(
+                    f"{key}.{what}",
+                    f"{label}: {text}",
+                    "%",
+                    [100 * sum(window.counts[what] for window in windows) / offered],
+                )
+                for what, text in (
+                    ("whole", "in time, whole"),
+                    ("less", "in time with less"),
+                    ("late", "late"),
+                )
+            ),
+            of(
+                f"{key}.cpu_s",
+                f"{label}: CPU per clip in time",
+                "s",
+                [window.cpu_s / max(1, window.in_time) for window in windows],
+            ),
+        ]
+    return figures
