@@ -20,6 +20,7 @@ from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ProtocolError, error_class
 from tidegate.following import Feed, Follower, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
+from tidegate.operating import Operating
 from tidegate.requests import Message, Prompt, TaskOptions, task_body
 from tidegate.results import (
     EVENT_TYPES,
@@ -65,6 +66,8 @@ class Client:
         """Conversations that the service keeps."""
         self.slots = Slots(self._transport, self._reconnect_for_s)
         """Clips that the service renders."""
+        self.operating = Operating(self._transport)
+        """The service itself, for its operators."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,6 +83,10 @@ class Client:
     async def close(self) -> None:
         """Close the connections. Tasks go on as their ``on_disconnect`` says."""
         await self._transport.close()
+
+    @property
+    def base_url(self) -> str:
+        return self._transport.base_url
 
     # ── the API, call by call ────────────────────────────────────────────────────────────────
 

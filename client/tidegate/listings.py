@@ -48,6 +48,7 @@ class Instance(msgspec.Struct, frozen=True):
     reason: str | None = None
     breaker: str = ""
     load: int = 0
+    jobs: int = 0
     model: str | None = None
     device: str | None = None
     context_tokens: int | None = None

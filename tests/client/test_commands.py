@@ -281,3 +281,46 @@ def test_a_picture_counts_since_the_one_before() -> None:
     assert later.trend() == (*[0.0] * 59, 3)
     assert later._service().plain.count("▁") == 59
     assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25.0 %"
+
+
+async def test_or14_an_orchestrator_is_drained_and_taken_back(
+    ask: Ask, service: Service, worker: FakeWorker
+) -> None:
+    held = Plan(stall_at=1)
+    worker.plan = lambda submit: held
+    async with Client(service.url) as client:
+        task = await client.submit("a", max_tokens=3)
+        draining = asyncio.create_task(ask("drain", "--grace", "20"))
+        await service.until(lambda: service.parts.health.status == "draining")
+        held.release.set()
+        status, out, err = await draining
+        assert (status, out, err) == (0, f"drained {service.url}\n", "")
+        assert (await client.status(task.task_id)).outcome == "met"
+        status, out, _ = await ask("drain", "--undo")
+        assert (status, out) == (0, f"{service.url} takes new work\n")
+        await client.generate("b", max_tokens=3)
+
+
+async def test_or14_an_instance_is_drained_and_taken_back(
+    ask: Ask, service: Service, worker: FakeWorker
+) -> None:
+    address = worker.address
+    assert await ask("drain", "--instance", address) == (0, f"drained {address}\n", "")
+    assert not service.orchestrator.registry.instances[address].ready
+    told = await ask_json(ask, "drain", "--instance", address, "--undo")
+    assert (told["address"], told["draining"]) == (address, False)
+    status, _, err = await ask("drain", "--instance", "elsewhere:1")
+    assert status == 1 and address in err
+    with pytest.raises(SystemExit):
+        await ask("drain", "--instance", address, "--orchestrator")
+    status, out, _ = await ask("drain", "--instance", address, "--no-wait")
+    assert (status, out) == (0, f"draining {address}: 0 still run\n")
+
+
+async def test_or14_settings_are_read_anew(ask: Ask, service: Service) -> None:
+    assert await ask("reload") == (0, "changed: nothing\n", "")
+    changed = service.parts.settings.model_copy(update={"queue_size": 7, "port": 1})
+    service.parts.reloader.load = lambda: changed
+    status, out, _ = await ask("reload")
+    assert (status, out) == (0, "changed: queue_size\nneeds a restart: port\n")
+    assert service.orchestrator.queue.bound == 7

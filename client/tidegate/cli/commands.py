@@ -6,6 +6,7 @@ from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
 from tidegate.cli.lists import models, sessions, tasks
 from tidegate.cli.measure import bench, top
+from tidegate.cli.operate import drain, reload
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
 from tidegate.cli.talk import chat
@@ -68,6 +69,8 @@ for command in (
     top,
     bench,
     doctor,
+    drain,
+    reload,
     serve,
     worker,
     completion,
