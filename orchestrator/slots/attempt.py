@@ -13,7 +13,6 @@ from orchestrator.slots.job import OUTPUTS
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.wire import METHOD, PREVIEW, Answer, BadAnswer, read_answer, request
 from orchestrator.telemetry.log import fields, lane_log
-from worker.media.plan import ClipPlan
 
 _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 
@@ -32,14 +31,14 @@ class AttemptSink(Protocol):
 
 
 class Attempt:
-    """A slot that was sent to ``address``, by ``plan`` as far as can be said."""
+    """A slot that was sent to ``address``; ``begun`` says how far it is there."""
 
     def __init__(
-        self, slot: Slot, address: str, plan: ClipPlan, sink: AttemptSink, clock: Clock
+        self, slot: Slot, address: str, begun: Begun, sink: AttemptSink, clock: Clock
     ) -> None:
         self.slot = slot
         self.address = address
-        self.begun = Begun(plan, slot.percents)
+        self.begun = begun
         self._sink = sink
         self._clock = clock
         self._answered: asyncio.Future[str] | None = None

@@ -14,18 +14,19 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from worker.media.budgets import BUDGETS, Stage
-from worker.media.plan import ClipPlan, asked_for, ladder
+from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, ladder
 from worker.media.recipe import Recipe
 from worker.protocol.slot import SlotState
 
-NOMINAL: Final = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
-"""What SL-1's budgets are for; the worker's own is beside its models, in ``media.pipeline``."""
 NOMINAL_SLOTS: Final = 2
-NOMINAL_BUFFER_S: Final = 5.0
+
+
+Work = Mapping[Stage, float]
+"""What each stage has to do for one slot, in seconds."""
 
 
 def units_of(plan: ClipPlan) -> dict[Stage, float]:
-    """What a plan asks of each stage."""
+    """What a plan asks of each stage, in the units that workers tell their rates for."""
     return {
         Stage.SPEECH: plan.seconds,
         Stage.PORTRAIT: plan.image_units,
@@ -34,38 +35,55 @@ def units_of(plan: ClipPlan) -> dict[Stage, float]:
     }
 
 
+def alone_s(work: Work) -> float:
+    """What it takes with nothing else there."""
+    return max(work[Stage.SPEECH], work[Stage.PORTRAIT]) + work[Stage.VIDEO] + work[Stage.CHECK]
+
+
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """What an instance can do, and how fast. ``rates``: seconds per unit of each stage's work."""
+    """What an instance can do, and how fast."""
 
     rates: Mapping[Stage, float]
+    """Seconds per unit of each stage's work, where a recipe names no provider."""
+    others: Mapping[Stage, Mapping[str, float]] = field(default_factory=dict)
+    """The same by provider; of a stage that is not here, any that is named will do."""
     max_size: int = NOMINAL.size
     max_seconds: float = NOMINAL.seconds
-    buffer_s: float = NOMINAL_BUFFER_S
+    buffer_s: float = BUFFER_S
     slots: int = NOMINAL_SLOTS
 
     @classmethod
     def of(cls, state: SlotState) -> "Ability":
         """What a worker says of itself."""
-        rates = dict(NOMINAL_ABILITY.rates)
+        rates, others = dict(NOMINAL_ABILITY.rates), {}
         for stage in Stage:
             told = state.stages.get(stage.value)
             if told is not None:
                 rates[stage] = told.seconds_per_unit
+                others[stage] = {**told.others, told.provider: told.seconds_per_unit}
         return cls(
-            rates, state.max_size, state.max_seconds, state.buffer_s, max(1, state.slots_total)
+            rates,
+            others,
+            state.max_size,
+            state.max_seconds,
+            state.buffer_s,
+            max(1, state.slots_total),
         )
 
-    def takes_s(self, plan: ClipPlan) -> float:
-        """With nothing else there."""
-        times = {stage: self.rates[stage] * units for stage, units in units_of(plan).items()}
-        first_s = max(times[Stage.SPEECH], times[Stage.PORTRAIT])
-        return first_s + times[Stage.VIDEO] + times[Stage.CHECK]
+    def work(self, plan: ClipPlan, chosen: Mapping[Stage, str]) -> Work:
+        """What ``plan`` takes with the providers that are ``chosen``, of which it has each."""
+        return {
+            stage: units * self.others.get(stage, {}).get(chosen[stage], self.rates[stage])
+            for stage, units in units_of(plan).items()
+        }
 
-    def longest_stage(self, plan: ClipPlan) -> Stage:
-        """The stage that takes most of ``plan``'s time."""
-        units = units_of(plan)
-        return max(Stage, key=lambda stage: self.rates[stage] * units[stage])
+    def missing(self, chosen: Mapping[Stage, str]) -> Stage | None:
+        """A stage whose provider it does not have; None where it can render it."""
+        for stage, name in chosen.items():
+            if name and stage in self.others and name not in self.others[stage]:
+                return stage
+        return None
 
 
 def _nominal() -> Ability:
@@ -82,6 +100,14 @@ class Wish:
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
         self.deadline_at = deadline_at
+        providers = recipe.providers
+        self.chosen: Mapping[Stage, str] = {
+            Stage.SPEECH: providers.speech,
+            Stage.PORTRAIT: providers.portrait,
+            Stage.VIDEO: providers.video,
+            Stage.CHECK: providers.check,
+        }
+        """Providers by stage; empty where the recipe names none."""
         self._recipe = recipe
         self._degrade = degrade
         self._plans: dict[tuple[int, float], tuple[ClipPlan, ...]] = {}
@@ -101,22 +127,29 @@ class Wish:
 
     def start_by(self, ability: Ability) -> float:
         """Later, and nothing that would do can be in time."""
-        least_s = min(ability.takes_s(plan) for plan in self.plans(ability))
+        plans = self.plans(ability)
+        least_s = min(alone_s(ability.work(plan, self.chosen)) for plan in plans)
         return self.due_at(ability) - least_s
+
+    def longest_stage(self, plan: ClipPlan, ability: Ability) -> Stage:
+        """The stage that takes most of ``plan``'s time."""
+        work = ability.work(plan, self.chosen)
+        return max(Stage, key=lambda stage: work[stage])
 
 
 @dataclass(slots=True)
 class Begun:
-    """A slot that an instance has: its plan, and the percent done of each stage."""
+    """A slot that an instance has: what it takes in all, and the percent done of each stage."""
 
     plan: ClipPlan
+    work: Work
     percents: Mapping[str, int] = field(default_factory=dict)
 
-    def units_left(self) -> dict[Stage, float]:
-        """What is still to be done of each stage."""
+    def left(self) -> Work:
+        """What is still to be done."""
         return {
-            stage: units * (1 - min(100, self.percents.get(stage, 0)) / 100)
-            for stage, units in units_of(self.plan).items()
+            stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
+            for stage, work_s in self.work.items()
         }
 
 
@@ -133,28 +166,25 @@ class Line:
         heapq.heapify(self._leases)
         self._stages = dict.fromkeys(Stage, now)
         for one in begun:
-            self._run(one.units_left(), keep=True)
+            self.take(one.left())
 
     @property
     def free_at(self) -> float:
         """When the next slot can begin."""
         return self._leases[0]
 
-    def finish(self, plan: ClipPlan) -> float:
-        """When ``plan`` would be done, were it next."""
-        return self._run(units_of(plan), keep=False)
+    def finish(self, work: Work) -> float:
+        """When ``work`` would be done, were it next."""
+        return self._ends(work)[Stage.CHECK]
 
-    def finish_of(self, begun: Begun) -> float:
-        """When one that was sent would be done, were it next."""
-        return self._run(begun.units_left(), keep=False)
+    def take(self, work: Work) -> None:
+        """``work`` is next."""
+        ends = self._ends(work)
+        self._stages |= {stage: end for stage, end in ends.items() if work[stage]}
+        heapq.heapreplace(self._leases, ends[Stage.CHECK])
 
-    def take(self, plan: ClipPlan) -> None:
-        """``plan`` is next."""
-        self._run(units_of(plan), keep=True)
-
-    def _run(self, units: Mapping[Stage, float], *, keep: bool) -> float:
-        rates, free = self.ability.rates, self._stages
-        start = self._leases[0]
+    def _ends(self, work: Work) -> dict[Stage, float]:
+        start, free = self._leases[0], self._stages
         ends: dict[Stage, float] = {}
         for stage in Stage:
             ready_at = start
@@ -162,14 +192,9 @@ class Line:
                 ready_at = max(ends[Stage.SPEECH], ends[Stage.PORTRAIT])
             elif stage is Stage.CHECK:
                 ready_at = ends[Stage.VIDEO]
-            work_s = rates[stage] * units[stage]
+            work_s = work[stage]
             ends[stage] = max(ready_at, free[stage]) + work_s if work_s else ready_at
-        if keep:
-            for stage, end in ends.items():
-                if units[stage]:
-                    free[stage] = end
-            heapq.heapreplace(self._leases, ends[Stage.CHECK])
-        return ends[Stage.CHECK]
+        return ends
 
 
 class Expected(NamedTuple):
@@ -183,27 +208,34 @@ class Expected(NamedTuple):
 
 def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
     """The best of ``wish`` that ``line`` would finish in time, and when; else the least of it."""
-    due_at = wish.due_at(line.ability)
-    for plan in wish.plans(line.ability):
-        finish_at = line.finish(plan)
+    ability = line.ability
+    due_at = wish.due_at(ability)
+    for plan in wish.plans(ability):
+        finish_at = line.finish(ability.work(plan, wish.chosen))
         if finish_at <= due_at:
             return plan, finish_at, True
     return plan, finish_at, False
 
 
-def place(wish: Wish, lines: Mapping[str, Line]) -> Expected:
-    """The earliest finish of those in time, of all where none is."""
-    found = [Expected(address, *best_plan(wish, line)) for address, line in lines.items()]
-    return min(found, key=lambda each: (not each.is_in_time, each.finish_at))
+def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:
+    """The earliest finish of those in time, of all where none is; None where nobody has the
+    providers that it names."""
+    found = [
+        Expected(address, *best_plan(wish, line))
+        for address, line in lines.items()
+        if line.ability.missing(wish.chosen) is None
+    ]
+    return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
 
 
-def forecast(wishes: Iterable[Wish], lines: Mapping[str, Line]) -> list[Expected]:
+def forecast(wishes: Iterable[Wish], lines: Mapping[str, Line]) -> list[Expected | None]:
     """Of those that wait, in their order. What will not be in time takes nobody's place. The lines
     are as they will be then."""
     expected = []
     for wish in wishes:
         found = place(wish, lines)
-        if found.is_in_time:
-            lines[found.address].take(found.plan)
+        if found is not None and found.is_in_time:
+            line = lines[found.address]
+            line.take(line.ability.work(found.plan, wish.chosen))
         expected.append(found)
     return expected

@@ -17,6 +17,7 @@ from orchestrator.errors import (
     DeadlineInfeasible,
     Draining,
     InstanceLost,
+    InvalidRequest,
     NotReady,
     QueueFull,
     TidegateError,
@@ -26,9 +27,11 @@ from orchestrator.slots.attempt import Attempt
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
 from orchestrator.slots.forecast import (
     NOMINAL_ABILITY,
+    Begun,
     Expected,
     Line,
     Wish,
+    alone_s,
     best_plan,
     forecast,
     place,
@@ -51,7 +54,7 @@ from orchestrator.slots.verdicts import (
 from orchestrator.tasks.job import OnDisconnect
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import DISCONNECTED, RETRIED, TOO_SLOW, narrate
-from worker.protocol import AbortCause
+from worker.protocol import AbortCause, excerpt
 
 FORECAST_TTL_S = 0.05
 """What is told of those that wait is worked out this often at most."""
@@ -95,7 +98,7 @@ class Slots:
         self._waiting: list[Slot] = []
         """The one that must start first is first."""
         self._wishes: dict[Slot, Wish] = {}
-        self._expected: dict[Slot, Expected] = {}
+        self._expected: dict[Slot, Expected | None] = {}
         self._expected_at = -1.0
         self._passing = False
         fleet.on_change = self._pass
@@ -243,6 +246,7 @@ class Slots:
             raise NotReady("no instance that renders slots is ready; try again shortly")
         now = self._clock.now()
         wish = Wish(slot.job.recipe, slot.deadline.at, degrade=slot.job.degrade)
+        self._require_providers(wish, ready)
         slot.start_by = max(wish.start_by(instance.ability) for instance in ready)
         if len(self._waiting) >= self._config.queue_size and not any(i.free for i in ready):
             first = min(line.free_at for line in self._lines(now).values())
@@ -260,15 +264,31 @@ class Slots:
         others = [self._wishes[other] for other in self._waiting]
         with_it = [*others[:place_in_line], wish, *others[place_in_line:]]
         found = forecast(with_it, self._lines(now))
-        if not found[place_in_line].is_in_time:
-            raise self._infeasible(wish, found[place_in_line], now)
+        own = found[place_in_line]
+        assert own is not None, "somebody has its providers"
+        if not own.is_in_time:
+            raise self._infeasible(wish, own, now)
         behind = found[place_in_line + 1 :]
-        if all(each.is_in_time for each in behind):
+        if all(map(_is_in_time, behind)):
             return
         without = forecast(others, self._lines(now))[place_in_line:]
         pairs = zip(behind, without, strict=True)
-        if any(alone.is_in_time and not each.is_in_time for each, alone in pairs):
-            raise self._infeasible(wish, found[place_in_line], now, others_first=True)
+        if any(_is_in_time(alone) and not _is_in_time(with_it) for with_it, alone in pairs):
+            raise self._infeasible(wish, own, now, others_first=True)
+
+    def _require_providers(self, wish: Wish, ready: list[SlotInstance]) -> None:
+        """Raise unless one of ``ready`` has all that the recipe names."""
+        missing = [instance.ability.missing(wish.chosen) for instance in ready]
+        stage = missing[0]
+        if stage is None or None in missing:
+            return
+        known = {name for one in ready for name in one.ability.others.get(stage, {})}
+        field = f"recipe.providers.{stage.name.lower()}"
+        raise InvalidRequest(
+            f"{field}: no instance has {excerpt(wish.chosen[stage])} with what else is named; "
+            f"there is: {', '.join(sorted(known))}",
+            field=field,
+        )
 
     def _infeasible(
         self, wish: Wish, found: Expected, now: float, *, others_first: bool = False
@@ -278,12 +298,12 @@ class Slots:
         ability = instance.ability
         idle = Line(ability, now, ())
         fits_idle = best_plan(wish, idle)[2]
-        binding = "queue" if fits_idle else ability.longest_stage(found.plan).value
+        binding = "queue" if fits_idle else wish.longest_stage(found.plan, ability).value
         finish_at = found.finish_at + ability.buffer_s
         left_s = max(0.0, wish.deadline_at - now)
         if others_first:
             finish_at = max(line.free_at for line in self._lines(now).values())
-            finish_at += ability.takes_s(found.plan) + ability.buffer_s
+            finish_at += alone_s(ability.work(found.plan, wish.chosen)) + ability.buffer_s
             why = "slots that were let in before it could not be in time with it"
         else:
             why = f"it would be done after {finish_at - now:.1f} s at the least"
@@ -330,7 +350,11 @@ class Slots:
             self.ledger.settle(slot, failed(slot.loss))
             return True
         lines = {one.address: Line(one.ability, now, ()) for one in self.fleet.seen()}
-        self.ledger.settle(slot, refused(self._infeasible(wish, place(wish, lines), now)))
+        found = place(wish, lines)
+        error = NotReady("no instance that could render this is left; try again shortly")
+        self.ledger.settle(
+            slot, refused(error if found is None else self._infeasible(wish, found, now))
+        )
         return True
 
     def _start_somewhere(self, slot: Slot, now: float) -> None:
@@ -340,13 +364,15 @@ class Slots:
         if not lines:
             return
         found = place(self._wishes[slot], lines)
-        if found.is_in_time or not self._gate.predicts:
+        if found is not None and (found.is_in_time or not self._gate.predicts):
             self._send(slot, self.fleet.instances[found.address], found, now)
 
     def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
         self._waiting.remove(slot)
         slot.dispatched(instance.address, now)
-        attempt = Attempt(slot, instance.address, found.plan, self, self._clock)
+        work = instance.ability.work(found.plan, self._wishes[slot].chosen)
+        begun = Begun(found.plan, work, slot.percents)
+        attempt = Attempt(slot, instance.address, begun, self, self._clock)
         slot.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
@@ -412,8 +438,12 @@ class Slots:
         at = before.index(attempt) if attempt in before else len(before)
         ability = NOMINAL_ABILITY if instance is None else instance.ability
         line = Line(ability, now, [other.begun for other in before[:at]])
-        finish_at = line.finish_of(attempt.begun)
+        finish_at = line.finish(attempt.begun.left())
         return Expected(attempt.address, attempt.begun.plan, finish_at, True)
+
+
+def _is_in_time(expected: Expected | None) -> bool:
+    return expected is not None and expected.is_in_time
 
 
 def _nothing() -> None:

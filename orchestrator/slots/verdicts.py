@@ -28,7 +28,11 @@ def rendered(slot: Slot, now: float) -> SlotEnding:
 def overdue(slot: Slot, now: float) -> SlotEnding:
     """The deadline is past."""
     late_ms = max(0.0, -slot.deadline.left_ms(now))
-    where = "before it began" if slot.stage is SlotStage.QUEUED else f"in {_stage_of(slot)}"
+    where = f"in {_stage_of(slot)}"
+    if slot.stage is SlotStage.QUEUED:
+        where = "before it began"
+        if slot.loss is not None:
+            where = "while it waited for another instance than the one that was lost"
     error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
     return SlotEnding(Outcome.MISSED, error)
 

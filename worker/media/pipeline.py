@@ -12,16 +12,12 @@ from worker.media.buffers import Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import SlotError
 from worker.media.memory import MemoryGuard
-from worker.media.plan import ClipPlan, asked_for, ladder
+from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, ladder
 from worker.media.prediction import Prediction
 from worker.media.recipe import Recipe
 from worker.media.rendering import Order, Progress, Rendering, Shown
 from worker.media.stage_runner import StageRunner
 from worker.media.stages.providers import Providers
-
-NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
-"""What the budgets of SL-1 are for."""
-BUFFER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

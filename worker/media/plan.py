@@ -49,6 +49,12 @@ class ClipPlan:
         return self.size**2 / 1e6
 
 
+NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
+"""What the budgets of SL-1 are for."""
+BUFFER_S = 5.0
+"""Kept back of a deadline for what comes behind the pipeline (SL-2)."""
+
+
 def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
     """What the recipe asks for, as far as buffers go. How long it is, is a guess."""
     size = min(recipe.video.size or max_size, max_size)

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker.environment import read_environment
-from worker.media.pipeline import BUFFER_S
+from worker.media.plan import BUFFER_S
 from worker.media.stages.checkpoint import Precision
 from worker.media.stages.options import ModelOptions
 
