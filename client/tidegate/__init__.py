@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         TidegateError,
         Unavailable,
     )
-    from tidegate.listings import Instance, ModelInfo, TaskLine, TaskList
+    from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
     from tidegate.requests import Message, Prompt, TaskOptions
     from tidegate.results import (
         Budget,
@@ -100,7 +100,7 @@ _MODULES: Final = {
     },
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
-    "tidegate.listings": {"Instance", "ModelInfo", "TaskLine", "TaskList"},
+    "tidegate.listings": {"Instance", "InstanceSlot", "ModelInfo", "TaskLine", "TaskList"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
     "tidegate.retries": {"Retries"},
     "tidegate.sessions": {"Session", "SessionInfo", "SessionList"},
@@ -160,6 +160,7 @@ __all__ = [
     "Failed",
     "Generation",
     "Instance",
+    "InstanceSlot",
     "InvalidRequest",
     "Message",
     "ModelInfo",

@@ -38,6 +38,19 @@ class TaskList(msgspec.Struct, frozen=True):
     has_more: bool = False
 
 
+class InstanceSlot(msgspec.Struct, frozen=True):
+    """An instance's slot model: its clips under way, and what they may be at most."""
+
+    state: str
+    ready: bool = False
+    reason: str | None = None
+    slots_total: int = 0
+    slots_free: int = 0
+    running: int = 0
+    max_size: int | None = None
+    max_seconds: float | None = None
+
+
 class Instance(msgspec.Struct, frozen=True):
     """One Triton behind the service. None: its worker has not told yet."""
 
@@ -57,6 +70,8 @@ class Instance(msgspec.Struct, frozen=True):
     perf_tokens_per_s: float | None = None
     first_token_ms: float | None = None
     kv_blocks_free: int | None = None
+    slot: InstanceSlot | None = None
+    """None: it renders no clips."""
 
 
 class InstanceList(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from orchestrator.api.operator.instances import describe
+from orchestrator.api.operator.instances import describe, describe_slot
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
@@ -122,7 +122,9 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
         "windows": _windows(orchestrator),
         "instances_total": sum(1 for _ in registry),
         "instances": [
-            describe(instance, registry) | _reported(instance)
+            describe(instance, registry)
+            | _reported(instance)
+            | {"slot": _slot(orchestrator, instance.address)}
             for instance in islice(registry, MOST_INSTANCES)
         ],
     }
@@ -188,6 +190,23 @@ def _reported(instance: Instance) -> dict[str, object]:
         "step_ms",
     )
     return {name: None if stats is None else getattr(stats, name) for name in names}
+
+
+def _slot(orchestrator: Orchestrator, address: str) -> dict[str, object] | None:
+    """Its slot model, as far as people watch it; null where it has none."""
+    fleet = orchestrator.slots.fleet
+    described = describe_slot(fleet, address)
+    if described is None:
+        return None
+    told = fleet.instances[address].state
+    del described["told"]
+    stages = {} if told is None else told.stages
+    return described | {
+        "waiting": 0 if told is None else told.waiting,
+        "p95_ms": {name: stage.p95_ms for name, stage in stages.items()},
+        "memory_used_bytes": None if told is None else told.memory_used_bytes,
+        "abort_to_free_p99_ms": None if told is None else told.abort_to_free_p99_ms,
+    }
 
 
 def point(taken: dict[str, object]) -> Iterator[float]:

@@ -15,8 +15,10 @@ _BY_PROVIDER: Mapping[str, tuple[str, str]] = {"espeak": ("espeakng_loader", "es
 
 
 def lacking(speech: str = "espeak") -> tuple[str, ...]:
-    """Distributions that are not installed, for clips whose speech comes from ``speech``."""
-    wanted = [_ENCODER, *filter(None, [_BY_PROVIDER.get(speech)])]
+    """Distributions that are not installed, for clips whose speech comes from ``speech``: names of
+    providers, by commas."""
+    named = [_BY_PROVIDER.get(name.strip()) for name in speech.split(",")]
+    wanted = [_ENCODER, *filter(None, named)]
     return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
 
 

@@ -87,6 +87,7 @@ def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*tidegate\[slot\]"):
         slot.check_slot()
     there.add("av")
+    assert slot.lacking("kokoro, espeak") == ("espeakng-loader",)
     slot.check_slot("kokoro")  # whatever else that needs, the model says when it loads
     there.add("espeakng_loader")
     assert found("slot").verdict is Verdict.OK

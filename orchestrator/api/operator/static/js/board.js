@@ -2,8 +2,9 @@
 
 import { call } from "./api.js";
 import { Chart } from "./charts.js";
+import { STAGES } from "./clip.js";
 import { rates } from "./feed.js";
-import { count, el, ms, percent, plural } from "./format.js";
+import { count, el, gigabytes, ms, percent, plural } from "./format.js";
 import { drawFinishes, drawSlack } from "./plots.js";
 
 const $ = (id) => document.getElementById(id);
@@ -171,6 +172,8 @@ class InstanceCard {
     this.what = el("p", { class: "figures" });
     this.load = new Meter("jobs");
     this.kv = new Meter("KV");
+    this.clips = new Meter("clips");
+    this.clipFacts = el("dl", { class: "facts" });
     this.facts = el("dl", { class: "facts" });
     this.button = el("button", { type: "button", class: "quiet", onclick: () => this.#drain() });
     this.item = el(
@@ -181,6 +184,8 @@ class InstanceCard {
       this.load.element,
       this.kv.element,
       this.facts,
+      this.clips.element,
+      this.clipFacts,
       this.button,
     );
   }
@@ -206,8 +211,25 @@ class InstanceCard {
     this.facts.replaceChildren(
       ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
+    this.#drawSlot(instance.slot ?? null);
     this.button.textContent = draining ? "Take back into use" : "Drain";
     this.button.setAttribute("aria-label", `${this.button.textContent}: ${this.address}`);
+  }
+
+  // The slot model, where the instance has one.
+  #drawSlot(slot) {
+    this.clips.element.hidden = this.clipFacts.hidden = slot === null;
+    if (slot === null) return;
+    const taken = slot.slots_total - slot.slots_free;
+    this.clips.show(taken, slot.slots_total, slot.state === "up" ? `${taken} of ${slot.slots_total}` : slot.state);
+    const facts = [
+      ...STAGES.map(([stage, name]) => [`${name} P95`, ms(slot.p95_ms?.[stage])]),
+      ["clip memory", gigabytes(slot.memory_used_bytes)],
+      ["abort to free", ms(slot.abort_to_free_p99_ms)],
+    ];
+    this.clipFacts.replaceChildren(
+      ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
   }
 
   #pace({ tokens_total }, at) {

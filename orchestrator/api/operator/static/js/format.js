@@ -21,6 +21,10 @@ export function percent(share) {
   return share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 }
 
+export function gigabytes(bytes) {
+  return bytes === null || bytes === undefined ? "–" : `${(bytes / 1e9).toFixed(2)} GB`;
+}
+
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
