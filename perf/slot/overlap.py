@@ -129,7 +129,7 @@ def _naive(clips: int) -> float:
 
 
 async def run(rig: Rig) -> list[Figure]:
-    rounds, several = (1, 3) if rig.quick else (3, 6)
+    rounds, several = (1, 3) if rig.quick else (2, 4)
     gains: dict[str, list[float]] = {}
     await asyncio.to_thread(_naive, 1)  # threads and the encoder's library are there
     await _ours(1, 1)
