@@ -17,6 +17,9 @@ BUDGET_CPU_S = 8.0
 """Of a processor, for one test and the processes that it ended; who takes more is named."""
 
 STACK = "e2e stack"
+SLOTS = "e2e slots"
+_SHARED = {STACK: r"\b(demo|paced): Stack", SLOTS: r"\bslots: Triton"}
+"""Files that have this share Tritons."""
 FIRST = (
     STACK,
     "tests/e2e/test_two_instances_fail.py",
@@ -33,7 +36,7 @@ FIRST = (
     "tests/e2e/test_resume.py",
     "tests/e2e/test_wheel.py",
     "tests/e2e/test_ports.py",
-    "tests/e2e/test_slot.py",
+    SLOTS,
     "tests/perf/test_service.py",
 )
 """The longest units of work: none of them is to begin when the other workers have nothing left."""
@@ -46,11 +49,13 @@ _CPU_S = "cpu_s"
 @cache
 def unit_of(file: str) -> str:
     """What one worker runs as a whole: a file, or all files that share the Tritons ``demo`` and
-    ``paced``, so that each of the two is started once."""
-    is_shared = file.startswith("tests/e2e/") and re.search(
-        r"\b(demo|paced): Stack", (_ROOT / file).read_text()
-    )
-    return STACK if is_shared else file
+    ``paced``, or ``slots``, so that each of them is started once."""
+    if file.startswith("tests/e2e/"):
+        text = (_ROOT / file).read_text()
+        for unit, pattern in _SHARED.items():
+            if re.search(pattern, text):
+                return unit
+    return file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:

@@ -60,6 +60,19 @@ def paced() -> Iterator[Stack]:
     yield from _stack(engine="synthetic-paced")
 
 
+@pytest.fixture(scope="session")
+def slots() -> Iterator[Triton]:
+    """The slot model on the CPU, without a text model beside it."""
+    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
+    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    triton = Triton(model="slot", size=96, seconds=6, buffer_s=0.2, slots=2, max_waiting=200)
+    try:
+        triton.start()
+        yield triton
+    finally:
+        triton.close()
+
+
 @pytest.fixture
 def idle_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
     """After the test nothing may be left on any stack that it used."""

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,6 @@ RECIPE: dict[str, Any] = {
     "portrait": {"prompt": "a friendly host, red hair, forest background", "seed": 5},
     "video": {"fps": 12},
 }
-
-
-@pytest.fixture(scope="module")
-def slots() -> Iterator[Triton]:
-    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
-    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    triton = Triton(model="slot", size=96, seconds=6, buffer_s=0.2, slots=2, max_waiting=200)
-    try:
-        triton.start()
-        yield triton
-    finally:
-        triton.close()
 
 
 @dataclass

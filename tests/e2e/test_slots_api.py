@@ -1,0 +1,182 @@
+"""``/v2/slots`` in front of the real Triton: the model that ``test_slot`` asks plainly."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.stack import Orchestrator, Triton, eventually
+
+pytestmark = pytest.mark.e2e
+
+RECIPE: dict[str, Any] = {
+    "schema": "1.0",
+    "text": "Good morning to everybody.",
+    "portrait": {"prompt": "a friendly host, red hair, forest background", "seed": 5},
+    "video": {"fps": 12},
+}
+LONG = RECIPE | {"text": "Good morning to everybody. " * 12, "video": {"fps": 30}}
+SHORT = RECIPE | {"text": "Hi.", "video": {"fps": 6, "size": 64}}
+
+
+@pytest.fixture(scope="module")
+def front(slots: Triton) -> Iterator[Orchestrator]:
+    orchestrator = Orchestrator(slots.grpc, slot_queue_size=200)
+    orchestrator.start()
+    try:
+        yield orchestrator
+    finally:
+        assert orchestrator.stop() == 0
+
+
+class Client:
+    """Of one test's event loop."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self.http = http
+
+    async def submit(self, recipe: dict[str, Any], key: str = "", **more: Any) -> dict[str, Any]:
+        body = {"recipe": recipe, "deadline_ms": 60_000} | more
+        headers = {"Idempotency-Key": key} if key else {}
+        async with self.http.post("/v2/slots", json=body, headers=headers) as response:
+            answer: dict[str, Any] = await response.json()
+            return answer | {"http": response.status}
+
+    async def follow(
+        self, slot: dict[str, Any], after: str = "", until: str = "", cancel: bool = False
+    ) -> list[tuple[int, str, dict[str, Any]]]:
+        """Events as id, name and data; to the first of the stage ``until``, or the last."""
+        found = []
+        headers = {"Last-Event-ID": after} if after else {}
+        async with self.http.get(slot["events_url"], headers=headers) as response:
+            event: dict[str, str] = {}
+            async for line in response.content:
+                name, _, value = line.decode().rstrip("\n").partition(": ")
+                if name:
+                    event[name] = value
+                    continue
+                data = json.loads(event["data"])
+                found.append((int(event["id"]), event["event"], data))
+                if until and data.get("stage") == until:
+                    if not cancel:
+                        break
+                    await self.http.delete(f"/v2/slots/{slot['slot_id']}")
+        return found
+
+    async def status(self, slot: dict[str, Any]) -> dict[str, Any]:
+        async with self.http.get(f"/v2/slots/{slot['slot_id']}") as response:
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+
+def run(front: Orchestrator, test: Any) -> Any:
+    async def within() -> Any:
+        async with aiohttp.ClientSession(base_url=front.url) as http:
+            return await test(Client(http))
+
+    return asyncio.run(within())
+
+
+def test_a_clip_over_http(front: Orchestrator) -> None:
+    async def test(client: Client) -> None:
+        slot = await client.submit(RECIPE, outputs=["mp4", "wav", "png"], preview=True)
+        assert slot["http"] == 202 and slot["predicted_ms"] > 0
+        events = await client.follow(slot)
+        assert [number for number, *_ in events] == list(range(len(events)))
+        assert {data["stage"] for _, name, data in events if name == "stage"} == {
+            *("audio", "image", "video", "clip")
+        }
+        assert any(name == "preview" for _, name, _ in events)
+        _, name, result = events[-1]
+        assert name == "result" and result["outcome"] == "met" and result["deadline_met"]
+        assert all(result[f"{stage}_ms"] > 0 for stage in ("audio", "image", "video", "total"))
+        starts = {"mp4": (4, b"ftyp"), "wav": (0, b"RIFF"), "png": (1, b"PNG")}
+        for output, url in (await client.status(slot))["outputs"].items():
+            at, words = starts[output]
+            async with client.http.get(url) as response:
+                data = await response.read()
+            assert data[at : at + len(words)] == words
+            range_of = {"Range": f"bytes={at}-{at + len(words) - 1}"}
+            async with client.http.get(url, headers=range_of) as response:
+                assert (response.status, await response.read()) == (206, words)
+
+    run(front, test)
+    assert front.metric("tidegate_slot_stage_ms_count", stage="video") >= 1
+
+
+def test_less_in_time_or_a_refusal_with_its_reason(front: Orchestrator) -> None:
+    async def test(client: Client) -> None:
+        refused = await client.submit(LONG, deadline_ms=215)
+        assert (refused["http"], refused["error"]["code"]) == (504, "deadline_infeasible")
+        assert refused["error"]["earliest_feasible_deadline"] > 0
+        assert refused["error"]["binding_constraint"] in ("audio", "image", "video", "clip")
+        # Whatever this machine can do, some deadline in between gives less.
+        outcomes = []
+        for deadline_ms in (6_000, 3_000, 1_500, 800, 500):
+            slot = await client.submit(LONG, deadline_ms=deadline_ms, on_deadline="degrade")
+            if slot["http"] != 202:
+                outcomes.append(slot["error"]["code"])
+                continue
+            *_, (_, _, last) = await client.follow(slot)
+            outcomes.append(last["outcome"])
+            assert (last["outcome"] == "partial") == bool(last.get("given_up")) or "code" in last
+        assert {"partial", "deadline_infeasible"} & set(outcomes), outcomes
+
+    run(front, test)
+
+
+def test_a_cancel_reaches_the_worker_and_frees_its_buffers(front: Orchestrator) -> None:
+    async def test(client: Client) -> list[str]:
+        outcomes = []
+        for _ in range(6):  # more than there are buffers
+            slot = await client.submit(LONG)
+            *_, (_, _, last) = await client.follow(slot, until="video", cancel=True)
+            outcomes.append(last["outcome"])
+        slot = await client.submit(RECIPE)
+        *_, (_, _, last) = await client.follow(slot)
+        assert last["outcome"] == "met"
+        return outcomes
+
+    assert "aborted" in run(front, test)
+    free = "tidegate_instance_slot_buffers"
+    eventually(lambda: front.metric(free, kind="free") == 2, "every buffer to be free")
+    assert front.metric("tidegate_slot_abort_to_freed_ms", quantile="0.5") > 0
+
+
+def test_a_stream_that_broke_is_resumed_and_a_repeat_is_the_same_slot(front: Orchestrator) -> None:
+    async def test(client: Client) -> None:
+        slot = await client.submit(LONG, key="a-name")
+        first = await client.follow(slot, until="video")
+        again = await client.submit(LONG, key="a-name")
+        assert again["slot_id"] == slot["slot_id"]
+        rest = await client.follow(slot, after=str(first[-1][0]))
+        numbers = [number for number, *_ in (*first, *rest)]
+        assert numbers == list(range(len(numbers))) and rest[-1][1] == "result"
+        assert (await client.submit(SHORT, key="a-name"))["http"] == 422
+
+    run(front, test)
+
+
+def test_a_hundred_at_once_each_come_to_one_outcome(front: Orchestrator) -> None:
+    before = front.metric("tidegate_slots_offered_total")
+
+    async def test(client: Client) -> list[str]:
+        async def one(number: int) -> str:
+            slot = await client.submit(SHORT, deadline_ms=20_000 + 400 * number)
+            if slot["http"] != 202:
+                return str(slot["error"]["code"])
+            *_, (_, _, last) = await client.follow(slot)
+            return str(last["outcome"])
+
+        return await asyncio.gather(*(one(number) for number in range(100)))
+
+    outcomes = Counter(run(front, test))
+    assert set(outcomes) <= {"met", "missed", "refused", "deadline_infeasible"}, outcomes
+    assert outcomes["met"] >= 10
+    assert front.metric("tidegate_slots_offered_total") - before == 100
+    settled = front.metric("tidegate_slot_outcomes_total")
+    assert settled == front.metric("tidegate_slots_offered_total")
