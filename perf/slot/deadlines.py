@@ -38,7 +38,7 @@ def outcome(ask: Ask, reply: Reply) -> str:
 
 async def curve(rig: Rig) -> list[Figure]:
     """One clip at a time."""
-    n = 2 if rig.quick else 8
+    n = 2 if rig.quick else 6
     recipe = recipe_of(LONG_TEXT)
     alone = [await rig.ours.client.render(Ask(recipe)) for _ in range(max(4, n))]
     clip_s = median([reply.latency_s for reply in alone])
@@ -125,7 +125,7 @@ def arrivals(
 
 async def overload(rig: Rig) -> list[Figure]:
     """Goodput: clips in time per minute."""
-    window_s, seeds = (3.0, 1) if rig.quick else (8.0, 2)
+    window_s, seeds = (3.0, 1) if rig.quick else (6.0, 2)
     loads = LOADS[1:2] if rig.quick else LOADS
     most = await closed_loop(rig.ours, 4, 8 if rig.quick else 16)
     alone = await closed_loop(rig.ours, 1, 4 if rig.quick else 8)
@@ -137,17 +137,17 @@ async def overload(rig: Rig) -> list[Figure]:
     ways = [("degrade", rig.ours, True), ("error", rig.ours, False)]
     ways += [(name, system, False) for name, system in rig.systems.items() if name != OURS]
     for load in loads:
-        found: dict[str, list[_Window]] = {}
+        found: dict[str, list[Window]] = {}
         for seed in range(_SEED, _SEED + seeds):
             for name, system, degrade in ways:
                 some = arrivals(load * capacity, window_s, clip_s, seed, degrade=degrade)
-                found.setdefault(name, []).append(await _offer(system, some))
+                found.setdefault(name, []).append(await offer(system, some))
         figures += _of_load(rig, load, found)
     return figures
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class Window:
     """What came of some arrivals, and the seconds until the last was answered."""
 
     counts: Counter[str]
@@ -164,7 +164,7 @@ class _Window:
         return 60 * self.in_time / self.seconds
 
 
-async def _offer(system: System, some: Sequence[Arrival]) -> _Window:
+async def offer(system: System, some: Sequence[Arrival]) -> Window:
     begun, cpu_s = time.monotonic(), system.cpu_s()
 
     async def one(arrival: Arrival) -> str:
@@ -174,7 +174,7 @@ async def _offer(system: System, some: Sequence[Arrival]) -> _Window:
     outcomes = await asyncio.gather(*(one(arrival) for arrival in some))
     seconds = time.monotonic() - begun
     await _until_idle(system)
-    return _Window(Counter(outcomes), len(some), seconds, system.cpu_s() - cpu_s)
+    return Window(Counter(outcomes), len(some), seconds, system.cpu_s() - cpu_s)
 
 
 async def _until_idle(system: System) -> None:
@@ -188,7 +188,7 @@ async def _until_idle(system: System) -> None:
             return
 
 
-def _of_load(rig: Rig, load: float, found: dict[str, list[_Window]]) -> list[Figure]:
+def _of_load(rig: Rig, load: float, found: dict[str, list[Window]]) -> list[Figure]:
     labels = {
         "degrade": "Tidegate, may give less",
         "error": "Tidegate, all or nothing",
