@@ -4,6 +4,7 @@
 - ``forecast``  when each would be done, and what of it: pure
 - ``link``      the state that an instance's slot model tells; ``fleet``: all instances
 - ``attempt``   one slot on one instance; ``wire``: Triton's requests and answers
-- ``service``   admission, queue, placement, retries, cancels
+- ``gate``, ``admission``  what is refused; ``waiting``: the queue
+- ``service``   from a submission to its end: placement, retries, cancels
 - ``ledger``    outcomes, metrics, log lines; ``store``: what is kept of those that ended
 """

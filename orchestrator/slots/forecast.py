@@ -19,6 +19,7 @@ from worker.media.recipe import Recipe
 from worker.protocol.slot import SlotState
 
 NOMINAL_SLOTS: Final = 2
+_MOST_ABILITIES: Final = 64
 
 
 Work = Mapping[Stage, float]
@@ -40,9 +41,9 @@ def alone_s(work: Work) -> float:
     return max(work[Stage.SPEECH], work[Stage.PORTRAIT]) + work[Stage.VIDEO] + work[Stage.CHECK]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ability:
-    """What an instance can do, and how fast."""
+    """What an instance can do, and how fast. Another object once that has changed."""
 
     rates: Mapping[Stage, float]
     """Seconds per unit of each stage's work, where a recipe names no provider."""
@@ -111,6 +112,7 @@ class Wish:
         self._recipe = recipe
         self._degrade = degrade
         self._plans: dict[tuple[int, float], tuple[ClipPlan, ...]] = {}
+        self._least_s: dict[Ability, float] = {}
 
     def plans(self, ability: Ability) -> tuple[ClipPlan, ...]:
         """What would do, the best first."""
@@ -127,8 +129,13 @@ class Wish:
 
     def start_by(self, ability: Ability) -> float:
         """Later, and nothing that would do can be in time."""
-        plans = self.plans(ability)
-        least_s = min(alone_s(ability.work(plan, self.chosen)) for plan in plans)
+        least_s = self._least_s.get(ability)
+        if least_s is None:
+            if len(self._least_s) >= _MOST_ABILITIES:  # of what instances said before
+                self._least_s.clear()
+            plans = self.plans(ability)
+            least_s = min(alone_s(ability.work(plan, self.chosen)) for plan in plans)
+            self._least_s[ability] = least_s
         return self.due_at(ability) - least_s
 
     def longest_stage(self, plan: ClipPlan, ability: Ability) -> Stage:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 from orchestrator.clock import Clock
 from orchestrator.errors import (
-    DeadlineInfeasible,
     Draining,
     InstanceLost,
-    InvalidRequest,
-    NotReady,
-    QueueFull,
     TidegateError,
 )
 from orchestrator.lanes import LaneConfig
+from orchestrator.slots.admission import SlotAdmission
 from orchestrator.slots.attempt import Attempt
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
 from orchestrator.slots.forecast import (
@@ -30,16 +27,12 @@ from orchestrator.slots.forecast import (
     Begun,
     Expected,
     Line,
-    Wish,
-    alone_s,
-    best_plan,
-    forecast,
     place,
 )
 from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.job import SlotJob
 from orchestrator.slots.ledger import SlotLedger
-from orchestrator.slots.slot import Slot, SlotStage
+from orchestrator.slots.slot import Slot
 from orchestrator.slots.store import SlotStore
 from orchestrator.slots.verdicts import (
     TO_BE_SENT_AGAIN,
@@ -51,13 +44,11 @@ from orchestrator.slots.verdicts import (
     refused,
     rendered,
 )
+from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.tasks.job import OnDisconnect
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import DISCONNECTED, RETRIED, TOO_SLOW, narrate
-from worker.protocol import AbortCause, excerpt
-
-FORECAST_TTL_S = 0.05
-"""What is told of those that wait is worked out this often at most."""
+from worker.protocol import AbortCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +81,12 @@ class Slots:
         self.store = store
         self.on_end: Callable[[], None] = _nothing
         """Called whenever a slot has ended."""
-        self._gate = gate
         self._config = config
         self._clock = clock
         self._rng = rng
         self._live: set[Slot] = set()
-        self._waiting: list[Slot] = []
-        """The one that must start first is first."""
-        self._wishes: dict[Slot, Wish] = {}
-        self._expected: dict[Slot, Expected | None] = {}
-        self._expected_at = -1.0
+        self._waiting = waiting = WaitingSlots(fleet, clock)
+        self._admission = SlotAdmission(gate, fleet, waiting, clock, queue_size=config.queue_size)
         self._passing = False
         fleet.on_change = self._pass
 
@@ -115,7 +102,7 @@ class Slots:
         self._live.add(slot)
         slot.on_end.append(self._ended)
         try:
-            self._admit(slot)
+            self._admission.admit(slot)
         except TidegateError as error:
             self.ledger.settle(slot, refused(error))
             error.due_at = slot.deadline.at
@@ -131,7 +118,7 @@ class Slots:
         slot.timer = self._clock.call_at(
             slot.deadline.at + self._config.grace_s, lambda: self._overdue(slot)
         )
-        self._queue(slot)
+        self._waiting.add(slot)
         self._pass()
         return slot
 
@@ -155,21 +142,15 @@ class Slots:
 
     def queue_position(self, slot: Slot) -> int:
         """How many slots start before this one, and itself; 0 once it is on its way."""
-        return self._waiting.index(slot) + 1 if slot.stage is SlotStage.QUEUED else 0
+        return self._waiting.position(slot)
 
     def expected(self, slot: Slot) -> Expected | None:
         """What will become of it; None where nothing can be said."""
-        now = self._clock.now()
         if slot.ending is not None:
             return None
         if isinstance(slot.attempt, Attempt):
-            return self._expected_there(slot.attempt, now)
-        if now - self._expected_at > FORECAST_TTL_S or slot not in self._expected:
-            lines = self._lines(now)
-            found = forecast((self._wishes[each] for each in self._waiting), lines) if lines else []
-            self._expected = dict(zip(self._waiting, found, strict=False))
-            self._expected_at = now
-        return self._expected.get(slot)
+            return self._expected_there(slot.attempt, self._clock.now())
+        return self._waiting.expected(slot)
 
     def predicted_ms(self, slot: Slot) -> float | None:
         """From now to its clip; None where nothing can be said."""
@@ -236,141 +217,43 @@ class Slots:
         error = InstanceLost("the instance that worked on this was lost; try again")
         self._again(attempt, error, self._clock.now())
 
-    # ── admission ────────────────────────────────────────────────────────────────────────────
-
-    def _admit(self, slot: Slot) -> None:
-        """Raises what refuses it, the cheapest reason first."""
-        self._gate.enter(slot)
-        ready = self.fleet.ready()
-        if not ready:
-            raise NotReady("no instance that renders slots is ready; try again shortly")
-        now = self._clock.now()
-        wish = Wish(slot.job.recipe, slot.deadline.at, degrade=slot.job.degrade)
-        self._require_providers(wish, ready)
-        slot.start_by = max(wish.start_by(instance.ability) for instance in ready)
-        if len(self._waiting) >= self._config.queue_size and not any(i.free for i in ready):
-            first = min(line.free_at for line in self._lines(now).values())
-            raise QueueFull(
-                f"{len(self._waiting)} slots wait already",
-                retry_after_ms=max(1000.0, 1000 * (first - now)),
-            )
-        if self._gate.predicts:
-            self._require_feasible(slot, wish, now)
-        self._wishes[slot] = wish
-
-    def _require_feasible(self, slot: Slot, wish: Wish, now: float) -> None:
-        """Raise unless it can be in time, and lets those be so that were let in before."""
-        place_in_line = sum(1 for other in self._waiting if other.start_by <= slot.start_by)
-        others = [self._wishes[other] for other in self._waiting]
-        with_it = [*others[:place_in_line], wish, *others[place_in_line:]]
-        found = forecast(with_it, self._lines(now))
-        own = found[place_in_line]
-        assert own is not None, "somebody has its providers"
-        if not own.is_in_time:
-            raise self._infeasible(wish, own, now)
-        behind = found[place_in_line + 1 :]
-        if all(map(_is_in_time, behind)):
-            return
-        without = forecast(others, self._lines(now))[place_in_line:]
-        pairs = zip(behind, without, strict=True)
-        if any(_is_in_time(alone) and not _is_in_time(with_it) for with_it, alone in pairs):
-            raise self._infeasible(wish, own, now, others_first=True)
-
-    def _require_providers(self, wish: Wish, ready: list[SlotInstance]) -> None:
-        """Raise unless one of ``ready`` has all that the recipe names."""
-        missing = [instance.ability.missing(wish.chosen) for instance in ready]
-        stage = missing[0]
-        if stage is None or None in missing:
-            return
-        known = {name for one in ready for name in one.ability.others.get(stage, {})}
-        field = f"recipe.providers.{stage.name.lower()}"
-        raise InvalidRequest(
-            f"{field}: no instance has {excerpt(wish.chosen[stage])} with what else is named; "
-            f"there is: {', '.join(sorted(known))}",
-            field=field,
-        )
-
-    def _infeasible(
-        self, wish: Wish, found: Expected, now: float, *, others_first: bool = False
-    ) -> DeadlineInfeasible:
-        """Why, and which deadline would do."""
-        instance = self.fleet.instances[found.address]
-        ability = instance.ability
-        idle = Line(ability, now, ())
-        fits_idle = best_plan(wish, idle)[2]
-        binding = "queue" if fits_idle else wish.longest_stage(found.plan, ability).value
-        finish_at = found.finish_at + ability.buffer_s
-        left_s = max(0.0, wish.deadline_at - now)
-        if others_first:
-            finish_at = max(line.free_at for line in self._lines(now).values())
-            finish_at += alone_s(ability.work(found.plan, wish.chosen)) + ability.buffer_s
-            why = "slots that were let in before it could not be in time with it"
-        else:
-            why = f"it would be done after {finish_at - now:.1f} s at the least"
-        return DeadlineInfeasible(
-            f"{left_s:.1f} s until the deadline are too little: {why}, of which "
-            f"{ability.buffer_s:g} s are kept back",
-            predicted_finish_ms=1000 * (finish_at - now),
-            earliest_feasible_unix_ms=round(1000 * (self._clock.unix() + finish_at - now)),
-            binding_constraint=binding,
-        )
-
     # ── the queue ────────────────────────────────────────────────────────────────────────────
-
-    def _queue(self, slot: Slot) -> None:
-        at = sum(1 for other in self._waiting if other.start_by <= slot.start_by)
-        self._waiting.insert(at, slot)
-        self._expected_at = -1.0
 
     def _pass(self) -> None:
         """End what is certain to miss; send whatever has somewhere to go."""
-        if self._passing:  # what happens in a pass may ask for another
+        if self._passing or not self._waiting:  # what happens in a pass may ask for another
             return
         self._passing = True
         try:
             now = self._clock.now()
-            for slot in list(self._waiting):
-                if slot.ending is None and not self._is_hopeless(slot, now):
-                    self._start_somewhere(slot, now)
+            self._waiting.reorder()
+            for slot in self._waiting:
+                why = self._admission.hopeless(slot, now)
+                if why is not None:
+                    ending = refused(why) if slot.loss is None else failed(why)
+                    self.ledger.settle(slot, ending)
+            for slot in self._waiting:
+                free = [instance for instance in self.fleet.ready() if instance.free]
+                if not free:
+                    break
+                self._start_on(free, slot, now)
         except Exception:
             service_log.exception("a pass over waiting slots failed; will retry")
         finally:
             self._passing = False
 
-    def _is_hopeless(self, slot: Slot, now: float) -> bool:
-        """Whether nothing that there is could finish the least of it, which then ends."""
-        if not self._gate.predicts:
-            return False
-        abilities = [instance.ability for instance in self.fleet.seen()] or [NOMINAL_ABILITY]
-        wish = self._wishes[slot]
-        slot.start_by = max(wish.start_by(ability) for ability in abilities)
-        if now <= slot.start_by:
-            return False
-        if slot.loss is not None:
-            self.ledger.settle(slot, failed(slot.loss))
-            return True
-        lines = {one.address: Line(one.ability, now, ()) for one in self.fleet.seen()}
-        found = place(wish, lines)
-        error = NotReady("no instance that could render this is left; try again shortly")
-        self.ledger.settle(
-            slot, refused(error if found is None else self._infeasible(wish, found, now))
-        )
-        return True
-
-    def _start_somewhere(self, slot: Slot, now: float) -> None:
-        free = [instance for instance in self.fleet.ready() if instance.free]
+    def _start_on(self, free: list[SlotInstance], slot: Slot, now: float) -> None:
+        """Send it where it will be done first, if it would be in time there."""
         better = [instance for instance in free if instance.address not in slot.failed_on]
         lines = {instance.address: instance.line(now) for instance in better or free}
-        if not lines:
-            return
-        found = place(self._wishes[slot], lines)
-        if found is not None and (found.is_in_time or not self._gate.predicts):
+        found = place(slot.wish, lines)
+        if found is not None and (found.is_in_time or not self._admission.predicts):
             self._send(slot, self.fleet.instances[found.address], found, now)
 
     def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
         self._waiting.remove(slot)
         slot.dispatched(instance.address, now)
-        work = instance.ability.work(found.plan, self._wishes[slot].chosen)
+        work = instance.ability.work(found.plan, slot.wish.chosen)
         begun = Begun(found.plan, work, slot.percents)
         attempt = Attempt(slot, instance.address, begun, self, self._clock)
         slot.attempt = attempt
@@ -378,7 +261,6 @@ class Slots:
         self.fleet.count(instance.address)
         attempt.start(self._config.lane)
         attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
-        self._expected_at = -1.0
 
     def _left(self, instance: SlotInstance, attempt: Attempt) -> None:
         """An instance has one slot of ours less."""
@@ -408,9 +290,8 @@ class Slots:
             correlation_id=slot.job.correlation_id,
             instance=attempt.address,
         )
-        self._queue(slot)
-        if not self._is_hopeless(slot, now):
-            self._pass()
+        self._waiting.add(slot)
+        self._pass()
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
@@ -419,17 +300,10 @@ class Slots:
 
     def _ended(self, slot: Slot) -> None:
         self._live.discard(slot)
-        self._wishes.pop(slot, None)
-        if slot in self._waiting:
-            self._waiting.remove(slot)
-        self._expected.pop(slot, None)
-        self._expected_at = -1.0
+        self._waiting.remove(slot)
         self.on_end()
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────
-
-    def _lines(self, now: float) -> dict[str, Line]:
-        return {instance.address: instance.line(now) for instance in self.fleet.ready()}
 
     def _expected_there(self, attempt: Attempt, now: float) -> Expected:
         """Of one that an instance has: those that it was given before come first."""
@@ -440,10 +314,6 @@ class Slots:
         line = Line(ability, now, [other.begun for other in before[:at]])
         finish_at = line.finish(attempt.begun.left())
         return Expected(attempt.address, attempt.begun.plan, finish_at, True)
-
-
-def _is_in_time(expected: Expected | None) -> bool:
-    return expected is not None and expected.is_in_time
 
 
 def _nothing() -> None:

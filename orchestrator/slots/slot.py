@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.clock import Timer
 from orchestrator.errors import TidegateError
+from orchestrator.slots.forecast import Wish
 from orchestrator.slots.job import SlotJob
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import AbortCause, Outcome
@@ -89,6 +90,7 @@ class Slot:
         self.deadline = job.deadline
         self.stage = SlotStage.QUEUED
         self.marks = SlotMarks(job.arrived)
+        self.wish = Wish(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
         """Its place among those that wait: later, and the least of it cannot be in time."""
         self.attempt: Stoppable | None = None
@@ -151,6 +153,7 @@ class Slot:
         self.attempt = None
         self.instance = ""
         self.percents = {}
+        self.facts, self.files = MappingProxyType({}), {}
 
     def progress(self, stage: str, percent: int, image: bytes | None, now: float) -> None:
         """The worker says how far it is, perhaps with a picture."""

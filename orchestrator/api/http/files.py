@@ -1,7 +1,6 @@
 """Files from memory: whole, or one range of bytes (RFC 9110, section 14), at the client's pace."""
 
 import asyncio
-import hashlib
 import re
 from typing import NamedTuple
 
@@ -20,10 +19,9 @@ class _Span(NamedTuple):
 
 
 async def send_file(
-    request: web.Request, data: bytes, name: str, content_type: str
+    request: web.Request, data: bytes, name: str, content_type: str, etag: str
 ) -> web.StreamResponse:
-    """``data`` as the answer to GET or HEAD; ``name`` is ours, never a client's."""
-    etag = hashlib.sha256(data).hexdigest()[:32]
+    """``data`` as the answer to GET or HEAD. ``name`` and ``etag`` are ours, never a client's."""
     headers = {
         "Content-Type": content_type,
         "Content-Disposition": f'inline; filename="{name}"',

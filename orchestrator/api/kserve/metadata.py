@@ -9,6 +9,9 @@ from orchestrator.api.http.responses import json_response
 from orchestrator.errors import NotFound
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
+from orchestrator.slots.job import MODEL as SLOT_MODEL
+from orchestrator.slots.job import OUTPUTS as FILES
+from orchestrator.slots.wire import EVENT, RECIPE
 from worker.protocol import tensors as names
 
 MODEL_VERSION = "1"
@@ -49,7 +52,10 @@ def model_of(orchestrator: Orchestrator, match: web.UrlMappingMatchInfo) -> Prom
 
 async def server(request: web.Request) -> web.Response:
     """This server's name and version."""
-    return json_response({"name": "tidegate", "version": _VERSION, "extensions": ["generate"]})
+    extensions = ["generate"]
+    if request.app[ORCHESTRATOR].slots.fleet.is_served:
+        extensions.append("slots")
+    return json_response({"name": "tidegate", "version": _VERSION, "extensions": extensions})
 
 
 async def live(request: web.Request) -> web.Response:
@@ -64,6 +70,16 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """A model's tensors."""
+    if _is_slot_model(request):
+        return json_response(
+            {
+                "name": SLOT_MODEL,
+                "versions": [MODEL_VERSION],
+                "platform": "python",
+                "inputs": _described({RECIPE: "BYTES"}),
+                "outputs": _described({EVENT: "BYTES", **dict.fromkeys(FILES, "UINT8")}),
+            }
+        )
     encoder = model_of(request.app[ORCHESTRATOR], request.match_info)
     return json_response(
         {
@@ -79,12 +95,25 @@ async def model(request: web.Request) -> web.Response:
 async def model_ready(request: web.Request) -> web.Response:
     """503 while no instance of it takes work."""
     orchestrator = request.app[ORCHESTRATOR]
+    if _is_slot_model(request):
+        return web.Response(status=200 if orchestrator.slots.fleet.ready() else 503)
     card = model_of(orchestrator, request.match_info).card
     is_ready = any(
         instance.ready and instance.card is not None and instance.card.model == card.model
         for instance in orchestrator.registry
     )
     return web.Response(status=200 if is_ready else 503)
+
+
+def _is_slot_model(request: web.Request) -> bool:
+    """Whether the path names the slot model, which ``/v2/slots`` serves, and there is one."""
+    orchestrator, match = request.app[ORCHESTRATOR], request.match_info
+    return (
+        match["model"] == SLOT_MODEL
+        and match.get("version", MODEL_VERSION) == MODEL_VERSION
+        and orchestrator.slots.fleet.is_served
+        and SLOT_MODEL not in orchestrator.models.by_name()
+    )
 
 
 def routes() -> list[web.RouteDef]:

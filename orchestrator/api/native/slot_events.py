@@ -6,7 +6,9 @@ itself. Of each stage's previews only the last is kept, and a client that is beh
 """
 
 import base64
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -15,7 +17,11 @@ from orchestrator.api.native.errors import error_object
 from orchestrator.slots.job import OUTPUTS
 from orchestrator.slots.slot import Progress, Slot, SlotEnding
 
+PIECE_EVENTS = 64
+"""Events that are replayed in one piece."""
+
 _encode = msgspec.json.Encoder().encode
+_number_of = attrgetter("number")
 
 
 class SlotEvents:
@@ -33,15 +39,14 @@ class SlotEvents:
             "predicted_ms": None if predicted_ms is None else round(predicted_ms, 1),
         }
         yield self._event(0, "queued", queued)
-        sent = 0
+        sent = self._after
         while True:  # it goes on while a piece is being read
-            found = next((event for event in slot.events if event.number > sent), None)
-            if found is None:
+            first = bisect_right(slot.events, sent, key=_number_of)
+            found = slot.events[first : first + PIECE_EVENTS]
+            if not found:
                 break
-            sent = found.number
-            piece = self._spelled(found)
-            if piece:
-                yield piece
+            sent = found[-1].number
+            yield b"".join(map(self._spelled, found))
         if slot.ending is not None:
             self.ended(slot)
         else:

@@ -1,16 +1,28 @@
 """The body of a submission to ``/v2/slots``."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from orchestrator.tasks.job import OnDisconnect
+from worker.media.recipe import MAJOR, MAX_TEXT, MINOR
+
+_RECIPE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "schema": {"type": "string", "enum": [f"{MAJOR}.{minor}" for minor in range(MINOR + 1)]},
+        "text": {"type": "string", "minLength": 1, "maxLength": MAX_TEXT},
+    },
+    "required": ["schema", "text"],
+}
+"""What OpenAPI's document says of one; the rest is in docs/slot.md."""
 
 
 class SlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``recipe`` is read by the worker's own rules (docs/slot.md)."""
 
-    recipe: msgspec.Raw
+    recipe: Annotated[msgspec.Raw, Meta(extra_json_schema=_RECIPE_SCHEMA)]
     model: str = "slot"
     deadline_ms: float | None = None
     on_deadline: Literal["error", "degrade"] = "error"

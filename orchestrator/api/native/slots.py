@@ -136,7 +136,7 @@ async def output(request: web.Request) -> web.StreamResponse:
     slot, file = _slot_of(request), request.match_info["name"]
     for name, kind in OUTPUTS.items():
         if kind.file == file and name in slot.files:
-            return await send_file(request, slot.files[name], kind.file, kind.content_type)
+            return await send_file(request, slot.files[name], *kind, etag=f"{slot.id}-{name}")
     there = ", ".join(OUTPUTS[name].file for name in slot.files) or "none"
     until = "" if slot.ending is not None else "; the slot has not ended yet"
     raise NotFound(f"this slot has no file {excerpt(file)}; there is: {there}{until}")

@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from tests.orchestrator.conftest import MakeWorker, Service
+from tests.support.fake_slots import FakeSlots
 from tests.support.fake_worker import MODEL, FakeWorker
 from worker.protocol import Pooling
 
@@ -28,7 +29,9 @@ def schemathesis() -> Any:
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    return await make_worker(pooling=Pooling.LAST)
+    worker = await make_worker(pooling=Pooling.LAST)
+    worker.slots = FakeSlots()
+    return worker
 
 
 def _examples(operation: Any) -> list[Any]:

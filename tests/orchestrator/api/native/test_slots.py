@@ -400,3 +400,19 @@ async def test_limits_of_a_key_count_slots_too(
     plan.release.set()
     await until_ended(service, slot)
     await until_ended(service, await submit(service))
+
+
+async def test_the_service_says_that_it_serves_slots(
+    service: Service, make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    without = await make_service(await make_worker())
+    for one, extensions, status in (
+        (service, ["generate", "slots"], 200),
+        (without, ["generate"], 404),
+    ):
+        async with one.http.get("/v2") as response:
+            assert (await response.json())["extensions"] == extensions
+        async with one.http.get("/v2/models/slot/ready") as response:
+            assert response.status == status
+    async with service.http.get("/v2/models/slot") as response:
+        assert [each["name"] for each in (await response.json())["inputs"]] == ["recipe"]

@@ -1,0 +1,128 @@
+"""Which slots are let in: those that can be in time without making others late (DL-7)."""
+
+from orchestrator.clock import Clock
+from orchestrator.errors import (
+    DeadlineInfeasible,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    TidegateError,
+)
+from orchestrator.slots.fleet import SlotFleet, SlotInstance
+from orchestrator.slots.forecast import Expected, Line, Wish, best_plan, forecast, place
+from orchestrator.slots.gate import SlotGate
+from orchestrator.slots.slot import Slot
+from orchestrator.slots.waiting import WaitingSlots
+from worker.protocol import excerpt
+
+
+class SlotAdmission:
+    """Lets slots in, or raises the error that says why not."""
+
+    def __init__(
+        self,
+        gate: SlotGate,
+        fleet: SlotFleet,
+        waiting: WaitingSlots,
+        clock: Clock,
+        *,
+        queue_size: int,
+    ) -> None:
+        self.predicts = gate.predicts
+        """Whether slots that cannot be in time are refused."""
+        self._gate = gate
+        self._fleet = fleet
+        self._waiting = waiting
+        self._clock = clock
+        self._queue_size = queue_size
+
+    def admit(self, slot: Slot) -> None:
+        """Raises what refuses it, the cheapest reason first."""
+        self._gate.enter(slot)
+        ready = self._fleet.ready()
+        if not ready:
+            raise NotReady("no instance that renders slots is ready; try again shortly")
+        now = self._clock.now()
+        _require_providers(slot.wish, ready)
+        slot.start_by = max(slot.wish.start_by(instance.ability) for instance in ready)
+        if len(self._waiting) >= self._queue_size and not any(one.free for one in ready):
+            first_at = min(line.free_at for line in self._waiting.lines(now).values())
+            raise QueueFull(
+                f"{len(self._waiting)} slots wait already",
+                retry_after_ms=max(1000.0, 1000 * (first_at - now)),
+            )
+        if self.predicts:
+            self._require_feasible(slot, now)
+
+    def hopeless(self, slot: Slot, now: float) -> TidegateError | None:
+        """Why nothing that there is could finish the least of a slot that waits any more; None
+        where something could."""
+        if not self.predicts or now <= slot.start_by:
+            return None
+        if slot.loss is not None:
+            return slot.loss
+        lines = {one.address: Line(one.ability, now, ()) for one in self._fleet.seen()}
+        found = place(slot.wish, lines)
+        if found is None:
+            return NotReady("no instance that could render this is left; try again shortly")
+        return self._infeasible(slot.wish, found, now)
+
+    def _require_feasible(self, slot: Slot, now: float) -> None:
+        """Raise unless it can be in time, and lets those be so that were let in before."""
+        place_in_line = self._waiting.place_of(slot)
+        others = [other.wish for other in self._waiting]
+        with_it = [*others[:place_in_line], slot.wish, *others[place_in_line:]]
+        found = forecast(with_it, self._waiting.lines(now))
+        own = found[place_in_line]
+        assert own is not None, "somebody has its providers"
+        if not own.is_in_time:
+            raise self._infeasible(slot.wish, own, now)
+        behind = found[place_in_line + 1 :]
+        if all(map(_is_in_time, behind)):
+            return
+        lines = self._waiting.lines(now)
+        without = forecast(others, lines)[place_in_line:]
+        pairs = zip(behind, without, strict=True)
+        if any(_is_in_time(alone) and not _is_in_time(late) for late, alone in pairs):
+            last = place(slot.wish, lines)  # behind all others
+            assert last is not None
+            raise self._infeasible(slot.wish, last, now, others_first=True)
+
+    def _infeasible(
+        self, wish: Wish, found: Expected, now: float, *, others_first: bool = False
+    ) -> DeadlineInfeasible:
+        """Why, and which deadline would do."""
+        ability = self._fleet.instances[found.address].ability
+        fits_idle = best_plan(wish, Line(ability, now, ()))[2]
+        finish_at = found.finish_at + ability.buffer_s
+        why = f"it would be done after {finish_at - now:.1f} s at the least"
+        if others_first:
+            why = (
+                "slots that were let in before could not be in time with it, and behind them " + why
+            )
+        return DeadlineInfeasible(
+            f"{max(0.0, wish.deadline_at - now):.1f} s until the deadline are too little: {why}, "
+            f"of which {ability.buffer_s:g} s are kept back",
+            predicted_finish_ms=1000 * (finish_at - now),
+            earliest_feasible_unix_ms=round(1000 * (self._clock.unix() + finish_at - now)),
+            binding_constraint="queue" if fits_idle else wish.longest_stage(found.plan, ability),
+        )
+
+
+def _require_providers(wish: Wish, ready: list[SlotInstance]) -> None:
+    """Raise unless one of ``ready`` has all that the recipe names."""
+    missing = [instance.ability.missing(wish.chosen) for instance in ready]
+    stage = missing[0]
+    if stage is None or None in missing:
+        return
+    known = {name for one in ready for name in one.ability.others.get(stage, {})}
+    field = f"recipe.providers.{stage.name.lower()}"
+    raise InvalidRequest(
+        f"{field}: no instance has {excerpt(wish.chosen[stage])} with what else is named; "
+        f"there is: {', '.join(sorted(known))}",
+        field=field,
+    )
+
+
+def _is_in_time(expected: Expected | None) -> bool:
+    return expected is not None and expected.is_in_time

@@ -1,0 +1,72 @@
+"""Slots that no instance has: in which order they go, and what will become of them."""
+
+from collections.abc import Iterator
+
+from orchestrator.clock import Clock
+from orchestrator.slots.fleet import SlotFleet
+from orchestrator.slots.forecast import NOMINAL_ABILITY, Expected, Line, forecast
+from orchestrator.slots.slot import Slot
+
+FORECAST_TTL_S = 0.05
+"""What is told of those that wait is worked out this often at most."""
+
+
+class WaitingSlots:
+    """The one that must start first is first: the least slack."""
+
+    def __init__(self, fleet: SlotFleet, clock: Clock) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._slots: list[Slot] = []
+        self._expected: dict[Slot, Expected | None] = {}
+        self._expected_at = -FORECAST_TTL_S
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._slots
+
+    def __iter__(self) -> Iterator[Slot]:
+        """As they are now, whatever becomes of them meanwhile."""
+        return iter(list(self._slots))
+
+    def add(self, slot: Slot) -> None:
+        """It waits from now on."""
+        self._slots.insert(self.place_of(slot), slot)
+        self._expected_at = -FORECAST_TTL_S
+
+    def remove(self, slot: Slot) -> None:
+        """It does not wait any more; fine for one that did not."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+        self._expected.pop(slot, None)
+        self._expected_at = -FORECAST_TTL_S
+
+    def place_of(self, slot: Slot) -> int:
+        """How many would go before it."""
+        return sum(1 for other in self._slots if other.start_by <= slot.start_by)
+
+    def position(self, slot: Slot) -> int:
+        """1 for the next one; 0 for one that does not wait."""
+        return self._slots.index(slot) + 1 if slot in self._slots else 0
+
+    def reorder(self) -> None:
+        """Instances tell other times than they did."""
+        abilities = [one.ability for one in self._fleet.seen()] or [NOMINAL_ABILITY]
+        for slot in self._slots:
+            slot.start_by = max(slot.wish.start_by(ability) for ability in abilities)
+        self._slots.sort(key=lambda slot: slot.start_by)
+
+    def lines(self, now: float) -> dict[str, Line]:
+        """Of the instances that take slots, as they will become free."""
+        return {one.address: one.line(now) for one in self._fleet.ready()}
+
+    def expected(self, slot: Slot) -> Expected | None:
+        """What will become of one that waits; None where nothing can be said."""
+        now = self._clock.now()
+        if now - self._expected_at >= FORECAST_TTL_S:
+            found = forecast((each.wish for each in self._slots), self.lines(now))
+            self._expected = dict(zip(self._slots, found, strict=True))
+            self._expected_at = now
+        return self._expected.get(slot)
