@@ -23,7 +23,8 @@ from tidegate.streams import Position, Stream
 from tidegate.transport import Call, Transport, due
 
 _PATH = "/v2/slots"
-SCHEMA: Final = "1.0"
+SCHEMA: Final = "1.1"
+"""Of a recipe that names none."""
 FILES: Final[Mapping[str, str]] = {"mp4": "clip.mp4", "wav": "speech.wav", "png": "portrait.png"}
 
 Output = Literal["mp4", "wav", "png"]

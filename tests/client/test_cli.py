@@ -110,8 +110,8 @@ def test_clips_come_beside_the_text_model_on_its_device(
         for spec, _ in launched
     ]
     assert envs == [
-        {"DEVICE": "cpu", "SIZE": "384", "SECONDS": "15"},
-        {"DEVICE": "cpu", "SIZE": "96", "SECONDS": "15"},
+        {"DEVICE": "cpu", "SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
+        {"DEVICE": "cpu", "SIZE": "96", "SECONDS": "15", "BUFFER_S": "2"},
         {"DEVICE": "cuda", "SIZE": "96", "SECONDS": "45"},
         {},
     ]

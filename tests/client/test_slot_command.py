@@ -60,7 +60,7 @@ async def test_a_clip_is_saved_and_told_of(command: Command, tmp_path: Path) -> 
     assert err.splitlines()[1].startswith("speech done after ")
     (body,) = fake.submitted
     assert body == {
-        "recipe": {"schema": "1.0", "text": "Hello."},
+        "recipe": {"schema": "1.1", "text": "Hello."},
         "outputs": ["mp4"],
         "on_disconnect": "cancel",
         "on_deadline": "degrade",

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 import tidegate
+from orchestrator.api.native.slot_types import SlotRequest
+from orchestrator.slots.job import OUTPUTS
+from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, sse
+from tests.support.fake_slots import JPEG as DRAWN
+from tests.support.fake_slots import MP4, FakeSlots, SlotPlan
+from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
 from tidegate.retries import Retries
+from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
+from worker.media.recipe import MAJOR, MINOR
 
 QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
 JPEG = b"\xff\xd8 a picture"
@@ -92,13 +100,13 @@ async def test_a_recipe_is_text_or_whole_and_the_blocks_deadline_goes_along() ->
     assert made.slot_id == "t1"
     assert fake.submitted[:2] == [
         {
-            "recipe": {"schema": "1.0", "text": "Hello."},
+            "recipe": {"schema": "1.1", "text": "Hello."},
             "outputs": ["mp4", "wav"],
             "on_deadline": "degrade",
         },
         {"recipe": whole, "deadline_ms": 20_000, "on_disconnect": "cancel"},
     ]
-    assert fake.submitted[2]["recipe"] == {"schema": "1.0", "text": "Hello."}
+    assert fake.submitted[2]["recipe"] == {"schema": "1.1", "text": "Hello."}
     assert fake.submitted[2]["deadline_ms"] <= 500
     assert int(fake.headers[2]["X-Timeout-Ms"]) <= 500
 
@@ -206,3 +214,56 @@ async def test_plain_code_has_the_same() -> None:
     async with fake.serve():
         await asyncio.to_thread(work, fake.base_url)
     assert fake.cancelled == ["t1", "t1"]
+
+
+def test_names_are_the_services() -> None:
+    assert {name: kind.file for name, kind in OUTPUTS.items()} == FILES
+    assert f"{MAJOR}.{MINOR}" == SCHEMA
+    options = set(tidegate.SlotOptions.__annotations__) - {"deadline"}
+    assert options | {"deadline_ms", "recipe"} == set(SlotRequest.__struct_fields__)
+    assert set(SLOT_EVENT_TYPES) == {"queued", "stage", "preview", "result", "error"}
+
+
+async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: MakeService) -> None:
+    """In front of a slot model that stalls, loses its connection's client, and ends as planned."""
+    plan = SlotPlan(hold_at="video")
+    worker.slots = FakeSlots()
+    worker.slots.plan = lambda call: plan
+    service = await make_service(worker)
+    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
+    async with Client(service.url) as client:
+        stalled = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
+        again = await client.slots.create("Hello.", idempotency_key="mine", preview=True)
+        assert again.slot_id == stalled.slot_id and stalled.predicted_ms is not None
+        async with client.slots.events(stalled.slot_id) as events:
+            async for event in events:
+                if isinstance(event, tidegate.SlotStage) and event.stage == "video":
+                    break
+        assert (await client.slots.get(stalled.slot_id)).stages["audio"] == 100
+        plan.release.set()
+        resumed = client.slots.events(stalled.slot_id, last_event_id=events.last_event_id)
+        rest = [event async for event in resumed]
+        assert not any(isinstance(event, tidegate.SlotQueued) for event in rest)
+        assert tidegate.SlotPreview("video", 50, DRAWN) in rest
+        assert isinstance(rest[-1], tidegate.SlotResult) and rest[-1].frames == 24
+        assert await client.slots.download(stalled.slot_id) == MP4
+        status = await client.slots.get(stalled.slot_id)
+        assert (status.ended, status.outcome, status.audio_ms) == (True, "met", 10.0)
+        assert [line.outcome for line in (await client.slots.list(status="ended")).slots] == ["met"]
+
+        worker.slots.plan = lambda call: SlotPlan(hold_at="audio")
+        cancelled = await client.slots.create("Hello.")
+        await client.slots.cancel(cancelled.slot_id)
+        (*_, last) = [event async for event in client.slots.events(cancelled.slot_id)]
+        assert isinstance(last, tidegate.SlotFailed) and last.code == "cancelled"
+
+        worker.slots.plan = lambda call: SlotPlan(
+            error_at="video", error="deadline_exceeded: video: out of time", saved=True
+        )
+        with pytest.raises(tidegate.DeadlineExceeded) as raised:
+            await client.slots.render("Hello.", outputs=["wav"])
+        assert set(raised.value.details["outputs"]) == {"wav"}
+        with pytest.raises(tidegate.InvalidRequest, match="schema"):
+            await client.slots.create({"schema": "9.0", "text": "Hello."})
+        (instance,) = await client.instances()
+        assert instance.slot is not None and instance.slot.slots_total == 2

@@ -73,7 +73,8 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
     for name in ("orchestrator", "worker", "pip"):  # a user's own, where it is started
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise AssertionError('not this one')")
-    command = [python.with_name("tidegate"), "up", "--device", "cpu", "--port", "0"]
+    tidegate = python.with_name("tidegate")
+    command = [tidegate, "up", "--device", "cpu", "--port", "0", "--slot"]
     with output.open("wb") as log:
         up = subprocess.Popen(
             [*command, "--state-file", state_file],
@@ -98,7 +99,19 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
         )
         assert up.poll() is None, output.read_text()
         regions = marked.regions()
-        assert run(COMPLETES, json.loads(state_file.read_text())["url"]) == "8"
+        url = json.loads(state_file.read_text())["url"]
+        assert run(COMPLETES, url) == "8"
+        rendered = subprocess.run(
+            [tidegate, "slot", "Good morning.", "--url", url, "--size", "96", "--json"],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        assert rendered.returncode == 0, rendered.stderr
+        facts = json.loads(rendered.stdout)
+        assert facts["outcome"] == "met" and facts["size"] == 96
+        assert (tmp_path / facts["files"]["mp4"]).read_bytes()[4:8] == b"ftyp"
         up.terminate()
         assert up.wait(60) == 0
         marked.wait_gone(regions)

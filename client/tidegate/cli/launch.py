@@ -20,12 +20,13 @@ from worker.models.folder import model_name, why_unservable
 DEMO_MODEL_NAME = "demo"
 TEXT_MODEL = "llm"
 SLOT_MODEL = "slot"
-SLOT_LIMITS = {
-    "cpu": {"SIZE": "384", "SECONDS": "15"},
+SLOT_DEFAULTS = {
+    "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
     "cuda": {"SIZE": "512", "SECONDS": "45"},
 }
 """Of clips by device, at most, where nothing else is set. On two cores a sentence then takes a
-second or two, and the buffers of two clips 0.4 GB; on a GPU they are those of SL-4, 2.1 GB."""
+second or two, encoding included, and the buffers of two clips 0.4 GB; on a GPU they are those of
+SL-4, 2.1 GB."""
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER_DEVICE"
@@ -120,5 +121,5 @@ def _slot_env(device: str) -> dict[str, str]:
     """
     env = {key: value for key, value in os.environ.items() if key.startswith(_SLOT)}
     check_slot(env.get(f"{_SLOT}SPEECH", "espeak"))
-    limits = SLOT_LIMITS.get(env.setdefault(f"{_SLOT}DEVICE", device), {})
-    return {_SLOT + name: value for name, value in limits.items()} | env
+    defaults = SLOT_DEFAULTS.get(env.setdefault(f"{_SLOT}DEVICE", device), {})
+    return {_SLOT + name: value for name, value in defaults.items()} | env

@@ -89,16 +89,20 @@ export class Screen {
     const clip = this.#clip;
     const left = clip.asked.deadlineMs - clip.elapsedMs();
     let words = left >= 0 ? `${ms(left)} left` : `${ms(-left)} too late`;
-    if (clip.isOver) words = `after ${ms(clip.elapsedMs())}, ${left >= 0 ? `${ms(left)} to spare` : words}`;
-    else if (clip.stage === "queued" && clip.queuePosition > 0) words = `${clip.queuePosition} ahead of it · ${words}`;
+    if (clip.isOver) {
+      words = `after ${ms(clip.elapsedMs())}`;
+      if (clip.facts) words += left >= 0 ? `, ${ms(left)} to spare` : `, ${ms(-left)} too late`;
+    }
+    if (clip.stage === "queued" && clip.queuePosition > 0) words = `${clip.queuePosition} ahead of it · ${words}`;
     $("clip-figures").textContent = words;
   }
 
-  #drawStages({ percents, facts, isOver, outcome, asked }) {
+  #drawStages({ percents, facts, outcome, slotId }) {
+    $("clip-stage").hidden = slotId === null && outcome !== null; // refused: nothing was begun
     const isDone = outcome === "met" || outcome === "partial";
     for (const [stage, row] of this.#rows) {
       const took = facts?.[`${stage}_ms`];
-      const isSkipped = isOver && stage === "clip" && (facts?.given_up?.includes("check") || asked.recipe.check?.enabled === false);
+      const isSkipped = isDone && stage === "clip" && !facts?.check;
       const percent = isSkipped ? 0 : isDone ? 100 : (percents[stage] ?? 0);
       row.fill.style.width = `${percent}%`;
       row.track.setAttribute("aria-valuenow", percent);
@@ -123,8 +127,8 @@ export class Screen {
   #drawReason(clip) {
     const given = clip.facts?.given_up ?? [];
     if (clip.error) this.#say(clip.error.message, clip.error);
-    else if (given.length) this.#say(`Given up to be in time: ${given.map((each) => `${each}`.replaceAll("_", " ")).join(", ")}.`);
-    else if (clip.facts?.check?.passed === false) this.#say("The picture does not fit its prompt well; the clip is marked, and there.");
+    else if (given.length) this.#say(`Given up to be in time: ${given.join(", ")}.`);
+    else if (clip.facts?.check?.passed === false) this.#say("The picture does not fit its prompt well: the clip is marked as such.");
     else $("clip-reason").hidden = true;
   }
 
