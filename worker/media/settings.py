@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from worker.environment import read_environment
 from worker.media.plan import BUFFER_S
 from worker.media.stages.checkpoint import Precision
+from worker.media.stages.flux import FluxPrecision, TextPlace
 from worker.media.stages.options import ModelOptions
 
 
@@ -35,6 +36,13 @@ class SlotSettings(BaseSettings):
     check: Names = ("tiny",)
     """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
     recipes choose among them, and the first serves those that do not."""
+    flux_folder: str = ""
+    """Of the portrait ``flux``."""
+    flux_precision: FluxPrecision = "nf4"
+    """Of its transformer."""
+    flux_text: TextPlace = "offload"
+    """Its text encoders are in the host's memory and pass through the device layer by layer, or
+    stay on it (``resident``), or run on the ``cpu``."""
     liveportrait_folder: str = ""
     """Of the video ``liveportrait``."""
     liveportrait_precision: Precision = "fp16"

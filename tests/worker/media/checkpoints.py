@@ -4,6 +4,7 @@ lay them out."""
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -147,3 +148,88 @@ def _normed(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
         f"{stem}weight_u": left[:, 0].contiguous(),
         f"{stem}weight_v": right[0].contiguous(),
     }
+
+
+def flux_parts(seed: int = 6) -> dict[str, Any]:
+    """``FluxPipeline``'s components, of some thousand weights."""
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+    from transformers import (
+        CLIPTextConfig,
+        CLIPTextModel,
+        CLIPTokenizer,
+        T5Config,
+        T5EncoderModel,
+        T5Tokenizer,
+    )
+
+    torch.manual_seed(seed)
+    words = ["<|startoftext|>", "<|endoftext|>", *_LETTERS, *(f"{each}</w>" for each in _LETTERS)]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
+    pieces += [(letter, -2.0) for letter in _LETTERS]
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "tokenizer": CLIPTokenizer(
+            vocab={word: number for number, word in enumerate(words)},
+            merges=[],
+            model_max_length=24,
+        ),
+        "tokenizer_2": T5Tokenizer(vocab=pieces, model_max_length=256, extra_ids=0),
+        "text_encoder": CLIPTextModel(
+            CLIPTextConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_attention_heads=4,
+                num_hidden_layers=2,
+                vocab_size=len(words),
+                max_position_embeddings=24,
+                bos_token_id=0,
+                eos_token_id=1,
+                pad_token_id=1,
+                projection_dim=32,
+            )
+        ).eval(),
+        "text_encoder_2": T5EncoderModel(
+            T5Config(
+                d_model=32,
+                d_ff=64,
+                d_kv=8,
+                num_heads=4,
+                num_layers=2,
+                vocab_size=len(pieces),
+                feed_forward_proj="gated-gelu",
+                is_encoder_decoder=False,
+            )
+        ).eval(),
+        "transformer": FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=4,
+            joint_attention_dim=32,
+            pooled_projection_dim=32,
+            axes_dims_rope=(4, 4, 8),
+        ).eval(),
+        "vae": AutoencoderKL(
+            sample_size=32,
+            block_out_channels=(8, 8, 8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=2,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.1159,
+            scaling_factor=0.3611,
+        ).eval(),
+    }
+
+
+def save_flux(folder: Path) -> Path:
+    """In diffusers' layout."""
+    from diffusers import FluxPipeline
+
+    FluxPipeline(**flux_parts()).save_pretrained(folder)
+    return folder

@@ -69,10 +69,19 @@ def not_installed(provider: str, extra: str, error: ImportError) -> LoadError:
 
 def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:
     """Bytes of what ``modules`` hold, parameters and buffers, as they are stored."""
-    tensors = {
-        tensor.data_ptr(): tensor.numel() * tensor.element_size()
-        for module in modules
-        for tensor in (*module.parameters(), *module.buffers())
-        if tensor.numel()
-    }
+    tensors: dict[int, int] = {}
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            for part in (tensor, *_scales(tensor)):
+                if part.numel():
+                    tensors[part.data_ptr()] = part.numel() * part.element_size()
     return Resident(name, sum(tensors.values()), precision)
+
+
+def _scales(tensor: Any) -> list[torch.Tensor]:
+    """What bitsandbytes keeps beside a weight in four bits."""
+    found, state = [], getattr(tensor, "quant_state", None)
+    while state is not None:
+        found += [state.absmax, state.code]
+        state = state.state2
+    return found

@@ -4,12 +4,16 @@ setting ``TIDEGATE_SLOT_…`` of the same name."""
 from dataclasses import dataclass
 
 from worker.media.stages.checkpoint import Precision
+from worker.media.stages.flux import FluxPrecision, TextPlace
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Folders are local; "" is none."""
 
+    flux_folder: str = ""
+    flux_precision: FluxPrecision = "nf4"
+    flux_text: TextPlace = "offload"
     liveportrait_folder: str = ""
     liveportrait_precision: Precision = "fp16"
     clip_folders: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from worker.media.stages.base import (
 )
 from worker.media.stages.clip import ClipCheck
 from worker.media.stages.espeak import EspeakSpeech
+from worker.media.stages.flux import FluxOptions, FluxPortrait
 from worker.media.stages.liveportrait.provider import LivePortraitVideo
 from worker.media.stages.options import DEFAULT_OPTIONS, ModelOptions
 from worker.media.stages.procedural import ProceduralPortrait
@@ -32,7 +33,12 @@ SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
     "espeak": lambda device, options: EspeakSpeech()
 }
 PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
-    "procedural": lambda device, options: ProceduralPortrait()
+    "procedural": lambda device, options: ProceduralPortrait(),
+    "flux": lambda device, options: FluxPortrait.load(
+        device,
+        options.flux_folder,
+        FluxOptions(options.flux_precision, options.flux_text),
+    ),
 }
 VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
     "warp": lambda device, options: WarpVideo(),

@@ -11,6 +11,7 @@ from worker.media.stages.base import Step
 from worker.media.stages.checkpoint import DTYPES, Precision, resident
 from worker.media.stages.liveportrait.networks import PUBLISHED, Pose, Sizes
 from worker.media.stages.liveportrait.weights import Networks, load_networks
+from worker.media.stages.pace import Pace
 from worker.media.stages.warp import closed_eyes, mouth_opening
 
 _BATCH = 4
@@ -73,7 +74,9 @@ class LivePortraitVideo:
         volume = networks.appearance(picture.to(networks.appearance.second.weight.dtype))
         source = _placed(pose, pose.pitch, pose.yaw, pose.roll)
         opening = mouth_opening(audio, frames, plan.fps)
+        pace = Pace(video.device)
         for first in range(0, frames, _BATCH):
+            pace()
             step(first / frames)
             end = min(frames, first + _BATCH)
             times = torch.arange(first, end, device=video.device) / plan.fps

@@ -1,0 +1,24 @@
+"""Steps that say what the device has done, not what it was told to do."""
+
+import torch
+
+
+class Pace:
+    """Called in each step: waits until the device has done what came before the last one.
+
+    CUDA takes orders ahead of time. Without this a stage would be told of its end when the device
+    has hardly begun, and what is cancelled would still have all of it to do; with it, at most one
+    step is on order while the next is being written.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._last: torch.cuda.Event | None = None
+
+    def __call__(self) -> None:
+        if not self._is_cuda:
+            return
+        if self._last is not None:
+            self._last.synchronize()
+        self._last = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._last.record()
