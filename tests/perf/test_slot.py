@@ -6,11 +6,13 @@ from collections import Counter
 import pytest
 import torch
 
+from perf.slot import copies
 from perf.slot.client import Ask, Reply
 from perf.slot.copies import Counting
 from perf.slot.deadlines import arrivals, outcome
 from perf.slot.naive import NaivePipeline, development_stages
-from perf.slot.rig import recipe_of
+from perf.slot.rig import SPEC, Rig, recipe_of
+from worker.media.check import KEYFRAMES
 from worker.media.recipe import read_recipe
 
 
@@ -65,3 +67,14 @@ def test_the_naive_pipeline_makes_the_clip_that_is_asked_for() -> None:
     assert clip.mp4[4:8] == b"ftyp" and clip.check is not None
     assert clip.plan.size == 64 and clip.plan.frames == -(-clip.plan.samples * 6 // 24_000)
     assert set(clip.stage_ms) == {"audio", "image", "video", "clip", "total"}
+
+
+async def test_between_stages_nothing_but_the_keyframes_is_copied() -> None:
+    """SL-3: views of the buffers, from recipe to clip."""
+    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
+    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    found = {figure.key: figure.median for figure in await copies.run(Rig(quick=True))}
+    keyframes_kb = KEYFRAMES * 3 * SPEC.size**2 / 1000
+    assert found["copies.ours.copied"] == pytest.approx(keyframes_kb)
+    assert found["copies.ours.allocated"] == 0
+    assert found["copies.naive.copied"] > found["copies.video_bytes"]
