@@ -34,6 +34,8 @@ class StackSpec:
     lengths: Literal["cap", "prompt"] = "cap"
     """Where synthetic answers end."""
     max_running: int = 64
+    deterministic: bool = False
+    """The same tokens in any company."""
     queue_size: int = 100
     """Of the orchestrator."""
     model: Path = DEMO_CHECKPOINT
@@ -53,6 +55,7 @@ class StackSpec:
             "TIDEGATE_WORKER_SYNTHETIC_ROW_MS": str(self.row_ms),
             "TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS": str(self.prompt_token_ms),
             "TIDEGATE_WORKER_SYNTHETIC_LENGTHS": self.lengths,
+            **({"TIDEGATE_WORKER_DETERMINISTIC": "true"} if self.deterministic else {}),
             "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
         }
 

@@ -1,0 +1,155 @@
+"""``make chaos``: kill -9, SIGSTOP and planned restarts of each process in turn, under load.
+
+Exits with 1 when the books do not balance afterwards. What happens, and when, follows the seed.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+
+from perf.chaos import books
+from perf.chaos.clients import KINDS, Ledger, Load
+from perf.chaos.world import (
+    ROLLING_RESTART,
+    Fault,
+    World,
+    orchestrator_faults,
+    running,
+    triton_faults,
+)
+from perf.report.command import begin, new_console, new_parser, status_of
+from perf.report.table import new_table
+from perf.stack.stack import StackSpec
+
+SETTLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one fault."""
+
+    fault: str
+    seconds: float
+    met: dict[str, int]
+    """By kind of request."""
+    others: dict[str, int]
+    """Other outcomes, by kind and name."""
+
+
+def plan_of(rng: random.Random, seconds: float, only: str) -> list[Fault]:
+    """Every fault once, in any order, with the rolling restart last; again while there is time."""
+    every = [f for i in (0, 1) for f in (*orchestrator_faults(i), *triton_faults(i))]
+    every = [fault for fault in every if only in fault.name]
+    rng.shuffle(every)
+    if only in ROLLING_RESTART.name:
+        every.append(ROLLING_RESTART)
+    return every
+
+
+async def play(
+    world: World, faults: list[Fault], ledger: Ledger, *, seed: int, per_kind: int, seconds: float
+) -> list[Row]:
+    """Let ``faults`` happen one after the other, again from the first while ``seconds`` last."""
+    rng = random.Random(seed)
+    load = Load(world, ledger, seed)
+    await load.start(per_kind)
+    rows: list[Row] = []
+    begun = time.monotonic()
+    try:
+        number = 0
+        while number < len(faults) or time.monotonic() - begun < seconds:
+            fault = faults[number % len(faults)]
+            number += 1
+            ledger.round = f"{number} {fault.name}"
+            at = time.monotonic()
+            await asyncio.sleep(rng.uniform(0.1, 1.0))
+            await fault.happen(world)
+            await asyncio.sleep(SETTLE_S)
+            rows.append(Row(ledger.round, time.monotonic() - at, {}, {}))
+    finally:
+        await load.stop()
+    spared = {
+        name for i, name in enumerate(r.fault for r in rows) if faults[i % len(faults)].spares_all
+    }
+    # What a death has broken may come to light one round later.
+    after_hit = {b.fault for a, b in itertools.pairwise(rows) if a.fault not in spared}
+    hit = {row.fault for row in rows} - spared | after_hit
+    books.judge_rounds(ledger, sorted(spared - hit), sorted(hit))
+    await books.close(world, ledger)
+    return [_filled(row, ledger) for row in rows]
+
+
+def _filled(row: Row, ledger: Ledger) -> Row:
+    counts = ledger.outcomes.get(row.fault, Counter())
+    met = {kind: counts[kind, "met"] for kind in KINDS}
+    others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
+    return Row(row.fault, round(row.seconds, 1), met, others)
+
+
+def show(rows: list[Row], ledger: Ledger, console: Console) -> None:
+    """Requests that were met, by kind; whatever else came of any; faults below."""
+    table = new_table("fault", "s", *KINDS, "others")
+    for row in rows:
+        others = ", ".join(f"{what} {count}" for what, count in row.others.items())
+        met = [str(row.met[kind]) for kind in KINDS]
+        table.add_row(row.fault, f"{row.seconds:.1f}", *met, others)
+    console.print(table)
+    console.print(
+        f"{ledger.offered} requests, {len(ledger.durable_ids)} of them durable; "
+        f"{ledger.refusals} refusals, {ledger.reconnects} reconnects; {len(ledger.faults)} faults"
+    )
+    for fault in ledger.faults:
+        console.print(fault, markup=False, style="red")
+
+
+async def _main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=0.0, help="at least; each fault once")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=3, help="of each kind")
+    parser.add_argument("--only", default="", help="faults whose name has this")
+    parser.add_argument("--engine", choices=("torch", "synthetic-paced"), default="torch")
+    args = parser.parse_args()
+    recording = begin(parser, args, "perf.chaos", *sys.argv[1:])
+    console, ledger = new_console(160), Ledger()
+    shm, pids = books.shared_memory(), set[int]()
+    faults = plan_of(random.Random(args.seed), args.seconds, args.only)
+    if not faults:
+        parser.error(f"--only: no fault has {args.only!r} in its name")
+    async with running(StackSpec(args.engine, deterministic=True)) as world:
+        rows = await play(
+            world, faults, ledger, seed=args.seed, per_kind=args.clients, seconds=args.seconds
+        )
+        pids |= world.pids()
+        for process in world.orchestrators:
+            await process.stop(5.0)
+        journal = books.read_journals(world.journals, ledger)
+    await asyncio.sleep(0.5)
+    books.judge_leaks(pids, shm, ledger)
+    show(rows, ledger, console)
+    recording.save(
+        recording.facts()
+        | {
+            "seed": args.seed,
+            "engine": args.engine,
+            "clients": args.clients * len(KINDS),
+            "rows": rows,
+            "offered": ledger.offered,
+            "durable": len(ledger.durable_ids),
+            "journal": asdict(journal),
+            "refusals": ledger.refusals,
+            "reconnects": ledger.reconnects,
+            "faults": ledger.faults,
+        }
+    )
+    return int(bool(ledger.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(status_of(_main()))

@@ -1,0 +1,127 @@
+"""What has to hold once the load has ended, whatever happened to whom."""
+
+import asyncio
+import os
+import sqlite3
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from perf.chaos.clients import Ledger
+from perf.chaos.world import World
+
+_QUIET_S = 20.0
+_SHM = Path("/dev/shm")
+SPARED = frozenset({"met"})
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFacts:
+    """Of all journals together."""
+
+    tasks: int
+    ended: int
+    outcomes: dict[str, int]
+
+
+def shared_memory() -> set[str]:
+    """Names of what lies there now."""
+    return {entry.name for entry in _SHM.iterdir()} if _SHM.is_dir() else set()
+
+
+def judge_rounds(ledger: Ledger, spared: Sequence[str], hit: Sequence[str]) -> None:
+    """In ``spared`` rounds every request is met; in ``hit`` ones those that were on the wire of
+    the orchestrator that died may break, and its tasks that are not durable may be gone."""
+    for name in spared:
+        for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
+            if outcome not in SPARED:
+                ledger.faults.append(f"{name}: {count} {kind} requests came to {outcome}")
+    for name in hit:
+        for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
+            if outcome not in SPARED | {"broken", "gone"}:
+                ledger.faults.append(f"{name}: {count} {kind} requests came to {outcome}")
+
+
+async def close(world: World, ledger: Ledger) -> None:
+    """Wait until nothing runs, and put down what does not balance."""
+    ends_at = asyncio.get_running_loop().time() + _QUIET_S
+    while True:
+        wrong = [w for o in world.orchestrators for w in await asyncio.to_thread(_open, o.url)]
+        if not wrong:
+            return
+        if asyncio.get_running_loop().time() > ends_at:
+            ledger.faults += [f"afterwards: {what}" for what in wrong]
+            return
+        await asyncio.sleep(0.2)
+
+
+def _open(url: str) -> list[str]:
+    """What of an orchestrator's books is not closed."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+
+    def value(name: str, **labels: str) -> float:
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    offered, ended = value("tidegate_offered_total"), value("tidegate_outcomes_total")
+    wrong = [] if offered == ended else [f"{url}: {offered:g} offered, {ended:g} ended"]
+    for kind in ("running", "waiting"):
+        if jobs := value("tidegate_worker_jobs", kind=kind):
+            wrong.append(f"{url}: {jobs:g} jobs {kind} on workers")
+    if blocks := value("tidegate_kv_blocks", kind="used"):
+        wrong.append(f"{url}: {blocks:g} KV blocks are still used")
+    return wrong
+
+
+def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
+    """Each durable task that was promised has exactly one terminal record."""
+    records: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    ended = 0
+    for path in paths:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+            for task_id, ended_unix, outcome in db.execute(
+                "SELECT id, ended_unix, outcome FROM tasks"
+            ):
+                records[task_id] += 1
+                ended += ended_unix is not None
+                outcomes[outcome or "open"] += 1
+        db.close()
+    promised = Counter(ledger.durable_ids)
+    if lost := promised.keys() - records.keys():
+        ledger.faults.append(f"afterwards: {len(lost)} durable tasks are in no journal")
+    if doubled := [one for one in records if records[one] > 1]:
+        ledger.faults.append(f"afterwards: {len(doubled)} durable tasks are in two journals")
+    if doubled := [one for one in promised if promised[one] > 1]:
+        ledger.faults.append(f"afterwards: {len(doubled)} task ids were given twice")
+    if ended != records.total():
+        ledger.faults.append(f"afterwards: {records.total() - ended} durable tasks have no end")
+    return JournalFacts(records.total(), ended, dict(outcomes))
+
+
+def judge_leaks(pids: set[int], shm_before: set[str], ledger: Ledger) -> None:
+    """To be called when everything was stopped."""
+    if left := [pid for pid in pids if _is_alive(pid)]:
+        ledger.faults.append(f"afterwards: processes are left: {left}")
+    if left_shm := shared_memory() - shm_before:
+        ledger.faults.append(f"afterwards: shared memory is left: {sorted(left_shm)[:5]}")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,295 @@
+"""Clients of every kind, each of which knows what it must get to the letter.
+
+A client behaves as a sensible one does behind a load balancer: what was refused, or never got
+through, it sends to the other orchestrator. A durable one stays with its orchestrator, whose
+journal has its task.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from perf.chaos.world import World
+
+KINDS = ("durable", "resumed", "streaming", "plain")
+MAX_TOKENS = 48
+_PAUSE_S = 0.1
+_PATIENCE_S = 90.0
+_SILENT_S = 10.0
+"""A stream without a byte for so long is given up, and resumed where that can be."""
+_PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
+_SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.4, "stop": ["\n\n\n"]},
+)
+BODIES = tuple(
+    {"model": "demo", "prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True} | sampling
+    for prompt in _PROMPTS
+    for sampling in _SAMPLINGS
+)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What clients were told. ``faults`` are what must not be, whatever happens."""
+
+    round: str = "before"
+    outcomes: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
+    """By round, then by kind and outcome; a request is of the round in which it ended."""
+    faults: list[str] = field(default_factory=list)
+    durable_ids: list[str] = field(default_factory=list)
+    refusals: int = 0
+    """Answers that sent a client elsewhere, or to come again."""
+    reconnects: int = 0
+
+    def ended(self, kind: str, outcome: str) -> None:
+        self.outcomes.setdefault(self.round, Counter())[kind, outcome] += 1
+
+    def fault(self, what: str) -> None:
+        self.faults.append(f"{self.round}: {what}")
+
+    @property
+    def offered(self) -> int:
+        return sum(counts.total() for counts in self.outcomes.values())
+
+
+class _GivenUp(Exception):
+    """No answer within ``_PATIENCE_S``."""
+
+
+class Load:
+    """Clients that ask again and again until they are told to stop."""
+
+    def __init__(self, world: World, ledger: Ledger, seed: int) -> None:
+        self._world = world
+        self._ledger = ledger
+        self._seed = seed
+        self._texts: list[str] = []
+        self._stopping = asyncio.Event()
+        self._clients: list[asyncio.Task[None]] = []
+        self._http: aiohttp.ClientSession | None = None
+        self._number = 0
+
+    async def start(self, per_kind: int) -> None:
+        """Find out what the texts are, undisturbed; then begin."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_SILENT_S)
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        self._texts = [(await self._complete(0, body))[1] for body in BODIES]
+        self._clients = [
+            asyncio.create_task(self._ask_on(kind, self._seed * 1000 + i))
+            for kind in KINDS
+            for i in range(per_kind)
+        ]
+
+    async def stop(self) -> None:
+        """Every client gets its answer; nobody asks anew."""
+        self._stopping.set()
+        await asyncio.gather(*self._clients)
+        if self._http is not None:
+            await self._http.close()
+
+    async def _ask_on(self, kind: str, seed: int) -> None:
+        rng = random.Random(f"{kind} {seed}")
+        while not self._stopping.is_set():
+            self._number += 1
+            which = rng.randrange(len(BODIES))
+            home = rng.randrange(len(self._world.orchestrators))
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    outcome, text = await self._ask(kind, home, BODIES[which], rng)
+            except TimeoutError:
+                outcome, text = "silence", ""
+                self._ledger.fault(f"a {kind} request got no answer within {_PATIENCE_S:g} s")
+            if outcome == "met" and text != self._texts[which]:
+                self._ledger.fault(f"a {kind} request got another text than undisturbed")
+                outcome = "other text"
+            if kind == "durable" and outcome != "met":
+                self._ledger.fault(f"a durable task came to {outcome}")
+            self._ledger.ended(kind, outcome)
+            await asyncio.sleep(rng.uniform(0.0, _PAUSE_S))
+
+    async def _ask(
+        self, kind: str, home: int, body: dict[str, Any], rng: random.Random
+    ) -> tuple[str, str]:
+        match kind:
+            case "durable":
+                return await self._durable(home, body, f"{self._seed}-{self._number}")
+            case "resumed":
+                return await self._resumed(home, body, rng)
+            case "streaming":
+                return await self._streaming(home, body)
+            case _:
+                return await self._complete(home, body)
+
+    # ── kinds ────────────────────────────────────────────────────────────────────────────────
+
+    async def _durable(self, home: int, body: dict[str, Any], key: str) -> tuple[str, str]:
+        """Promised by a 202: from then on it must be met, whoever dies."""
+        task_id = await self._submit([home], body | {"durable": True}, {"Idempotency-Key": key})
+        self._ledger.durable_ids.append(task_id[1])
+        return await self._follow(*task_id, cuts=[])
+
+    async def _resumed(
+        self, home: int, body: dict[str, Any], rng: random.Random
+    ) -> tuple[str, str]:
+        """Its client loses the connection again and again, and comes back."""
+        body = body | {"on_disconnect": "continue"}
+        task_id = await self._submit(self._from(home), body, {})
+        return await self._follow(*task_id, cuts=[rng.randrange(2, MAX_TOKENS) for _ in range(2)])
+
+    async def _streaming(self, home: int, body: dict[str, Any]) -> tuple[str, str]:
+        texts: list[str] = []
+        async for at in self._tries(self._from(home)):
+            try:
+                async with self._post(at, "/v1/completions", body | {"stream": True}) as response:
+                    if self._is_refused(response):
+                        continue
+                    if response.status != 200:
+                        return await _code_of(response), ""
+                    async with aclosing(_events_of(response)) as events:
+                        async for event in events:
+                            if event.data == "[DONE]":
+                                return "met", "".join(texts)
+                            said = json.loads(event.data)
+                            if "error" in said:
+                                return str(said["error"].get("code")), ""
+                            texts += [choice["text"] for choice in said["choices"]]
+                    return "broken", ""
+            except aiohttp.ClientConnectorError:
+                continue
+            except (aiohttp.ClientError, TimeoutError):
+                return "broken", ""
+        raise AssertionError("unreachable")
+
+    async def _complete(self, home: int, body: dict[str, Any]) -> tuple[str, str]:
+        async for at in self._tries(self._from(home)):
+            try:
+                async with self._post(at, "/v1/completions", body) as response:
+                    if self._is_refused(response):
+                        continue
+                    if response.status != 200:
+                        return await _code_of(response), ""
+                    return "met", (await response.json())["choices"][0]["text"]
+            except aiohttp.ClientConnectorError:
+                continue
+            except (aiohttp.ClientError, TimeoutError):
+                return "broken", ""
+        raise AssertionError("unreachable")
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────
+
+    def _from(self, home: int) -> list[int]:
+        count = len(self._world.orchestrators)
+        return [(home + i) % count for i in range(count)]
+
+    async def _tries(self, order: Sequence[int]) -> AsyncIterator[int]:
+        while True:
+            for at in order:
+                yield at
+            await asyncio.sleep(_PAUSE_S)
+
+    def _is_refused(self, response: aiohttp.ClientResponse) -> bool:
+        is_refused = response.status in (429, 503)
+        self._ledger.refusals += is_refused
+        return is_refused
+
+    def _post(
+        self, at: int, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> Any:
+        assert self._http is not None
+        url = self._world.orchestrators[at].url + path
+        # The body says no deadline where the API has it in a header.
+        deadline = {"X-Timeout-Ms": str(int(1000 * _PATIENCE_S))}
+        return self._http.post(url, json=body, headers=deadline | (headers or {}))
+
+    async def _submit(
+        self, order: Sequence[int], body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[int, str]:
+        async for at in self._tries(order):
+            try:
+                async with self._post(at, "/v2/tasks", body, headers) as response:
+                    if self._is_refused(response):
+                        continue
+                    if response.status != 202:
+                        raise AssertionError(f"{response.status}: {await response.text()}")
+                    return at, str((await response.json())["task_id"])
+            except (aiohttp.ClientError, TimeoutError):
+                self._ledger.reconnects += 1
+        raise AssertionError("unreachable")
+
+    async def _follow(self, at: int, task_id: str, cuts: list[int]) -> tuple[str, str]:
+        """Its events, each exactly once, over as many connections as that takes."""
+        url = f"{self._world.orchestrators[at].url}/v2/tasks/{task_id}/events"
+        last, texts = -1, list[str]()
+        cuts = sorted(cuts, reverse=True)
+        assert self._http is not None
+        while True:
+            headers = {"Last-Event-ID": str(last)} if last >= 0 else {}
+            try:
+                async with self._http.get(url, headers=headers) as response:
+                    if response.status in (404, 410):
+                        return "gone", ""
+                    if response.status != 200:
+                        await asyncio.sleep(_PAUSE_S)
+                        continue
+                    async with aclosing(_events_of(response)) as events:
+                        async for event in events:
+                            if event.id is None:
+                                continue  # metrics: between the numbers
+                            is_error = event.name == "error"
+                            if event.id != last + 1 and not (is_error and event.id > last):
+                                self._ledger.fault(
+                                    f"event {event.id} follows {last} in task {task_id}"
+                                )
+                            last = event.id
+                            said = json.loads(event.data)
+                            if event.name == "token":
+                                texts.append(said["text"])
+                            elif event.name == "end":
+                                return "met", "".join(texts)
+                            elif is_error:
+                                return str(said["code"]), ""
+                            if cuts and last >= cuts[-1]:
+                                cuts.pop()
+                                break
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(_PAUSE_S)
+            self._ledger.reconnects += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    name: str
+    id: int | None
+    data: str
+
+
+async def _events_of(response: aiohttp.ClientResponse) -> AsyncGenerator[_Event, None]:
+    name, number, data = "message", None, ""
+    async for raw in response.content:
+        line = raw.decode().rstrip("\n")
+        key, _, value = line.partition(": ")
+        if not line:
+            if data:
+                yield _Event(name, number, data)
+            name, number, data = "message", None, ""
+        elif key == "event":
+            name = value
+        elif key == "id":
+            number = int(value)
+        elif key == "data":
+            data = value
+
+
+async def _code_of(response: aiohttp.ClientResponse) -> str:
+    try:
+        return str((await response.json())["error"]["code"])
+    except (ValueError, KeyError, aiohttp.ClientError):
+        return f"http_{response.status}"
