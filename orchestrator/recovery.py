@@ -134,7 +134,13 @@ class Recovery:
         """Go on after what was journalled, or make the same again."""
         ids = unpack_ids(one.tokens.ids)
         known = _whole_characters(ids, one.tokens.texts, encoder)
-        if not known or not is_resumable(task.sampling) or _has_more_than_text(task.sampling):
+        needs_continue = looks_back(task.sampling)
+        if (
+            not known
+            or not is_resumable(task.sampling)
+            or _has_more_than_text(task.sampling)
+            or (needs_continue and not encoder.card.can_continue)
+        ):
             self._durable.recovered["remade"] += 1
             if not task.job.idempotent:
                 self._hold_against(task, ids)
@@ -142,7 +148,7 @@ class Recovery:
         self._restore_text(task, one, known)
         task.is_resumable = True
         task.begun_by_weights = encoder.card.model_digest
-        task.needs_continue = looks_back(task.sampling)
+        task.needs_continue = needs_continue
         reason = _finish_reason(task, ids[:known], encoder)
         if reason is None:
             self._durable.recovered["continued"] += 1

@@ -20,7 +20,9 @@ async def find_task(request: web.Request) -> Task:
     try:
         task = orchestrator.store.get(task_id)
     except NotFound:
-        found = None if durable is None else await durable.find(task_id)
+        if durable is None:
+            raise
+        found = await durable.find(task_id)
         if found is None:
             raise
         task = _task_of(found, orchestrator)
@@ -54,5 +56,7 @@ async def submitted_before(
 def _task_of(found: Found, orchestrator: Orchestrator) -> Task:
     """Raises ``NotFound`` for one that has just been forgotten."""
     if found.row.ended_unix is None:
-        return orchestrator.store.get(found.row.id)
+        durable = orchestrator.stages.durable
+        ending = None if durable is None else durable.ending(found.row.id)
+        return ending or orchestrator.store.get(found.row.id)
     return ended_task(found.row, found.result, orchestrator.clock)

@@ -255,6 +255,11 @@ class DurableTasks:
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────
 
+    def ending(self, task_id: str) -> Task | None:
+        """One that has just ended, and of whose end the file does not know yet."""
+        entries = self._ending.values()
+        return next((entry.task for entry in entries if entry.task.id == task_id), None)
+
     async def find(self, task_id: str) -> Found | None:
         """A task by its id, of this process or an earlier one."""
         return await self._ask("t.id = ?", (task_id,))

@@ -1,0 +1,399 @@
+"""OR-5: what becomes of tasks that had not ended; each gets one terminal record, and runs once."""
+
+import asyncio
+import base64
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from orchestrator.tasks.journal import writer
+from tests.orchestrator.conftest import MakeWorker, Service
+from tests.orchestrator.tasks.journal.conftest import (
+    Disk,
+    Restarts,
+    events_of,
+    ready_of,
+    status_of,
+    submit,
+    task_of,
+)
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Submit
+
+SECRET = "the password is swordfish"
+
+
+async def until_journalled(service: Service, tokens: int) -> None:
+    """So many tokens of the one task that lives are on the disk."""
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
+    commits = durable.commits
+    durable._writer.put(writer.Tokens(0, 0, writer.StoredTokens(b"", [])))
+    await service.until(lambda: durable.commits > commits)
+
+
+async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
+    """A task of ten tokens, four of which are in the journal; it stands still there."""
+    letters = service.orchestrator.model("").tokens
+    plan = Plan(stall_at=4, speak=lambda at: (70 + at, letters.text_of([70 + at])))
+    worker.plan = lambda job: plan
+    task_id = await task_of(
+        service, prompt=None, prompt_token_ids=[70, 71, 72], max_tokens=10, **changes
+    )
+    await until_journalled(service, 4)
+    return task_id
+
+
+def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
+    letters = service.orchestrator.model("").tokens
+    return Plan(
+        speak=lambda at: (70 + at + shift, letters.text_of([70 + at + shift])),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def recovered(service: Service) -> dict[str, int]:
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    return dict(durable.recovered)
+
+
+@pytest.mark.parametrize("cut", range(4))
+async def test_every_prefix_of_a_life_has_one_end(
+    restarts: Restarts, worker: FakeWorker, cut: int
+) -> None:
+    """Accepted, two batches of tokens, the end: whichever was last, the text is the same, and so
+    are its events."""
+    service = await restarts.start(worker)
+    stops = [Plan(stall_at=0), Plan(stall_at=2), Plan(stall_at=5), Plan()]
+    letters = service.orchestrator.model("").tokens
+
+    def plan(job: Submit) -> Plan:
+        chosen = stops[cut] if len(worker.submits) == 1 else Plan()
+        chosen.speak = lambda at: (70 + at, letters.text_of([70 + at]))
+        return chosen
+
+    worker.plan = plan
+    terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 8}
+    task_id = await task_of(service, **terms)
+    if cut == 3:
+        await events_of(service, task_id)
+    elif cut:
+        await until_journalled(service, (0, 2, 5)[cut])
+    await restarts.die()
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id)
+    assert [int(event.id) for event in events] == list(range(11))
+    assert "".join(e.json()["text"] for e in events if e.event == "token") == letters.text_of(
+        range(73, 81)
+    )
+    assert len(worker.submits) == (1 if cut == 3 else 2)
+    await restarts.die()
+    third = await restarts.start(worker)
+    last = (await events_of(third, task_id))[-1]
+    assert (last.event, last.data) == (events[-1].event, events[-1].data)
+    assert recovered(third) == {} and len(worker.submits) == (1 if cut == 3 else 2)
+
+
+async def test_one_whose_deadline_has_passed_is_closed_as_such(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker, deadline_ms=1000)
+    await restarts.die()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)  # here it ends of itself
+    again = await restarts.start(worker)
+    status = await status_of(again, task_id)
+    assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
+    assert status["usage"]["completion_tokens"] == 4 and status["text"]
+    assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
+
+
+async def test_one_waits_for_its_model_until_its_deadline(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    worker.plan = lambda job: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    task_id = await task_of(service, deadline_ms=600)
+    await restarts.die()
+    again = await restarts.start(wait=False)
+    assert (await status_of(again, task_id))["status"] == "queued"
+    await again.until(lambda: again.outcomes() == ["missed"])
+
+
+async def test_what_cannot_be_continued_is_made_again_with_its_seed(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """Stop strings keep a text from being continued exactly: it is held against what was there."""
+    service = await restarts.start(worker)
+    task_id = await running(service, worker, stop=["zz"])
+    await restarts.die()
+    plan = speaking(service)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id, after="5")
+    assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
+    first, second = worker.submits
+    assert second.token_ids == first.token_ids and second.sampling == first.sampling
+    assert second.sampling.seed is not None
+    assert recovered(again) == {"remade": 1}
+
+
+async def test_a_text_never_becomes_another_halfway(restarts: Restarts, worker: FakeWorker) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker, stop=["zz"])
+    await restarts.die()
+    plan = speaking(service, shift=1)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    (last,) = await events_of(again, task_id, after="5")  # beyond all that was ever sent
+    error = last.json()
+    assert (last.event, error["code"], error["retryable"]) == ("error", "instance_lost", True)
+    assert int(last.id) > 2 + 10
+
+
+async def test_an_idempotent_one_is_made_anew(restarts: Restarts, worker: FakeWorker) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker, stop=["zz"], idempotent=True)
+    await restarts.die()
+    plan = speaking(service, shift=1)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    assert (await events_of(again, task_id))[-1].event == "end"
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_other_weights_go_on_with_nothing(
+    restarts: Restarts, make_worker: MakeWorker, worker: FakeWorker, idempotent: bool
+) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker, idempotent=idempotent)
+    await restarts.die()
+    other = await make_worker(model_digest="other")
+    again = await restarts.start(other)
+    last = (await events_of(again, task_id))[-1]
+    assert last.event == ("end" if idempotent else "error")
+    assert recovered(again) == ({"repeated": 1} if idempotent else {"failed": 1})
+    if not idempotent:
+        assert last.json()["retryable"] and "weights" in last.json()["message"]
+        assert (await status_of(again, task_id))["usage"]["completion_tokens"] == 4
+
+
+async def test_a_text_that_lacked_only_its_end_is_complete(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker)
+    letters = service.orchestrator.model("").tokens
+    end_of_text = 1
+    said = [*((70 + at, letters.text_of([70 + at])) for at in range(3)), (end_of_text, "")]
+    held = Plan(stall_at=4, speak=lambda at: said[at - 3])
+    worker.plan = lambda job: held
+    task_id = await task_of(service, prompt=None, prompt_token_ids=[70] * 3, max_tokens=8)
+    await until_journalled(service, 4)
+    await restarts.die()
+    again = await restarts.start(worker)
+    events = await events_of(again, task_id, after="5")
+    assert [(event.id, event.event) for event in events] == [("6", "end")]
+    assert len(worker.submits) == 1
+
+
+async def test_a_cancelled_one_stays_cancelled(restarts: Restarts, worker: FakeWorker) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker)
+    async with service.http.post(f"/v2/tasks/{task_id}/cancel") as response:
+        assert response.status == 202
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert (await status_of(again, task_id))["outcome"] == "aborted"
+    assert recovered(again) == {}
+
+
+async def test_no_limit_refuses_what_was_promised(restarts: Restarts, worker: FakeWorker) -> None:
+    """They go before what comes now."""
+    worker.plan = lambda job: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    ids = [await task_of(service) for _ in range(4)]
+    await restarts.die()
+    again = await restarts.start(
+        worker, wait=False, queue_size=0, key_requests_per_min=1, key_concurrent=1
+    )
+    assert again.orchestrator.live_tasks == 4  # before any instance is there
+    worker.plan = lambda job: Plan()
+    for task_id in ids:
+        assert (await events_of(again, task_id))[-1].event == "end"
+    assert again.outcomes() == ["met"] * 4
+
+
+async def test_a_client_sees_an_end_only_once_it_is_on_the_disk(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await restarts.start(worker)
+    held = Plan(stall_at=1)
+    worker.plan = lambda job: held
+    task_id = await task_of(service)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def slowly(self: Any, operations: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    held.release.set()
+    following = asyncio.create_task(events_of(service, task_id))
+    await service.until(lambda: service.outcomes() == ["met"])
+    await asyncio.sleep(0.05)
+    assert not following.done()
+    asking = asyncio.create_task(status_of(service, task_id))
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    go_on.set()
+    assert (await following)[-1].event == "end"
+    assert (await asking)["status"] == "ended"
+
+
+async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """OR-14: what does not finish in time is persisted."""
+    service = await restarts.start(worker)
+    task_id = await running(service, worker)
+    await service.parts.lifecycle.drain(0.0)
+    await service.parts.lifecycle.close()
+    again = await restarts.start(worker)
+    plan = speaking(service)
+    worker.plan = lambda job: plan
+    events = await events_of(again, task_id, after="5")
+    assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
+
+
+async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
+    status, answer = await submit(service)
+    assert (status, answer["error"]["field"]) == (400, "durable")
+    assert "TIDEGATE_JOURNAL_PATH" in answer["error"]["message"]
+
+
+async def test_all_are_durable_where_the_operator_says_so(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker, durable_default=True)
+    _, answer = await submit(service, durable=None)
+    assert answer["durable"] is True
+    _, answer = await submit(service, durable=False)
+    assert "durable" not in answer
+
+
+async def test_an_asynchronous_journal_says_what_may_be_lost(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker, journal_async=True, journal_window_ms=50)
+    status, answer = await submit(service)
+    assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 50)
+    assert (await events_of(service, answer["task_id"]))[-1].event == "end"
+    await service.until(lambda: service.metric("tidegate_journal_records_total") == 2)
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert (await status_of(again, answer["task_id"]))["outcome"] == "met"
+
+
+async def test_an_asynchronous_journal_keeps_what_it_promised(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    service = await restarts.start(worker, journal_async=True, journal_window_ms=1)
+    disk.fail("SQLITE_FULL", "database or disk is full")
+    task_id = await task_of(service)
+    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 2)
+    disk.error = None
+    await service.until(lambda: service.metric("tidegate_journal_unwritten") == 0)
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert (await status_of(again, task_id))["outcome"] == "met"
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_prompts_are_gone_with_their_task_and_never_readable_with_a_key(
+    restarts: Restarts, worker: FakeWorker, is_encrypted: bool
+) -> None:
+    key = base64.b64encode(bytes(range(32))).decode()
+    service = await restarts.start(worker, journal_key=key if is_encrypted else None)
+    held = Plan(stall_at=1)
+    worker.plan = lambda job: held
+    letters = service.orchestrator.model("")
+    ids = list(letters.encode(SECRET))
+    needle = b"".join(one.to_bytes(4, "little") for one in ids)
+    task_id = await task_of(service, prompt=SECRET, stop=[SECRET[::-1]])
+
+    def is_there(what: bytes) -> bool:
+        return any(what in p.read_bytes() for p in restarts.path.parent.glob("journal.db*"))
+
+    for what in (needle, SECRET[::-1].encode()):
+        assert await asyncio.to_thread(is_there, what) is not is_encrypted
+    held.release.set()
+    await events_of(service, task_id)
+    await service.parts.lifecycle.drain(0.0)
+    await service.parts.lifecycle.close()
+    for what in (needle, SECRET[::-1].encode()):
+        assert not await asyncio.to_thread(is_there, what)
+    again = await restarts.start(worker, journal_key=key if is_encrypted else None)
+    assert (await status_of(again, task_id))["text"].startswith("w0 ")
+
+
+async def test_results_and_rows_go_when_their_time_has_come(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "TIDY_EVERY_S", 0.02)
+    service = await restarts.start(
+        worker, journal_keep_results_s=0, keep_tasks=0, journal_keep_s=1000
+    )
+    task_id = await task_of(service, key="mine")
+    await events_of(service, task_id)
+
+    def count(table: str) -> int:
+        with closing(sqlite3.connect(restarts.path)) as db:
+            return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+    while await asyncio.to_thread(count, "results"):
+        pass
+    status = await status_of(service, task_id)
+    assert (status["outcome"], status["text"], status["text_removed"]) == ("met", "", True)
+    assert status["usage"]["completion_tokens"] == 6
+    assert await task_of(service, key="mine") == task_id
+    await restarts.die()
+    again = await restarts.start(worker, journal_keep_results_s=0, journal_keep_s=0, keep_tasks=0)
+    while await asyncio.to_thread(count, "tasks"):
+        pass
+    async with again.http.get(f"/v2/tasks/{task_id}") as response:
+        assert response.status == 404
+
+
+async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: FakeWorker) -> None:
+    keys = {"alice": {"token": "alice-token"}, "bob": {"token": "bob-token"}}
+    service = await restarts.start(worker, keys=keys)
+    headers = {"Authorization": "Bearer alice-token"}
+    body = {"prompt": "hi", "max_tokens": 2, "durable": True}
+    async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
+        task_id = (await response.json())["task_id"]
+    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
+        await response.read()
+    await restarts.die()
+    again = await restarts.start(worker, keys=keys)
+    for token, expected in (("alice-token", 200), ("bob-token", 404)):
+        headers = {"Authorization": f"Bearer {token}"}
+        async with again.http.get(f"/v2/tasks/{task_id}", headers=headers) as response:
+            assert response.status == expected
+
+
+async def test_a_damaged_file_is_told_of(restarts: Restarts, worker: FakeWorker) -> None:
+    def spoil() -> None:
+        restarts.path.parent.mkdir()
+        restarts.path.write_bytes(b"once upon a time " * 1000)
+
+    await asyncio.to_thread(spoil)
+    service = await restarts.start(worker)
+    journal = (await ready_of(service))[1]["journal"]
+    assert journal["status"] == "ok" and ".damaged-" in journal["set_aside"]
+    await task_of(service)
