@@ -1,6 +1,7 @@
 """Every command that asks a service, before a real orchestrator in front of a fake worker."""
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -19,7 +21,7 @@ from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main
 from tidegate.cli.picture import Picture
 from tidegate.cli.scrape import Samples
-from tidegate.listings import Instance
+from tidegate.listings import Instance, InstanceSlot
 
 Ask = Callable[..., Any]
 
@@ -281,6 +283,20 @@ def test_a_picture_counts_since_the_one_before() -> None:
     assert later.trend() == (*[0.0] * 59, 3)
     assert later._service().plain.count("▁") == 59
     assert picture._kv("h:1") == "█████░░░░░░░░░░░░░░░ 25.0 %"
+
+
+def test_a_picture_has_clips_where_some_instance_renders_them() -> None:
+    def shown(*instances: Instance) -> list[str]:
+        console = Console(width=200, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(Picture("http://x", instances, Samples.parse("", 1.0)).render())
+        return [line.split()[-1] for line in capture.get().splitlines()[-1 - len(instances) :]]
+
+    assert shown(Instance("h:1", "up"))[0] == "USE"
+    up = InstanceSlot("up", ready=True, slots_total=2, slots_free=1)
+    instances = [Instance("h:1", "up", slot=up), Instance("h:2", "up")]
+    instances += [Instance("h:3", "up", slot=InstanceSlot("down"))]
+    assert shown(*instances) == ["CLIPS", "1/2", "–", "down"]
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

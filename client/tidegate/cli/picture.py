@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tidegate.cli.scrape import Samples
 from tidegate.cli.terminal import count, duration, share, table
-from tidegate.listings import Instance
+from tidegate.listings import Instance, InstanceSlot
 
 _BAR = 20
 _LOOKS = 60
@@ -129,8 +129,12 @@ class Picture:
         return [("", each, "in the last minute")]
 
     def _instances(self) -> RenderableType:
-        columns = ("INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE")
+        columns = ["INSTANCE", "STATE", "MODEL", "DEVICE", "JOBS", "SLOTS", "TOKENS/S", "KV IN USE"]
         rows = [self._instance(instance) for instance in self.instances]
+        if any(instance.slot is not None for instance in self.instances):
+            columns.append("CLIPS")
+            clips = [_clips(instance.slot) for instance in self.instances]
+            rows = [(*row, words) for row, words in zip(rows, clips, strict=True)]
         return table(columns, rows, numbers=columns[4:7])
 
     def _instance(self, instance: Instance) -> tuple[str, ...]:
@@ -164,6 +168,14 @@ class Picture:
 
     def _outcome(self, name: str) -> float:
         return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0
+
+
+def _clips(slot: InstanceSlot | None) -> str:
+    if slot is None:
+        return "–"
+    if slot.state != "up":
+        return slot.state
+    return f"{slot.slots_total - slot.slots_free}/{slot.slots_total}"
 
 
 def _sparkline(values: Sequence[float]) -> str:
