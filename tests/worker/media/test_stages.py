@@ -256,3 +256,20 @@ def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
     power = torch.fft.rfft(audio.double() * torch.hann_window(SAMPLE_RATE).double()).abs().square()
     around = power[frequency - 20 : frequency + 21].sum()
     assert float((power.sum() - around) / power.sum()) < 1e-5
+
+
+def test_sound_and_picture_lie_side_by_side_in_the_file() -> None:
+    av: Any = pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    video = torch.zeros(14 * 6, 3, 64, 64, dtype=torch.uint8)
+    data = encode.mp4(video, loud_and_quiet().repeat(4)[: 14 * SAMPLE_RATE], 6)
+    with av.open(io.BytesIO(data)) as file:
+        packets = sorted(
+            (packet.pos, packet.stream.type, float(packet.dts * packet.time_base))
+            for packet in file.demux()
+            if packet.dts is not None
+        )
+    at = {"video": 0.0, "audio": 0.0}
+    for _, kind, seconds in packets:
+        at[kind] = seconds
+        assert abs(at["video"] - at["audio"]) < 2.0
+    assert min(at.values()) > 13
