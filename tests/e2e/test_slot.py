@@ -4,6 +4,7 @@ refused and cancelled ones, and many at once."""
 import asyncio
 import io
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.support.stack import Triton, eventually
 
@@ -38,6 +39,8 @@ class Answer:
     events: list[dict[str, Any]] = field(default_factory=list)
     tensors: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    region: Any = None
+    """What Triton says of the output ``video``."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -45,15 +48,26 @@ class Answer:
 
 
 async def render(
-    triton: Triton, recipe: dict[str, Any] | bytes, *, until: str = "", **parameters: Any
+    triton: Triton,
+    recipe: dict[str, Any] | bytes,
+    *,
+    until: str = "",
+    wanted: list[Any] | None = None,
+    **parameters: Any,
 ) -> Answer:
-    """``until``: give up once this stage has said something, or at this event."""
+    """``until``: give up once this stage has said something, or at this event. ``wanted``: what
+    ``tritonclient`` calls outputs."""
     data = recipe if isinstance(recipe, bytes) else json.dumps(recipe).encode()
     given = triton_grpc.InferInput("recipe", [1], "BYTES")
     given.set_data_from_numpy(np.array([data], dtype=np.object_))
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": "slot", "inputs": [given], "parameters": parameters or None}
+        yield {
+            "model_name": "slot",
+            "inputs": [given],
+            "outputs": wanted,
+            "parameters": parameters or None,
+        }
 
     answer = Answer()
     async with triton_grpc.InferenceServerClient(triton.grpc) as client:
@@ -67,6 +81,9 @@ async def render(
             if until and until in (answer.last.get("stage"), answer.last["event"]):
                 responses.cancel()
                 break
+            answer.region = result.get_output("video")
+            if wanted:
+                continue
             for name in ("mp4", "wav", "png", "video", "audio", "actor", "preview"):
                 tensor = result.as_numpy(name)
                 if tensor is not None:
@@ -93,6 +110,34 @@ def test_a_clip_is_rendered_in_time(slots: Triton) -> None:
         assert sum(1 for _ in file.decode(video=0)) == frames
     assert tensors["wav"].tobytes()[:4] == b"RIFF" and tensors["png"].tobytes()[1:4] == b"PNG"
     assert tensors["preview"].tobytes()[:2] == b"\xff\xd8", "a JPEG, of the portrait at least"
+
+
+def test_frames_travel_through_the_clients_shared_memory(slots: Triton) -> None:
+    size = 6 * 12 * 3 * 96 * 96
+    region = shared_memory.create_shared_memory_region("clip", f"/tidegate_{os.getpid()}", size)
+
+    async def render_there() -> Answer:
+        async with triton_grpc.InferenceServerClient(slots.grpc) as client:
+            await client.register_system_shared_memory("clip", f"/tidegate_{os.getpid()}", size)
+            event, video = (triton_grpc.InferRequestedOutput(name) for name in ("event", "video"))
+            video.set_shared_memory("clip", size)
+            wanted = [event, video]
+            try:
+                return await render(slots, RECIPE, wanted=wanted, outputs="video", preview=True)
+            finally:
+                await client.unregister_system_shared_memory("clip")
+
+    try:
+        answer = asyncio.run(render_there())
+        result = answer.last
+        assert result["event"] == "result" and "preview" not in answer.tensors
+        assert list(answer.region.shape) == [result["frames"], 3, 96, 96]
+        # Once, into Triton's own memory: nothing of it is in the message.
+        assert result["copied_bytes"] == result["frames"] * 3 * 96 * 96
+        frames = shared_memory.get_contents_as_numpy(region, np.uint8, [size])
+        assert frames[: result["copied_bytes"]].mean() > 40 and not frames[-1]
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
 
 
 def test_whoever_watches_is_told_the_state(slots: Triton) -> None:

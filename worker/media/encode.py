@@ -68,7 +68,7 @@ def _write_mp4(path: str, video: torch.Tensor, audio: torch.Tensor, fps: int) ->
             frame = _frame(picture)
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(pictures.encode(frame))
-            until = (number + 1) * SAMPLE_RATE // fps
+            until = min((number + 1) * SAMPLE_RATE // fps, samples.shape[1])
             for begin in range(begun, until - _AUDIO_FRAME + 1, _AUDIO_FRAME):
                 container.mux(sound.encode(_sound(samples, begin)))
                 begun = begin + _AUDIO_FRAME

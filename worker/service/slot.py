@@ -9,8 +9,10 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -24,14 +26,17 @@ from worker.media.settings import SlotSettings
 from worker.protocol import Code
 from worker.protocol.slot import STATE_EVERY_S
 from worker.service.call import Call, Responder, Tensors, strings
-from worker.service.slot_answers import Previews, Progress, facts_of, outputs_of
+from worker.service.slot_answers import Outputs, Previews, Progress, facts_of, outputs_of
 from worker.service.slot_request import SlotRequest, parse_slot
 from worker.service.slot_state import AbortTimes, SlotReporter
 
 _POLL_S = 0.05
 """How often a slot's client is looked after."""
+_LARGE = 2**20
+"""Bytes whose copying would be felt by other slots' clients."""
 
 log = logging.getLogger("tidegate.worker.slot")
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +46,8 @@ class _Asked:
     call: Call
     received: float
     cancelled_at: float | None = None
+    is_sending: bool = False
+    """Its responder is another thread's just now."""
     is_late: bool = False
     """The deadline came while it was rendered."""
 
@@ -136,7 +143,8 @@ class SlotWorker:
 
     async def _watch(self, asked: _Asked, slot: "asyncio.Task[None] | None") -> None:
         """Cancel a slot whose client gave up or is gone."""
-        while not asked.responder.is_cancelled():  # noqa: ASYNC110 (Triton tells nobody of it)
+        # Triton tells nobody of it.
+        while asked.is_sending or not asked.responder.is_cancelled():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         asked.cancelled_at = time.monotonic()
         if slot is not None:
@@ -197,31 +205,48 @@ class SlotWorker:
         finally:
             if shown is not None:
                 await shown.finished()
-        await self._answer(request, asked.responder, clip, deadline_at, reason)
+        await self._answer(asked, request, clip, deadline_at, reason)
 
     async def _answer(
         self,
+        asked: _Asked,
         request: SlotRequest,
-        responder: Responder,
         clip: Clip,
         deadline_at: float,
         reason: Exception | None,
     ) -> None:
         """The last answer: the clip, or the error behind what there is of it."""
-        tensors: Tensors = {}
+        made = Outputs()
         if reason is None or isinstance(reason, OutOfTime):
-            encoding = self._loop.run_in_executor(self._encoder, outputs_of, request.outputs, clip)
-            try:
-                tensors = await asyncio.shield(encoding)
-            except asyncio.CancelledError:
-                await asyncio.wait([encoding])  # it reads buffers that are about to be lent again
-                raise
+            made = await self._in_encoder(lambda: outputs_of(request.outputs, clip))
         is_met = reason is None and time.monotonic() <= deadline_at
-        event = {"event": "result" if reason is None else "saved", **facts_of(clip, is_met=is_met)}
-        answer = {"event": strings(msgspec.json.encode(event)), **tensors}
-        if reason is None:
-            responder.send(answer, final=True)
+        event = {
+            "event": "result" if reason is None else "saved",
+            **facts_of(clip, is_met=is_met),
+            "copied_bytes": made.copied_bytes,
+        }
+        answer = {"event": strings(msgspec.json.encode(event)), **made.tensors}
+        if reason is None or isinstance(reason, OutOfTime):
+            await self._send(asked, answer, made.copied_bytes, final=reason is None)
+        if reason is not None:
+            raise reason
+
+    async def _send(self, asked: _Asked, answer: Tensors, size: int, *, final: bool) -> None:
+        """Triton copies what it is given before it returns: large answers off the loop."""
+        if size < _LARGE:
+            asked.responder.send(answer, final=final)
             return
-        if isinstance(reason, OutOfTime):
-            responder.send(answer)
-        raise reason
+        asked.is_sending = True
+        try:
+            await self._in_encoder(lambda: asked.responder.send(answer, final=final))
+        finally:
+            asked.is_sending = False
+
+    async def _in_encoder(self, work: Callable[[], T]) -> T:
+        """``work`` has come to its end when this does: it reads buffers that are lent again."""
+        running = self._loop.run_in_executor(self._encoder, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise

@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -102,19 +103,41 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
     }
 
 
-def outputs_of(names: tuple[str, ...], clip: Clip) -> Tensors:
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Tensors by name. ``copied_bytes``: of the slot's buffers into encoders and off the device,
+    and of all of them into Triton's shared memory."""
+
+    tensors: Tensors = field(default_factory=dict)
+    copied_bytes: int = 0
+
+
+def outputs_of(names: tuple[str, ...], clip: Clip) -> Outputs:
     """What of ``names`` there is."""
     made: dict[str, NDArray[Any]] = {}
+    copied = 0
+
+    def encode_into(name: str, *parts: torch.Tensor, data: bytes) -> None:
+        nonlocal copied
+        copied += sum(part.nbytes for part in parts)
+        made[name] = np.frombuffer(data, np.uint8)
+
+    def give(name: str, tensor: torch.Tensor) -> None:
+        nonlocal copied
+        copied += tensor.nbytes if tensor.is_cuda else 0
+        made[name] = tensor.cpu().numpy()
+
     if clip.frames and "mp4" in names:
-        made["mp4"] = np.frombuffer(encode.mp4(clip.video, clip.audio, clip.plan.fps), np.uint8)
+        data = encode.mp4(clip.video, clip.audio, clip.plan.fps)
+        encode_into("mp4", clip.video, clip.audio, data=data)
     if clip.frames and "video" in names:
-        made["video"] = clip.video.cpu().numpy()
+        give("video", clip.video)
     if clip.samples and "wav" in names:
-        made["wav"] = np.frombuffer(encode.wav(clip.audio), np.uint8)
+        encode_into("wav", clip.audio, data=encode.wav(clip.audio))
     if clip.samples and "audio" in names:
-        made["audio"] = clip.audio.cpu().numpy()
+        give("audio", clip.audio)
     if clip.portrait_size and "png" in names:
-        made["png"] = np.frombuffer(encode.png(clip.portrait), np.uint8)
+        encode_into("png", clip.portrait, data=encode.png(clip.portrait))
     if clip.portrait_size and "actor" in names:
-        made["actor"] = clip.portrait.cpu().numpy()
-    return made
+        give("actor", clip.portrait)
+    return Outputs(made, copied + sum(each.nbytes for each in made.values()))

@@ -258,6 +258,13 @@ def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
     assert float((power.sum() - around) / power.sum()) < 1e-5
 
 
+@pytest.mark.parametrize("samples", [1, 1023, 1024, 22_000, 23_552, 24_000])
+def test_sound_may_end_anywhere_in_the_last_frame(samples: int) -> None:
+    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    video = torch.zeros(12, 3, 64, 64, dtype=torch.uint8)
+    assert encode.mp4(video, loud_and_quiet()[:samples], FPS)
+
+
 def test_sound_and_picture_lie_side_by_side_in_the_file() -> None:
     av: Any = pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     video = torch.zeros(14 * 6, 3, 64, 64, dtype=torch.uint8)
