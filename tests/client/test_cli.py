@@ -120,6 +120,20 @@ def test_clips_come_beside_the_text_model_on_its_device(
         assert ["tidegate slot" in hint for _, hint in launched] == [True] * 3 + [False]
 
 
+def test_clips_alone(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("TIDEGATE_WORKER_MODEL_PATH", str(tmp_path))  # which holds no model
+    assert main(["up", "--device", "cpu", "--slot", "--no-llm"]) == 0
+    ((spec, hint),) = launched
+    assert spec.models == ("slot",)
+    assert "tidegate slot" in hint and "curl" not in hint
+    with pytest.raises(SystemExit, match="2"):
+        main(["up", "--no-llm"])
+    assert "leaves nothing to serve without --slot" in capsys.readouterr().err
+
+
 def test_clips_without_their_packages_are_refused_before_anything_starts(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -39,7 +39,7 @@ def run(args: LaunchOptions) -> int:
     """Triton, and the orchestrator where that is asked for; the exit status."""
     worker_env = _worker_env(args)
     model_path = worker_env[_MODEL_PATH]
-    if not os.path.isfile(os.path.join(model_path, "config.json")):
+    if not args.no_llm and not os.path.isfile(os.path.join(model_path, "config.json")):
         print(
             f"tidegate: no model in {model_path}: expected a checkpoint directory in Hugging Face "
             "layout, with config.json; give one with --model PATH"
@@ -55,7 +55,7 @@ def run(args: LaunchOptions) -> int:
         return command.EXIT_FAILED
     spec = LaunchSpec(
         worker_env=worker_env | slot_env,
-        models=(TEXT_MODEL, SLOT_MODEL) if args.slot else (TEXT_MODEL,),
+        models=_models(args),
         host=args.host,
         port=args.port,
         serve=args.serve,
@@ -75,16 +75,22 @@ def run(args: LaunchOptions) -> int:
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
 
 
+def _models(args: LaunchOptions) -> tuple[str, ...]:
+    """Of the repository, which are loaded."""
+    text = () if args.no_llm else (TEXT_MODEL,)
+    return (*text, SLOT_MODEL) if args.slot else text
+
+
 def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
     """What to try once it serves."""
-    with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
-    name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
-    hint = (
-        f"try it in a browser: {{url}}/\nor:\n  {curl_line('{url}', name, with_token=with_token)}"
-    )
+    lines = []
+    if not args.no_llm:
+        name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
+        with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
+        lines.append(curl_line("{url}", name, with_token=with_token))
     if args.slot:
-        hint += '\n  tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}'
-    return hint
+        lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}')
+    return "try it in a browser: {url}/\nor:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:

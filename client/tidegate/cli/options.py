@@ -16,6 +16,7 @@ class LaunchOptions:
     instances: int
     gpus: tuple[str, ...]
     slot: bool
+    no_llm: bool
     triton: Path | None
     triton_host: str
     triton_open: bool

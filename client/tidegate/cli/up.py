@@ -106,6 +106,7 @@ def _worker_options(function: _F) -> _F:
             "--slot",
             {"is_flag": True, "help": "render clips, too: the slot pipeline (docs/slot.md)"},
         ),
+        ("--no-llm", {"is_flag": True, "help": "no text model: clips only, with --slot"}),
     ]
     for name, settings in reversed(choices):
         function = option(name, section="The model", **settings)(function)
@@ -205,6 +206,8 @@ def worker(**given: Any) -> int:
 
 
 def _launch(options: LaunchOptions) -> int:
+    if options.no_llm and not options.slot:
+        raise click.UsageError("--no-llm leaves nothing to serve without --slot")
     with importing():
         runtime.add_to_path()
         from tidegate.cli import launch  # imports the launcher, which other commands do without
