@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from orchestrator.api.config import ConnectionConfig
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
-from orchestrator.api.http.hang_ups import HangUps, Prober, unacknowledged_bytes
+from orchestrator.api.http.hang_ups import HangUps, Prober, notice_vanished, unacknowledged_bytes
 from orchestrator.api.http.losses import Losses
 from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import TidegateError
@@ -69,7 +69,9 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
-        self._fd = transport.get_extra_info("socket").fileno()
+        client = transport.get_extra_info("socket")
+        self._fd = client.fileno()
+        notice_vanished(client)
         self.is_reserved = not self._limit.opened(self, self._address)
         if self.is_reserved:
             self._expect_head()

@@ -16,9 +16,11 @@ reset by what it passes next.
 import asyncio
 import fcntl
 import select
+import socket
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 NOTICE_WITHIN_S = 0.2
@@ -26,8 +28,28 @@ NOTICE_WITHIN_S = 0.2
 _OFTEN_S = 0.05
 _RARELY_S = 1.0
 
+VANISHED_S = 30
+"""A client that goes without a word, as when its machine or the way to it does, is gone by then."""
+_PROBE_AFTER_S = 15
+_PROBE_EVERY_S = 5
+
 CAN_WATCH = hasattr(select, "epoll")
 """On Linux. Elsewhere the end of input is a hang-up, and goes unnoticed while nothing is read."""
+
+
+def notice_vanished(client: socket.socket) -> None:
+    """Have the kernel probe a client that says nothing, and give up one that acknowledges nothing:
+    else its work would go on until its deadline, and for a quarter of an hour what it is sent."""
+    options = {
+        "TCP_KEEPIDLE": _PROBE_AFTER_S,
+        "TCP_KEEPINTVL": _PROBE_EVERY_S,
+        "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
+    }
+    with suppress(OSError):  # on a socket that is no TCP's, or closed already
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class HangUps:

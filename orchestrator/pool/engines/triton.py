@@ -100,6 +100,10 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
     )
 
 
+_KEEPALIVE_MS = 10_000
+"""A lane that is silent for so long is asked for an answer, and has as long again to give it."""
+
+
 def triton_command(
     install: TritonInstall, spec: TritonSpec, ports: TritonPorts, shm_prefix: str
 ) -> list[str]:
@@ -118,6 +122,9 @@ def triton_command(
         "http-port": ports.http,
         "grpc-address": f"[{spec.host}]" if ":" in spec.host else spec.host,
         "grpc-port": ports.grpc,
+        # An orchestrator that vanished without a word holds its jobs' slots no longer than this.
+        "grpc-keepalive-time": _KEEPALIVE_MS,
+        "grpc-keepalive-timeout": _KEEPALIVE_MS,
         "metrics-address": evhtp_host,
         "metrics-port": ports.metrics,
         "exit-timeout-secs": 2,
