@@ -121,6 +121,14 @@ async def test_a_refusal_names_the_field(command: Command) -> None:
     assert (status, out, err) == (1, "", "tidegate slot: text: is missing\n")
 
 
+async def test_a_service_without_the_model_is_told_apart(command: Command) -> None:
+    fake = FakeOrchestrator()
+    fake.refusal = (503, {"error": {"code": "not_ready", "message": "none"}}, {})
+    status, out, err = await command(fake, "Hello.")
+    assert (status, out) == (1, "")
+    assert "no instance of this service renders clips now" in err and "up --slot" in err
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

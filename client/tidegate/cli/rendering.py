@@ -16,7 +16,7 @@ from tidegate.cli.options import SlotWish
 from tidegate.cli.slot_progress import STAGES, open_progress
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.client import Client
-from tidegate.errors import ApiError, TidegateError
+from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
 from tidegate.slots import (
     FILES,
     SCHEMA,
@@ -30,6 +30,10 @@ from tidegate.slots import (
 )
 
 _MAKE_SURE_S = 2.0
+_NOBODY = (
+    "no instance of this service renders clips now; start one that does with "
+    "`tidegate up --slot`, or try again shortly"
+)
 
 
 class Unusable(ValueError):
@@ -95,16 +99,19 @@ async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
                         progress.done()
                         break
                 else:
-                    raise ApiError("the stream ended without a clip", code="internal")
+                    raise ProtocolError("the stream ended without a terminal event")
         saved = await _download(client, wish, slot_id, event.outputs)
     except asyncio.CancelledError:
         await _say_cancelled(client, slot_id)
         return INTERRUPTED
     except ApiError as error:
+        if error.code == "not_ready":
+            raise Unavailable(_NOBODY, code=error.code, status=error.status) from None
         # What there was by then, with the reason behind it.
         outputs = error.details.get("outputs") or {}
-        for name, path in (await _download(client, wish, slot_id, outputs)).items():
-            print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
+        with suppress(TidegateError):  # the reason counts
+            for name, path in (await _download(client, wish, slot_id, outputs)).items():
+                print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
         raise
     if wish.as_json:
         print_json(msgspec.to_builtins(event) | {"files": {k: str(v) for k, v in saved.items()}})
@@ -146,7 +153,7 @@ async def _download(
 
 
 def _save(path: Path, data: bytes) -> None:
-    """Whole or not at all: a player may have the file open. Raises ``ApiError``."""
+    """Whole or not at all: a player may have the file open. Raises ``TidegateError``."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(data)
@@ -164,7 +171,10 @@ async def _say_cancelled(client: Client, slot_id: str) -> None:
         said = f"interrupted; slot {slot_id} may still be rendered, the service did not answer"
         with suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(_MAKE_SURE_S):
-                if (await client.slots.get(slot_id)).ended:
+                standing = await client.slots.get(slot_id)
+                if standing.outcome in ("met", "partial"):
+                    said = f"interrupted; slot {slot_id} was rendered all the same"
+                elif standing.ended:
                     said = f"cancelled slot {slot_id}"
     print(f"tidegate slot: {said}", file=sys.stderr)
 
