@@ -81,7 +81,8 @@ class Load:
         """Find out what the texts are, undisturbed; then begin."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_SILENT_S)
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
-        self._texts = [(await self._complete(0, body))[1] for body in BODIES]
+        answers = await asyncio.gather(*(self._complete(0, body) for body in BODIES))
+        self._texts = [text for _, text in answers]
         self._clients = [
             asyncio.create_task(self._ask_on(kind, self._seed * 1000 + i))
             for kind in KINDS

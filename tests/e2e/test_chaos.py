@@ -1,0 +1,30 @@
+"""A slice of ``make chaos`` (OR-5, OR-14): an orchestrator is killed under load."""
+
+import pytest
+
+from perf.chaos import books
+from perf.chaos.__main__ import play
+from perf.chaos.clients import KINDS, Ledger
+from perf.chaos.world import World, orchestrating, orchestrator_faults
+from tests.e2e.conftest import Stack
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.usefixtures("idle_afterwards")
+async def test_the_books_balance_though_an_orchestrator_dies(paced: Stack) -> None:
+    """Every durable task is met, to the letter and once; so is everything that a restart finds."""
+    ledger = Ledger()
+    kill = orchestrator_faults(0)[0]
+    async with orchestrating([paced.triton.grpc], 1) as (orchestrators, journals):
+        world = World([paced.triton.instance], orchestrators, journals)
+        rows = await play(world, [kill], ledger, seed=1, per_kind=1, seconds=0.0)
+        pids = world.pids() - {paced.triton.server_pid, paced.triton.stub_pid}
+        for process in orchestrators:
+            await process.stop(5.0)
+        facts = books.read_journals(journals, ledger)
+    books.judge_leaks(pids, books.shared_memory(), ledger)
+    assert ledger.faults == []
+    assert facts.outcomes == {"met": len(ledger.durable_ids)}
+    assert len(rows) == 1
+    assert {kind for counts in ledger.outcomes.values() for kind, _ in counts} == set(KINDS)
