@@ -3,12 +3,15 @@
 import asyncio
 import random
 import sys
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 from orchestrator.api.server import build_app
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
+from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.misses import LIKELY
 from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS
@@ -81,9 +84,13 @@ async def declared() -> list[Declared]:
     """The metrics of a service with every part that any setting brings."""
     settings = Settings.model_construct(placement_policy="0")
     clock = LoopClock(asyncio.get_running_loop())
-    parts = build(settings, clock, random.Random(0), MemoryJournal())
+    folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
+    config = JournalConfig(Path(folder.name) / "journal.db")
+    file = await asyncio.to_thread(open_journal, config)
+    parts = build(settings, clock, random.Random(0), MemoryJournal(), file=file)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
+    await asyncio.to_thread(folder.cleanup)
     return parts.orchestrator.metrics.declared
 
 

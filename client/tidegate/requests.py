@@ -35,7 +35,8 @@ class TaskOptions(SamplingOptions, total=False):
 
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
     A conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` are calls still to come that the deadline has to do for, too.
+    ``calls_left`` are calls still to come that the deadline has to do for, too. A ``durable`` task
+    outlives the orchestrator; an ``idempotent`` one may get another text after that.
     """
 
     model: str
@@ -51,6 +52,8 @@ class TaskOptions(SamplingOptions, total=False):
     tenant: str
     session_id: str
     placement: Mapping[str, Any]
+    durable: bool
+    idempotent: bool
     idle_keep_s: float
     calls_left: int
     deadline: Deadline

@@ -30,6 +30,10 @@ class Submitted(msgspec.Struct, frozen=True):
     queue_position: int | None = None
     predicted_start_ms: float | None = None
     correlation_id: str = ""
+    durable: bool = False
+    """It outlives the orchestrator."""
+    loss_window_ms: float | None = None
+    """Unless that dies within so much of this answer."""
 
 
 class TaskError(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from perf.service import (
     deadline,
     emitter,
     health,
+    journal,
     paced,
     parsing,
     placement,
@@ -39,4 +40,5 @@ BENCHES: tuple[Bench, ...] = (
     burst.BENCH,
     queued.BENCH,
     admission.BENCH,
+    journal.BENCH,
 )

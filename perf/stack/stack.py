@@ -42,6 +42,8 @@ class StackSpec:
     model_name: str = "demo"
     with_health_port: bool = False
     """The orchestrator answers health checks on a port of their own too."""
+    journal_path: str = ""
+    """Where the orchestrator writes durable tasks down; empty for nowhere."""
     lane_token: str = ""
     """Of Triton and the orchestrator; a benchmark's own lanes know none."""
 
@@ -106,6 +108,7 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
             {
                 "TIDEGATE_QUEUE_SIZE": str(spec.queue_size),
                 "TIDEGATE_LANE_TOKEN": spec.lane_token,
+                **({"TIDEGATE_JOURNAL_PATH": spec.journal_path} if spec.journal_path else {}),
                 **({"TIDEGATE_HEALTH_PORT": str(health_port)} if health_port else {}),
             },
         ) as orchestrator,

@@ -21,7 +21,8 @@ async def startup(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere."""
+    """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere;
+    200 ``ready`` or ``degraded``."""
     return _answer(request.app[HEALTH].ready)
 
 

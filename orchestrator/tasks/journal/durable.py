@@ -124,7 +124,8 @@ class DurableTasks:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._writer.close()
+        if self._loop is not None:
+            self._writer.close()
         self._reader.shutdown(wait=True, cancel_futures=True)
         self._file.close()
 

@@ -1,0 +1,186 @@
+"""What a durable task costs: on the disk, in CPU, and for the client that waits for its 202 (OR-5).
+
+The journal by itself, as fast as it takes submissions of 200-token prompts and their ends; then
+200 submissions a second of a few tokens each, over HTTP, every second one of them durable, so that
+both kinds meet the same machine; then what the batches of tokens of 64 running tasks take. Tasks
+that are not durable run none of this: their tokens cost nothing.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from orchestrator.clock import Clock, LoopClock
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api, Job
+from orchestrator.tasks.journal.durable import DurableTasks
+from orchestrator.tasks.journal.file import JournalConfig, open_journal
+from orchestrator.tasks.task import Task
+from perf import SEED
+from perf.load.connection import HOST
+from perf.report.bundle import Figure
+from perf.report.stats import percentile
+from perf.stack.context import Bench, Context
+from perf.stack.stack import StackSpec
+from worker.protocol import FinishReason, Outcome, Sampling
+
+PER_S = 200.0
+_AT_ONCE = 64
+_PROMPT, _ANSWER = 200, 16
+_BATCH = 12
+"""Tokens that a stream has in 250 ms at 20 ms each."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    per_s: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+    loop_us: list[float] = field(default_factory=list)
+
+
+async def run(context: Context) -> list[Figure]:
+    rounds, count, seconds = (3, 1500, 1.5) if context.quick else (5, 6000, 4.0)
+    taken, token_us = _Taken(), list[float]()
+    for turn in range(rounds + 1):
+        with tempfile.TemporaryDirectory(prefix="tidegate-journal-") as folder:
+            await _submit_all(Path(folder), count, taken if turn else _Taken())
+            per_token = await _run_streams(Path(folder) / "streams")
+            if turn:
+                token_us.append(per_token)
+    with tempfile.TemporaryDirectory(prefix="tidegate-journal-") as folder:
+        spec = StackSpec(
+            "synthetic-paced", step_ms=5.0, journal_path=str(Path(folder) / "journal.db")
+        )
+        stack = await context.stack(spec)
+        plain, durable = await _over_http(stack.port, seconds, rounds)
+        await context.aclose()
+    added = [b - a for a, b in zip(plain, durable, strict=True)]
+    of = Figure.of
+    return [
+        of(
+            "journal.submits_per_s",
+            "durable submissions, with their ends",
+            "/s",
+            taken.per_s,
+            better="higher",
+        ),
+        of("journal.cpu_us", "CPU of one, all threads", "µs", taken.cpu_us),
+        of("journal.loop_us", "of that on the event loop's thread", "µs", taken.loop_us),
+        of("journal.plain_ms", "202 of a plain task, p50", "ms", plain),
+        of("journal.durable_ms", "202 of a durable task, p50", "ms", durable),
+        of("journal.added_ms", "added to the median at 200/s", "ms", added),
+        of("journal.token_us", "CPU per token of a durable stream, off its way", "µs", token_us),
+    ]
+
+
+async def _submit_all(folder: Path, count: int, taken: _Taken) -> None:
+    """``count`` submissions, 64 at once; each ends as soon as it is on the disk."""
+    clock = LoopClock(asyncio.get_running_loop())
+    file = await asyncio.to_thread(open_journal, JournalConfig(folder / "journal.db"))
+    journal = DurableTasks(file, clock)
+    journal.start()
+    rng, left = random.Random(SEED), count
+
+    async def submit() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            task = _new_task(rng, clock)
+            journal.accept(task, "")
+            await journal.committed(task)
+            _say(task, _ANSWER)
+            task.end(Ending(Outcome.MET, FinishReason.LENGTH), clock.now())
+
+    began, cpu, loop_cpu = time.perf_counter(), time.process_time(), time.thread_time()
+    await asyncio.gather(*(submit() for _ in range(_AT_ONCE)))
+    await journal.close()
+    taken.per_s.append(count / (time.perf_counter() - began))
+    taken.cpu_us.append(1e6 * (time.process_time() - cpu) / count)
+    taken.loop_us.append(1e6 * (time.thread_time() - loop_cpu) / count)
+
+
+async def _run_streams(folder: Path) -> float:
+    """CPU per token of handing the new ones of 64 tasks over and writing them, in µs."""
+    clock = LoopClock(asyncio.get_running_loop())
+    file = await asyncio.to_thread(open_journal, JournalConfig(folder / "journal.db"))
+    journal = DurableTasks(file, clock)
+    journal.start()
+    rng, tokens = random.Random(SEED), 0
+    tasks = [_new_task(rng, clock) for _ in range(_AT_ONCE)]
+    for task in tasks:
+        journal.accept(task, "")
+    await asyncio.gather(*(journal.committed(task) for task in tasks))
+    cpu = time.process_time()
+    for _ in range(20):
+        for task in tasks:
+            _say(task, _BATCH)
+            tokens += _BATCH
+        journal.flush()
+        await asyncio.sleep(0.005)
+    await journal.close()
+    return 1e6 * (time.process_time() - cpu) / tokens
+
+
+def _new_task(rng: random.Random, clock: Clock) -> Task:
+    now, unix = clock.now(), clock.unix()
+    job = Job(
+        api=Api.NATIVE,
+        model="",
+        sampling=Sampling(max_tokens=_ANSWER),
+        max_tokens=_ANSWER,
+        deadline=Deadline(now + 60, int(1000 * (unix + 60))),
+        correlation_id=f"{rng.getrandbits(128):032x}",
+        arrived=now,
+        keep=True,
+        durable=True,
+    )
+    task = Task(f"{rng.getrandbits(128):032x}", job)
+    task.model = "demo"
+    task.token_ids = [rng.randrange(4096) for _ in range(_PROMPT)]
+    task.prompt_tokens = _PROMPT
+    task.record()
+    return task
+
+
+def _say(task: Task, tokens: int) -> None:
+    transcript = task.record()
+    transcript.ids += range(tokens)
+    transcript.texts += [" word"] * tokens
+    task.completion_tokens += tokens
+
+
+async def _over_http(port: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+    """Medians of the time to the 202 of each round, in ms: of plain and of durable tasks."""
+    body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+    plain, durable = list[float](), list[float]()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(f"http://{HOST}:{port}", connector=connector) as http:
+
+        async def submit(is_durable: bool, taken: list[float]) -> None:
+            began = time.perf_counter()
+            async with http.post("/v2/tasks", json=body | {"durable": is_durable}) as response:
+                if response.status != 202:
+                    raise RuntimeError(await response.text())
+            taken.append(1000 * (time.perf_counter() - began))
+
+        for turn in range(rounds + 1):
+            taken: tuple[list[float], list[float]] = ([], [])
+            begun, asked = time.perf_counter(), list[asyncio.Task[None]]()
+            for number in range(int(PER_S * seconds)):
+                await asyncio.sleep(max(0.0, begun + number / PER_S - time.perf_counter()))
+                kind = number % 2
+                asked.append(asyncio.create_task(submit(bool(kind), taken[kind])))
+            await asyncio.gather(*asked)
+            if turn:  # the first one warms up
+                plain.append(percentile(taken[0], 50))
+                durable.append(percentile(taken[1], 50))
+    return plain, durable
+
+
+BENCH = Bench("journal", "durable tasks: a disk's share of a submission", run, 150, in_quick=False)
