@@ -50,7 +50,7 @@ def test_a_wrong_answer_is_a_fault() -> None:
     found = run_of(*[400.0] * 10)
     found.replies = [
         answered("clip", clip(), "result"),
-        answered("clip", clip(), "result"),
+        answered("clip", clip(seconds=0.99), "result"),
         answered("cancelled", Reply(0.0, is_cancelled=True), "result", "cancelled"),
     ]
     judge_answers(found)
