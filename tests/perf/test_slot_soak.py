@@ -57,7 +57,7 @@ def test_a_wrong_answer_is_a_fault() -> None:
     assert found.faults == []
     assert {figure.key for figure in figures(found)} >= {"soak.clip.result", "soak.rss_mib.10"}
     found.replies += [
-        answered("clip", clip(frames=7), "result"),
+        answered("clip", clip(frames=9), "result"),
         answered("clip", Reply(0.0, error="internal: it failed"), "result"),
         answered("clip", clip(), "result", outputs="mp4,wav"),
     ]
