@@ -81,6 +81,12 @@ class Lease:
         """``[samples]`` float32, -1 to 1."""
         return self._view(self._open().audio, samples)
 
+    def clear(self) -> None:
+        """Overwrite all of it, whoever wrote what."""
+        buffers = self._open()
+        for buffer in (buffers.actor, buffers.video, buffers.audio):
+            buffer.zero_()
+
     def close(self) -> None:
         """Give the buffers back. A second call does nothing."""
         with self._lock:

@@ -15,13 +15,15 @@ class RecipeError(RequestError):
 
 
 class SlotError(Exception):
-    """A slot that was begun and is not finished. ``stage`` is the one that it ended in."""
+    """A slot that was begun and is not finished. ``stage`` is the one that it ended in, ``since``
+    when on ``time.monotonic`` it should have ended, where a limit stopped it."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
 
-    def __init__(self, stage: str, message: str) -> None:
+    def __init__(self, stage: str, message: str, since: float | None = None) -> None:
         super().__init__(f"{stage}: {message}")
         self.stage = stage
+        self.since = since
 
 
 class StageFailed(SlotError):

@@ -22,11 +22,13 @@ from worker.media.stages.providers import Providers
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """``buffer_s``: kept back for what comes behind the pipeline (encoding, the way)."""
+    """``buffer_s``: kept back for what comes behind the pipeline (encoding, the way). ``nice``: of
+    stages on the CPU."""
 
     max_size: int = 512
     max_seconds: float = 45.0
     buffer_s: float = BUFFER_S
+    nice: int = 0
 
 
 def nominal_times() -> dict[Stage, StageTimes]:
@@ -62,7 +64,7 @@ class SlotPipeline:
             }
             for stage, names in providers.names.items()
         }
-        self._runners = {stage: StageRunner(stage, memory, device) for stage in Stage}
+        self._runners = {stage: StageRunner(stage, memory, device, config.nice) for stage in Stage}
 
     def close(self) -> None:
         """End the threads, then the models."""

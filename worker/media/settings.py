@@ -66,6 +66,9 @@ class SlotSettings(BaseSettings):
     """More than this ends what asks for it; 0: whatever there is."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of a stage on the CPU; 0: torch's own choice."""
+    nice: int = Field(default=10, ge=0, le=19)
+    """How far threads that render on the CPU, or encode, stand back for others (text goes first);
+    0: not at all."""
     legacy_stub: bool = False
     """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
 

@@ -14,6 +14,7 @@ from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes, backoffs
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.memory import MemoryGuard, media_log
+from worker.media.sharing import lower_priority
 from worker.media.stages.base import Step
 
 T = TypeVar("T")
@@ -51,9 +52,10 @@ class _Steps:
             raise SlotCancelled(self.stage, "stopped")
         now = time.monotonic()
         if now > self._deadline_at:
-            raise OutOfTime(self.stage, "the deadline came")
+            raise OutOfTime(self.stage, "the deadline came", self._deadline_at)
         if now > self._timeout_at:
-            raise StageTimeout(self.stage, f"took longer than {self._limit_s:.1f} s")
+            said = f"took longer than {self._limit_s:.1f} s"
+            raise StageTimeout(self.stage, said, self._timeout_at)
         self._memory.check(self.stage)
         self._done = done
         self._said(done)
@@ -67,11 +69,19 @@ class _Steps:
 class StageRunner:
     """Runs a provider of one stage for one slot at a time; others wait for their turn."""
 
-    def __init__(self, stage: Stage, memory: MemoryGuard, device: torch.device) -> None:
+    def __init__(
+        self, stage: Stage, memory: MemoryGuard, device: torch.device, nice: int = 0
+    ) -> None:
         self.stage = stage
         self._memory = memory
         self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slot {stage}")
+        self._thread = ThreadPoolExecutor(
+            1,
+            thread_name_prefix=f"slot {stage}",
+            # On a GPU it only launches work, which should not wait for a core.
+            initializer=lower_priority,
+            initargs=(nice if device.type == "cpu" else 0,),
+        )
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -166,6 +176,10 @@ class StageRunner:
         stream = self._stream
         if stream is None:
             return
-        await asyncio.get_running_loop().run_in_executor(self._thread, stream.synchronize)
-        if is_critical:
-            torch.cuda.empty_cache()
+
+        def settle() -> None:
+            stream.synchronize()
+            if is_critical:
+                torch.cuda.empty_cache()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, settle)

@@ -37,6 +37,14 @@ class ResidentState(msgspec.Struct, frozen=True):
     precision: str = ""
 
 
+class AbortState(msgspec.Struct, frozen=True):
+    """Slots that something stopped: how many, and how long until their buffers were free."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
 class SlotState(msgspec.Struct, frozen=True):
     """What an orchestrator must know to place clips and to refuse what cannot be in time."""
 
@@ -63,4 +71,6 @@ class SlotState(msgspec.Struct, frozen=True):
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None
     """From a cancel or a deadline to the slot's buffers being free; null before there was one."""
+    aborts: dict[str, AbortState] = {}
+    """The same by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
     draining: bool = False

@@ -19,10 +19,11 @@ import msgspec
 from worker.errors import MemoryLimitExceeded, RequestError, ResponderLost
 from worker.media.buffers import BufferPool, Lease
 from worker.media.clip import Clip, Unfinished
-from worker.media.errors import OutOfTime, SlotError
+from worker.media.errors import OutOfTime, SlotError, StageFailed, StageTimeout
 from worker.media.pipeline import SlotPipeline
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
+from worker.media.sharing import lower_priority
 from worker.protocol import Code
 from worker.protocol.slot import STATE_EVERY_S
 from worker.service.call import Call, Responder, Tensors, strings
@@ -48,8 +49,8 @@ class _Asked:
     cancelled_at: float | None = None
     is_sending: bool = False
     """Its responder is another thread's just now."""
-    is_late: bool = False
-    """The deadline came while it was rendered."""
+    stopped: tuple[str, float] | None = None
+    """By which limit it was stopped, and when that was."""
 
     @property
     def responder(self) -> Responder:
@@ -72,8 +73,12 @@ class SlotWorker:
         self._settings = settings
         self._reporter = reporter
         self._aborts = AbortTimes()
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="slot encoder")
-        self._previews = ThreadPoolExecutor(1, thread_name_prefix="slot previews")
+        self._encoder, self._previews = (
+            ThreadPoolExecutor(
+                1, f"slot {what}", initializer=lower_priority, initargs=(settings.nice,)
+            )
+            for what in ("encoder", "previews")
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slot loop")
@@ -174,11 +179,11 @@ class SlotWorker:
             await self._render_into(lease, asked, request, deadline_at)
         finally:
             self._queue.release(lease)
-            now = time.monotonic()
             if asked.cancelled_at is not None:
-                self._aborts.observe(now - asked.cancelled_at)
-            elif asked.is_late:
-                self._aborts.observe(now - deadline_at)
+                asked.stopped = "cancelled", asked.cancelled_at
+            if asked.stopped is not None:
+                cause, since = asked.stopped
+                self._aborts.observe(cause, time.monotonic() - since)
 
     async def _render_into(
         self, lease: Lease, asked: _Asked, request: SlotRequest, deadline_at: float
@@ -201,7 +206,9 @@ class SlotWorker:
             )
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
-            asked.is_late = time.monotonic() > deadline_at
+            asked.stopped = _limit_of(reason)
+            if isinstance(reason, StageFailed):  # nobody knows what it left there
+                await self._in_encoder(lease.clear)
         finally:
             if shown is not None:
                 await shown.finished()
@@ -250,3 +257,10 @@ class SlotWorker:
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
+
+
+def _limit_of(reason: Exception) -> tuple[str, float] | None:
+    """What stopped a slot that was under way, and when; None for what was no limit of time."""
+    if isinstance(reason, SlotError) and reason.since is not None:
+        return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
+    return None

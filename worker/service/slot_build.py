@@ -12,6 +12,7 @@ from worker.media.memory import MemoryGuard, ResidencyPlan, Resident, media_log
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
+from worker.media.sharing import cap_memory
 from worker.media.stages.providers import load_providers
 from worker.runner.device import open_device
 from worker.service.slot import SlotWorker
@@ -26,6 +27,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     device = open_device(settings.device)
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
+    cap_memory(device, round(settings.memory_hard_gb * _GB))
     encode.check_encoder()
     providers = load_providers(
         device,
@@ -56,7 +58,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
         used, round(settings.memory_soft_gb * _GB), round(settings.memory_hard_gb * _GB)
     )
     guard.check("the residency plan", plan.bytes - used())
-    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s)
+    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
     pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, settings.slots, device)

@@ -1,6 +1,6 @@
 """What the slot model knows of itself, for those who watch it."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from worker.media.budgets import Stage, StageTimes, quantile
@@ -8,24 +8,37 @@ from worker.media.buffers import BufferPool
 from worker.media.memory import MemoryGuard, Resident
 from worker.media.queue import SlotQueue
 from worker.media.settings import SlotSettings
-from worker.protocol.slot import ResidentState, SlotState, StageState
+from worker.protocol.slot import AbortState, ResidentState, SlotState, StageState
 
 _KEPT = 256
 
 
 class AbortTimes:
-    """From what ended a slot early to its buffers being free."""
+    """From what ended a slot early to its buffers being free, by cause."""
 
     def __init__(self) -> None:
         self._ms: deque[float] = deque(maxlen=_KEPT)
+        self._of: dict[str, deque[float]] = {}
+        self._counts: Counter[str] = Counter()
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, cause: str, seconds: float) -> None:
         """One slot was ended."""
+        self._counts[cause] += 1
         self._ms.append(1000 * seconds)
+        self._of.setdefault(cause, deque(maxlen=_KEPT)).append(1000 * seconds)
 
     def quantile_ms(self, q: float) -> float | None:
-        """None before there was one."""
+        """Of all; None before there was one."""
         return quantile(sorted(self._ms), q) if self._ms else None
+
+    def by_cause(self) -> dict[str, AbortState]:
+        """Those that there were."""
+        return {
+            cause: AbortState(
+                self._counts[cause], quantile(sorted(ms), 0.50), quantile(sorted(ms), 0.99)
+            )
+            for cause, ms in self._of.items()
+        }
 
 
 class SlotReporter:
@@ -66,6 +79,7 @@ class SlotReporter:
             memory_hard_bytes=hard,
             abort_to_free_p50_ms=aborts.quantile_ms(0.50),
             abort_to_free_p99_ms=aborts.quantile_ms(0.99),
+            aborts=aborts.by_cause(),
         )
 
     def _stage(self, stage: Stage) -> StageState:

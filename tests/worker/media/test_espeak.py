@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
 def test_a_call_that_hangs_is_ended_and_the_next_is_served(tmp_path: Path) -> None:
     flag = str(tmp_path / "hung")
     speech = EspeakSpeech(program(tmp_path, HANGS_ONCE.format(flag=flag)))
-    pid = speech._process._process.pid
+    pid = speech._process.pid
     audio = torch.zeros(2 * SAMPLE_RATE)
 
     def give_up(done: float) -> None:
@@ -69,11 +69,11 @@ def test_a_call_that_hangs_is_ended_and_the_next_is_served(tmp_path: Path) -> No
 def test_a_crash_fails_one_attempt(tmp_path: Path) -> None:
     speech = EspeakSpeech()
     audio = torch.zeros(2 * SAMPLE_RATE)
-    os.kill(speech._process._process.pid, signal.SIGSEGV)
+    os.kill(speech._process.pid, signal.SIGSEGV)
     with pytest.raises(OSError, match=r"eSpeak NG ended with status -11|Broken pipe"):
         speech.render(RECIPE, audio, lambda done: None)
     assert speech.render(RECIPE, audio, lambda done: None) > SAMPLE_RATE // 2
-    pid = speech._process._process.pid
+    pid = speech._process.pid
     speech.close()
     assert not is_running(pid)
 
@@ -90,7 +90,7 @@ from worker.media.recipe import read_recipe
 from worker.media.stages.espeak import EspeakSpeech
 
 speech = EspeakSpeech(Path(sys.argv[1]))
-print(speech._process._process.pid, flush=True)
+print(speech._process.pid, flush=True)
 recipe = read_recipe({"schema": "1.0", "text": "Hi"})
 speech.render(recipe, torch.zeros(24_000), lambda done: None)
 """

@@ -9,10 +9,11 @@ import pytest
 
 from tests.support.triton_calls import FakeResponder
 from tests.worker.media.fakes import CPU, SIZES, Rig
-from worker.media.budgets import Stage
+from worker.media.budgets import Stage, StageBudget
 from worker.media.buffers import BufferPool
 from worker.media.memory import MemoryGuard, Resident
 from worker.media.settings import SlotSettings
+from worker.media.stages.base import Step
 from worker.protocol import Code
 from worker.protocol.slot import SlotState
 from worker.service.call import Call, strings
@@ -97,3 +98,63 @@ def test_previews_show_the_portrait_and_the_video(
     without = served.ask()
     without.wait_final()
     assert not any("preview" in tensors for tensors in without.sent)
+
+
+def _aborts(served: Served) -> dict[str, Any]:
+    watching = served.ask({}, watch=True)
+    watching.wait(lambda: watching.sent, "a state")
+    watching.cancelled = True
+    watching.wait_final()
+    aborts: dict[str, Any] = events(watching)[0]["aborts"]
+    return aborts
+
+
+def _stepping_on(step: Step) -> None:
+    while True:
+        step(0.5)
+
+
+def test_how_long_buffers_take_to_be_free_is_told_by_cause(served: Served) -> None:
+    video, times = served.rig.fakes[Stage.VIDEO], served.rig.times[Stage.VIDEO]
+    assert _aborts(served) == {}
+    video.hook = _stepping_on
+    cancelled = served.ask()
+    cancelled.wait(
+        lambda: any(event.get("stage") == "video" for event in events(cancelled)), "the video"
+    )
+    cancelled.cancelled = True
+    cancelled.wait_final()
+    assert cancelled.error == (Code.CANCELLED, "cancelled")
+    late = served.ask(deadline_ms=1_300)  # a second is kept back of it
+    late.wait_final()
+    assert late.error is not None and late.error[1] == "video: the deadline came"
+    assert events(late)[-1]["event"] == "saved"
+    times._budget = StageBudget(0.001, 0.02)
+    slow = served.ask()
+    slow.wait_final()
+    assert slow.error is not None and "took longer than" in slow.error[1]
+    aborts = _aborts(served)
+    assert {cause: each["count"] for cause, each in aborts.items()} == {
+        "cancelled": 1,
+        "deadline": 1,
+        "timeout": 1,
+    }
+    assert all(0 <= each["p50_ms"] <= each["p99_ms"] for each in aborts.values())
+
+
+def test_what_a_broken_stage_left_is_not_there_for_the_next_slot(served: Served) -> None:
+    def break_down(step: Step) -> None:
+        raise RuntimeError("device-side assert")
+
+    served.rig.fakes[Stage.VIDEO].hook = break_down
+    broken = served.ask()
+    broken.wait_final()
+    assert broken.error is not None and "video: RuntimeError" in broken.error[1]
+    lease = served.pool.lease()
+    assert lease is not None
+    with lease:
+        assert not lease.audio(SIZES.samples).any() and not lease.actor(64).any()
+    served.rig.fakes[Stage.VIDEO].hook = lambda step: None
+    after = served.ask()
+    after.wait_final()
+    assert events(after)[-1]["event"] == "result"

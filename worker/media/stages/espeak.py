@@ -138,6 +138,10 @@ class _Espeak:
         self._poll.register(self._out, select.POLLIN)
         self._rate = 0
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -155,6 +159,9 @@ class _Espeak:
         return self._rate
 
     def ask(self, request: dict[str, object]) -> None:
+        # As far back as the thread that asks.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
         # Less than 64 KB, which a pipe takes at once whether it is read or not.
         self._in.write(json.dumps(request).encode() + b"\n")
 

@@ -1,0 +1,48 @@
+"""What a stage leaves on its device when it ends early."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tests.worker.media.fakes import CPU
+from worker.errors import InvalidCall
+from worker.media.budgets import Stage, StageBudget, StageTimes
+from worker.media.errors import StageFailed
+from worker.media.memory import MemoryGuard
+from worker.media.stage_runner import Job, StageRunner
+from worker.media.stages.base import Step
+
+
+class _Stream:
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def synchronize(self) -> None:
+        self._done.append("synchronized")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "left"),
+    [
+        (RuntimeError("illegal memory access"), StageFailed, ["synchronized", "emptied"]),
+        (InvalidCall("no such voice"), InvalidCall, ["synchronized"]),
+    ],
+)
+async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception], left: list[str]
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    runner = StageRunner(Stage.VIDEO, MemoryGuard(lambda: 0), CPU)
+    runner._stream = _Stream(done)  # type: ignore[assignment]
+
+    def work(step: Step) -> None:
+        raise error
+
+    times = StageTimes(StageBudget(1.0, 10.0), 1.0)
+    with pytest.raises(raised):
+        await runner.run(Job(work, 1.0, times, lambda share: None), 1e12)
+    runner.close()
+    assert done == left
