@@ -102,7 +102,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     reloader.settings = as_read
     reloader.load = load
     requests = _stop_requests(loop, reloader)
-    _Reloads(loop, reloader)
+    Reloads(loop, reloader, requests)
     lifecycle.recover()
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
@@ -161,15 +161,26 @@ def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> async
     return requests
 
 
-class _Reloads:
-    """SIGHUP: settings are read anew."""
+class Reloads:
+    """SIGHUP: settings are read anew; or the terminal has gone that it was started in, which is as
+    much as Ctrl-C."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, reloader: Reloader) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reloader: Reloader,
+        stop_requests: asyncio.Queue[float],
+    ) -> None:
         self._reloader = reloader
+        self._stop_requests = stop_requests
+        self._had_terminal = os.isatty(0)
         self._under_way: set[asyncio.Task[None]] = set()
         loop.add_signal_handler(signal.SIGHUP, self._begin)
 
     def _begin(self) -> None:
+        if self._had_terminal and not os.isatty(0):
+            self._stop_requests.put_nowait(self._reloader.settings.interrupt_grace_s)
+            return
         task = asyncio.create_task(self._reload(), name="reload")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

@@ -1,8 +1,13 @@
 """Settings and keys are read anew without dropping a stream (SIGHUP, POST /admin/reload)."""
 
 import asyncio
+import os
+import signal
 from typing import Any
 
+import pytest
+
+from orchestrator.__main__ import Reloads
 from orchestrator.settings import load_settings
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_moving import begin_text
@@ -86,3 +91,24 @@ async def test_or6_instances_that_are_listed_anew_come_and_go(
     assert text_of(await asyncio.wait_for(running, 20)) == EXPECTED  # where it was
     _, told = await reload(service, instances=("dns:elsewhere:1", second.address))
     assert told == {"changed": [], "needs_restart": ["instances"]}
+
+
+async def test_or14_sighup_reloads_or_ends_with_its_terminal(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, reloader = asyncio.get_running_loop(), service.parts.reloader
+    has_terminal = True
+    monkeypatch.setattr(os, "isatty", lambda descriptor: has_terminal)
+    stops: asyncio.Queue[float] = asyncio.Queue()
+    Reloads(loop, reloader, stops)
+    try:
+        changed = service.parts.settings.model_copy(update={"queue_size": 7})
+        reloader.load = lambda: changed
+        os.kill(os.getpid(), signal.SIGHUP)
+        await service.until(lambda: service.orchestrator.queue.bound == 7)
+        assert stops.empty()
+        has_terminal = False
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert await stops.get() == reloader.settings.interrupt_grace_s
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
