@@ -2,16 +2,14 @@
 
 Text is stories of the demo model through the orchestrator, from clients with 1, 3 and 8 s; clips
 are of unknown lengths, by plain ``tritonclient``, and may give less. Both arrive as Poisson
-processes and hang up at their deadlines; the same arrivals alone and together, in turns. The rule
-for sharing that is tried beside none: the clips' processes at a lower priority, so that text goes
-first where both want the same core.
+processes and hang up at their deadlines; the same arrivals alone and together, in turns; without
+the rule for sharing and with it, which has clips rendered by threads of a lower priority.
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perf.goodput.cell import is_met
 from perf.goodput.load import log_normal, story_load
@@ -25,7 +23,6 @@ from perf.slot.client import Ask, SlotClient
 from perf.slot.deadlines import Arrival, Window, arrivals, offer
 from perf.slot.rig import OURS, SPEC, WARM_UP, Rig, System, recipe_of
 from perf.slot.stack import serving
-from perf.slot.usage import tree
 from perf.stack.stack import Stack, StackSpec, running
 
 LOADS = (("moderate", 3.0, 1.0), ("heavy", 8.0, 3.0))
@@ -49,11 +46,10 @@ async def run(rig: Rig) -> list[Figure]:
     async with (
         running(StackSpec()) as text,
         serving(SPEC, "slot-mixed") as equal,
-        serving(SPEC, "slot-quiet") as quiet,
+        serving(replace(SPEC, nice=NICE), "slot-quiet") as quiet,
         SlotClient(equal.grpc_address) as to_equal,
         SlotClient(quiet.grpc_address) as to_quiet,
     ):
-        renice(quiet.pid, NICE)
         beside = {
             "beside": System(OURS, "clips", to_equal, equal.pid),
             "quiet": System(OURS, f"clips at nice {NICE}", to_quiet, quiet.pid),
@@ -70,7 +66,8 @@ async def run(rig: Rig) -> list[Figure]:
                 some = arrivals(clips_per_s, window_s, clip_s, seed, degrade=True)
                 texts.setdefault("alone", []).append(await _text(text, text_per_s, window_s, seed))
                 windows.setdefault("alone", []).append(await offer(beside["beside"], some))
-                for key, system in beside.items():
+                order = list(beside.items())
+                for key, system in order if seed % 2 else reversed(order):
                     both = await asyncio.gather(
                         _text(text, text_per_s, window_s, seed), _later(system, some)
                     )
@@ -79,13 +76,6 @@ async def run(rig: Rig) -> list[Figure]:
             at = f"{text_per_s:g} texts/s, {clips_per_s:g} clips/s"
             figures += _of_texts(name, at, texts) + _of_clips(name, at, windows)
         return figures
-
-
-def renice(pid: int, nice: int) -> None:
-    """Every thread of the process and of those below it; what they start inherits it."""
-    for each in tree(pid):
-        for thread in os.listdir(f"/proc/{each}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
 
 async def _later(clips: System, some: Sequence[Arrival]) -> Window:

@@ -11,9 +11,11 @@ from perf.slot.stack import SlotSpec, serving
 from perf.slot.usage import cpu_s
 from perf.stack.stack import server
 
-SPEC: Final = SlotSpec(size=128, seconds=6.0, buffer_s=0.2, more={"TIDEGATE_SLOT_CPU_THREADS": "1"})
-"""One thread for each stage, for the naive ones too: torch's own choice is a thread for each core,
-and on cores that have other work too these wait for each other."""
+SPEC: Final = SlotSpec(
+    size=128, seconds=6.0, buffer_s=0.2, nice=0, more={"TIDEGATE_SLOT_CPU_THREADS": "1"}
+)
+"""As eager as the naive ones. One thread for each stage, for the naive ones too: torch's own choice
+is a thread for each core, and on cores that have other work too these wait for each other."""
 OURS: Final = "ours"
 WARM_UP: Final = 10
 """Clips: as many as predictions want, and more."""

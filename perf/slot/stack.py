@@ -27,6 +27,8 @@ class SlotSpec:
     slots: int = 2
     buffer_s: float = 0.3
     max_waiting: int = 64
+    nice: int = 10
+    """Of threads that render; 0: clips want the cores as much as anybody."""
     more: Mapping[str, str] = field(default_factory=dict)
     """More variables, by their whole names."""
 
@@ -38,6 +40,7 @@ class SlotSpec:
             "SLOTS": self.slots,
             "BUFFER_S": self.buffer_s,
             "MAX_WAITING": self.max_waiting,
+            "NICE": self.nice,
         }
         return {f"TIDEGATE_SLOT_{name}": str(value) for name, value in stated.items()} | dict(
             self.more
