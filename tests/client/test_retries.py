@@ -25,8 +25,8 @@ class Grudging(FakeOrchestrator):
         self.refusals = list(refusals)
 
     async def _submit(self, request: web.Request) -> web.Response:
-        self.headers.append(dict(request.headers))
         if self.refusals:
+            self.headers.append(dict(request.headers))
             await request.read()
             status, headers = self.refusals.pop(0)
             return web.json_response(BUSY, status=status, headers=headers)
