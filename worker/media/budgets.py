@@ -39,6 +39,8 @@ _ENOUGH = 8
 """Fewer observations than this say nothing about the slowest of them."""
 _TIMEOUT_OVER_P95 = 1.5
 _MOST_OVER_STATED = 2.0
+_OVER_WARM_UP = 2.0
+"""How much slower a stage may be than the one that warmed it up."""
 
 
 class StageTimes:
@@ -49,6 +51,8 @@ class StageTimes:
         self._budget = budget
         self._units = units
         self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._expected = budget.target_s / units
+        """Seconds for a unit, as long as too few were observed."""
         self.finished = 0
         self.failed = 0
         """By its own fault, or too late: not those that a cancel or a deadline ended."""
@@ -66,15 +70,25 @@ class StageTimes:
         self.finished += 1
         self._seen.append((seconds, max(units, 1e-9)))
 
+    def end_warm_up(self) -> None:
+        """Forget what was observed, but that this is how fast the stage is here: until there is a
+        P95, twice what the last one took or, where that is more, what the slowest since took."""
+        if self._seen:
+            seconds, units = self._seen[-1]
+            self._expected = _OVER_WARM_UP * seconds / units
+        self._seen.clear()
+        self.finished = self.failed = 0
+
     @property
     def seconds_per_unit(self) -> float:
-        """The observed P95; before there is one, the target's."""
+        """The observed P95; before there is one, what the warm-up or else the target says."""
         rate = self._rate(0.95)
-        return self._budget.target_s / self._units if rate is None else rate
+        if rate is not None:
+            return rate
+        return max([self._expected, *(seconds / units for seconds, units in self._seen)])
 
     def predicted_s(self, units: float) -> float:
-        """What ``units`` of work take nearly always: the observed P95 per unit, before there is
-        one the target, in proportion to the work."""
+        """What ``units`` of work take nearly always, in proportion to the work."""
         return self.seconds_per_unit * units
 
     def timeout_s(self, units: float) -> float:

@@ -78,8 +78,18 @@ class SlotPipeline:
         ``RecipeError`` where it chooses a provider that is not loaded."""
         prediction = self._prediction(recipe)
         return prediction.fitted(
-            self._asked_for(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
+            self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
         )
+
+    def whole(self, recipe: Recipe) -> ClipPlan:
+        """What ``recipe`` asks for, as far as buffers go, however long it takes."""
+        return asked_for(recipe, self._config.max_size, self._config.max_seconds)
+
+    def end_warm_up(self) -> None:
+        """What was rendered so far was for nobody."""
+        for of_stage in self.times.values():
+            for times in of_stage.values():
+                times.end_warm_up()
 
     def predicted_s(self, recipe: Recipe, plan: ClipPlan) -> float:
         """What all of ``plan`` takes, nearly always."""
@@ -87,7 +97,7 @@ class SlotPipeline:
 
     def least_s(self, recipe: Recipe) -> float:
         """What the least takes that can be rendered of ``recipe``."""
-        *_, least = ladder(self._asked_for(recipe))
+        *_, least = ladder(self.whole(recipe))
         return self.predicted_s(recipe, least)
 
     async def run(
@@ -120,9 +130,6 @@ class SlotPipeline:
         finally:
             clip.total_ms = 1000 * (time.monotonic() - begun)
         return clip
-
-    def _asked_for(self, recipe: Recipe) -> ClipPlan:
-        return asked_for(recipe, self._config.max_size, self._config.max_seconds)
 
     def _prediction(self, recipe: Recipe) -> Prediction:
         stages, times = self.providers.chosen(recipe.providers), self.times

@@ -59,6 +59,8 @@ class SlotSettings(BaseSettings):
     """Clips that wait for one of those before new ones are refused."""
     buffer_s: float = Field(default=BUFFER_S, ge=0)
     """Kept back of each deadline for what comes behind the pipeline (SL-2)."""
+    warm_up: bool = True
+    """Render a short clip by each provider before the first request."""
     default_deadline_s: float = Field(default=45.0, gt=0)
     memory_soft_gb: float = Field(default=11.0, ge=0)
     """More than this is warned about, once; 0: never."""

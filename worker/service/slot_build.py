@@ -1,5 +1,6 @@
 """The slot worker from its settings: providers loaded, buffers taken, the plan of both logged."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
 from worker.media.sharing import cap_memory
 from worker.media.stages.providers import load_providers
+from worker.media.warm_up import warm_up
 from worker.runner.device import open_device
 from worker.service.slot import SlotWorker
 from worker.service.slot_state import SlotReporter
@@ -62,5 +64,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, settings.slots, device)
+    if settings.warm_up:
+        asyncio.run(warm_up(pipeline, pool))
     reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)
     return SlotWorker(pipeline, pool, settings, reporter)

@@ -12,6 +12,7 @@ from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool
 from worker.media.errors import OutOfTime, StageFailed, StageTimeout
 from worker.media.stages.base import Step
+from worker.media.warm_up import warm_up
 
 
 @pytest.fixture
@@ -191,3 +192,21 @@ def _slow(times: StageTimes) -> None:
     """From now on the stage is known to take an hour."""
     for _ in range(64):
         times.observe(3600.0, 1e-3)
+
+
+async def test_a_warm_up_renders_by_every_provider_and_leaves_no_trace(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await warm_up(rig.pipeline, rig.pool)
+    assert all(fake.runs == 2 for fake in rig.fakes.values())
+    assert rig.pool.free == 1
+    for times in rig.times.values():
+        assert times.finished == 0 and times.seconds_per_unit != 0.01
+
+    def fail(step: Step) -> None:
+        raise RuntimeError("no such layer")
+
+    rig.fakes[Stage.VIDEO].hook = fail
+    await warm_up(rig.pipeline, rig.pool)
+    assert "the warm-up did not finish: video" in caplog.text
+    assert rig.pool.free == 1

@@ -66,6 +66,21 @@ def test_timeouts_follow_what_is_seen_within_bounds() -> None:
     assert times.percentiles_ms() == {"p50": 30_000, "p95": 30_000, "p99": 30_000}
 
 
+def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
+    times = StageTimes(BUDGETS[Stage.VIDEO], units=4.0)
+    assert times.predicted_s(2.0) == 4.0
+    times.observe(9.0, 1.0)
+    times.observe(0.1, 1.0)
+    times.end_warm_up()
+    assert times.predicted_s(2.0) == pytest.approx(0.4)
+    assert times.finished == 0 and not times.percentiles_ms()
+    times.observe(0.5, 1.0)
+    assert times.predicted_s(2.0) == pytest.approx(1.0)
+    for _ in range(20):
+        times.observe(0.05, 1.0)
+    assert times.predicted_s(2.0) == pytest.approx(0.1)
+
+
 def test_backoff_doubles() -> None:
     assert list(backoffs(3)) == [0.5, 1.0, 2.0]
 
