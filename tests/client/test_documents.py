@@ -9,7 +9,9 @@ from typing import Any
 import click
 import pytest
 
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import MakeService
+from tests.support.fake_slots import MP4, FakeSlots
+from tests.support.fake_worker import FakeWorker
 from tidegate.cli.commands import tidegate
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,13 +20,25 @@ CLI = (DOCS / "cli.md").read_text()
 COMMANDS = "".join(re.findall(r"```sh\n(.*?)```", CLI, re.S)).splitlines()
 
 
-async def test_programs_of_the_client(service: Service, capsys: Any) -> None:
-    assert len(PROGRAMS) == 3
+async def test_programs_of_the_client(
+    worker: FakeWorker,
+    make_service: MakeService,
+    capsys: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker.slots = FakeSlots()
+    service = await make_service(worker)
+    await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
+    monkeypatch.chdir(tmp_path)
+    assert len(PROGRAMS) == 4
     for program in PROGRAMS:
         # In a thread: a program of its own would import everything once more.
         code = compile(program.replace("http://127.0.0.1:8080", service.url), "client.md", "exec")
         await asyncio.to_thread(exec, code, {})
-        assert "w0 w1 w2" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert ("video 100" if "slots" in program else "w0 w1 w2") in said
+    assert (tmp_path / "clip.mp4").read_bytes() == MP4
     assert set(service.outcomes()) == {"met"}
 
 

@@ -196,3 +196,14 @@ async def test_ctrl_c_says_when_the_service_could_not_be_told(capsys: Any) -> No
         assert "slot t1 may still be rendered" in capsys.readouterr().err
         await _say_cancelled(client, "")
         assert capsys.readouterr().err == "tidegate slot: cancelled\n"
+
+
+def test_a_shell_is_told_the_words_of_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", "tidegate slot Hello. --on-deadline ")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    monkeypatch.setenv("_TIDEGATE_COMPLETE", "bash_complete")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == ["plain,error", "plain,degrade"]
