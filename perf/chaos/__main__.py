@@ -69,6 +69,7 @@ async def play(
             ledger.round = f"{number} {fault.name}"
             at = time.monotonic()
             await asyncio.sleep(rng.uniform(0.1, 1.0))
+            ledger.memory_prefixes |= world.memory_prefixes()
             await fault.happen(world)
             await asyncio.sleep(SETTLE_S)
             rows.append(Row(ledger.round, time.monotonic() - at, {}, {}))
@@ -118,7 +119,7 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos", *sys.argv[1:])
     console, ledger = new_console(160), Ledger()
-    shm, pids = books.shared_memory(), set[int]()
+    pids = set[int]()
     faults = plan_of(random.Random(args.seed), args.seconds, args.only)
     if not faults:
         parser.error(f"--only: no fault has {args.only!r} in its name")
@@ -127,11 +128,12 @@ async def _main() -> int:
             world, faults, ledger, seed=args.seed, per_kind=args.clients, seconds=args.seconds
         )
         pids |= world.pids()
+        ledger.memory_prefixes |= world.memory_prefixes()
         for process in world.orchestrators:
             await process.stop(5.0)
         journal = books.read_journals(world.journals, ledger)
     await asyncio.sleep(0.5)
-    books.judge_leaks(pids, shm, ledger)
+    books.judge_leaks(pids, ledger)
     show(rows, ledger, console)
     recording.save(
         recording.facts()

@@ -28,11 +28,6 @@ class JournalFacts:
     outcomes: dict[str, int]
 
 
-def shared_memory() -> set[str]:
-    """Names of what lies there now."""
-    return {entry.name for entry in _SHM.iterdir()} if _SHM.is_dir() else set()
-
-
 def judge_rounds(ledger: Ledger, spared: Sequence[str], hit: Sequence[str]) -> None:
     """In ``spared`` rounds every request is met; in ``hit`` ones those that were on the wire of
     the orchestrator that died may break, and its tasks that are not durable may be gone."""
@@ -108,12 +103,13 @@ def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
     return JournalFacts(records.total(), ended, dict(outcomes))
 
 
-def judge_leaks(pids: set[int], shm_before: set[str], ledger: Ledger) -> None:
+def judge_leaks(pids: set[int], ledger: Ledger) -> None:
     """To be called when everything was stopped."""
-    if left := [pid for pid in pids if _is_alive(pid)]:
-        ledger.faults.append(f"afterwards: processes are left: {left}")
-    if left_shm := shared_memory() - shm_before:
-        ledger.faults.append(f"afterwards: shared memory is left: {sorted(left_shm)[:5]}")
+    if alive := [pid for pid in pids if _is_alive(pid)]:
+        ledger.faults.append(f"afterwards: processes are left: {alive}")
+    regions = [entry.name for entry in _SHM.iterdir()] if _SHM.is_dir() else []
+    if left := [name for name in regions if name.startswith(tuple(ledger.memory_prefixes))]:
+        ledger.faults.append(f"afterwards: shared memory is left: {left[:5]}")
 
 
 def _is_alive(pid: int) -> bool:

@@ -45,6 +45,8 @@ class Ledger:
     """By round, then by kind and outcome; a request is of the round in which it ended."""
     faults: list[str] = field(default_factory=list)
     durable_ids: list[str] = field(default_factory=list)
+    memory_prefixes: set[str] = field(default_factory=set)
+    """Of the shared memory of every server that ran."""
     refusals: int = 0
     """Answers that sent a client elsewhere, or to come again."""
     reconnects: int = 0

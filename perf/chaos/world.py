@@ -41,6 +41,17 @@ class World:
             found |= {_server_of(triton), *_stubs_of(triton)}
         return {pid for pid in found if pid is not None}
 
+    def memory_prefixes(self) -> set[str]:
+        """How the names of shared memory of the servers that run now begin: others have theirs on
+        the same machine."""
+        found = set()
+        for triton in self.tritons:
+            arguments = (
+                Path(f"/proc/{_server_of(triton)}/cmdline").read_bytes().decode().split("\0")
+            )
+            found |= {one.removeprefix("--id=") for one in arguments if one.startswith("--id=")}
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
