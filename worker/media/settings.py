@@ -36,6 +36,8 @@ class SlotSettings(BaseSettings):
     check: Names = ("tiny",)
     """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
     recipes choose among them, and the first serves those that do not."""
+    kokoro_folder: str = ""
+    """Of the speech ``kokoro``."""
     flux_folder: str = ""
     """Of the portrait ``flux``."""
     flux_precision: FluxPrecision = "nf4"

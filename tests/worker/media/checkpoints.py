@@ -233,3 +233,53 @@ def save_flux(folder: Path) -> Path:
 
     FluxPipeline(**flux_parts()).save_pretrained(folder)
     return folder
+
+
+def save_kokoro(folder: Path) -> Path:
+    """Kokoro with as little as its decoder allows: 50 million random weights, of which the sound
+    is noise."""
+    from kokoro import KModel
+
+    signs = " ,.?!;:abdefhijklmnopstuvwzæðŋɑɔəɛɜɡɪɹʃʊʌʒθˈˌːɾᵻʤʧIWYAOɐɝɚʁ̃"
+    config = {
+        "n_token": 80,
+        "vocab": {sign: number for number, sign in enumerate(signs, 1)},
+        "hidden_dim": 512,
+        "style_dim": 128,
+        "n_layer": 1,
+        "max_dur": 4,
+        "dropout": 0.0,
+        "text_encoder_kernel_size": 3,
+        "n_mels": 80,
+        "plbert": {
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+            "max_position_embeddings": 128,
+            "num_hidden_layers": 1,
+            "dropout": 0.0,
+        },
+        "istftnet": {
+            "upsample_kernel_sizes": [20, 12],
+            "upsample_rates": [10, 6],
+            "gen_istft_hop_size": 5,
+            "gen_istft_n_fft": 20,
+            "resblock_dilation_sizes": [[1, 3, 5]],
+            "resblock_kernel_sizes": [3],
+            "upsample_initial_channel": 512,
+        },
+    }
+    torch.manual_seed(7)
+    (folder / "voices").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save({}, folder / "empty.pth")
+    model = KModel("hexgrad/Kokoro-82M", str(folder / "config.json"), str(folder / "empty.pth"))
+    parts = {name: dict(part.state_dict()) for name, part in model.named_children()}
+    wrapped = {
+        name: {f"module.{key}": value for key, value in state.items()}
+        for name, state in parts.items()
+    }
+    torch.save(wrapped, folder / "kokoro-v1_0.pth")
+    for voice in ("af_heart", "ff_siwis"):
+        torch.save(torch.randn(510, 1, 256) * 0.1, folder / "voices" / f"{voice}.pt")
+    return folder

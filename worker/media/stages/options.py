@@ -11,6 +11,7 @@ from worker.media.stages.flux import FluxPrecision, TextPlace
 class ModelOptions:
     """Folders are local; "" is none."""
 
+    kokoro_folder: str = ""
     flux_folder: str = ""
     flux_precision: FluxPrecision = "nf4"
     flux_text: TextPlace = "offload"

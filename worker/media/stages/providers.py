@@ -21,6 +21,7 @@ from worker.media.stages.base import (
 from worker.media.stages.clip import ClipCheck
 from worker.media.stages.espeak import EspeakSpeech
 from worker.media.stages.flux import FluxOptions, FluxPortrait
+from worker.media.stages.kokoro import KokoroSpeech
 from worker.media.stages.liveportrait.provider import LivePortraitVideo
 from worker.media.stages.options import DEFAULT_OPTIONS, ModelOptions
 from worker.media.stages.procedural import ProceduralPortrait
@@ -30,7 +31,8 @@ from worker.media.stages.warp import WarpVideo
 P = TypeVar("P", bound=Provider)
 
 SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
-    "espeak": lambda device, options: EspeakSpeech()
+    "espeak": lambda device, options: EspeakSpeech(),
+    "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro_folder),
 }
 PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
     "procedural": lambda device, options: ProceduralPortrait(),
