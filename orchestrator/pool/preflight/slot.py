@@ -27,6 +27,5 @@ def check_slot(speech: str = "espeak") -> None:
     if missing := lacking(speech):
         raise MachineUnfit(
             f"The slot pipeline needs {' and '.join(missing)}, which this Python does not have: "
-            f"{INSTALL} (in a checkout: .venv/bin/pip install -c constraints.txt "
-            f"{' '.join(missing)}), or leave --slot out."
+            f"{INSTALL} (in a checkout make demo ARGS=--slot does that), or leave --slot out."
         )
