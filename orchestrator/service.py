@@ -405,7 +405,7 @@ class Orchestrator:
             self.stages.prediction.start_times,
             self.stages.prediction.forecaster,
         )
-        now, ended = self.clock.now(), 0
+        now, ended = self.clock.now(), self.slots.end_hopeless(by)
         for task in list(self.queue):
             times = forecaster.residual_ms(task, now)
             through_ms = start_times.start_ms(task) + times[len(times) // 2]

@@ -45,6 +45,7 @@ class Attempt:
         self._call: GrpcCall | None = None
         self._runner: asyncio.Task[None] | None = None
         self._lost_for = ""
+        self._is_over = False
 
     def start(self, config: LaneConfig) -> None:
         """Send it."""
@@ -59,7 +60,7 @@ class Attempt:
 
     def stop(self) -> None:
         """Nobody wants it any more. The worker hears of it by the end of the stream."""
-        if self._runner is not None:
+        if self._runner is not None and not self._is_over:
             self._runner.cancel()
 
     def give_up(self, reason: str) -> None:
@@ -97,6 +98,7 @@ class Attempt:
         finally:
             if self._call is not None:
                 await self._call.close()
+        self._is_over = True
         if reason:
             self._sink.lost(self, reason)
         elif error:

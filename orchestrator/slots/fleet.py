@@ -73,11 +73,16 @@ class SlotInstance:
         begun = [attempt.begun for attempt in self.attempts]
         return Line(self.ability, now, begun, others_s)
 
+    def fill(self) -> None:
+        """It has no room after all, until it says something else."""
+        self.others = self.ability.slots
+
     def take_state(self, state: SlotState | None, now: float) -> bool:
         """What it said just now; whether that changes what can be placed there."""
         self.heard_at = now
         if state is None:
-            return False
+            was_full, self.others = bool(self.others), 0
+            return was_full
         before = (self.free, self.state is not None and self.state.draining)
         if self.state is None or state.stages != self.state.stages:
             self.ability = Ability.of(state)
@@ -163,6 +168,13 @@ class SlotFleet:
                 self._links[instance.address].break_off()
             elif silent_s >= self._config.suspect_after_s:
                 self._set(instance, SlotHealth.SUSPECT, f"no state for {silent_s:.1f} s")
+
+    def gone(self, address: str) -> None:
+        """Triton has no slot model there, though the watch goes on: it was unloaded."""
+        instance = self.instances.get(address)
+        if instance is not None:
+            self._set(instance, SlotHealth.CONNECTING, "the model was unloaded")
+            self._links[address].break_off()
 
     def count(self, address: str) -> None:
         """How many slots an instance has of ours has changed."""

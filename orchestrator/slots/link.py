@@ -5,6 +5,9 @@
     connect ─▶ watch ─▶ state, state, …  ─▶ broken ─▶ back-off ─▶ connect …
                   └──▶ an error: a model that cannot tell is asked again and again, as a heartbeat
                   └──▶ no such model here: looked for now and then
+
+Now and then it connects anew: when Triton has loaded the model anew, the old one goes on with its
+states here, while slots go to the new one; when it was unloaded, nothing else would tell.
 """
 
 import asyncio
@@ -18,7 +21,14 @@ from google.protobuf.message import DecodeError
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
-from orchestrator.slots.wire import METHOD, Answer, BadAnswer, read_answer, watch_request
+from orchestrator.slots.wire import (
+    METHOD,
+    Answer,
+    BadAnswer,
+    is_absence,
+    read_answer,
+    watch_request,
+)
 from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol.slot import SlotState
 
@@ -26,6 +36,8 @@ ASK_AGAIN_S: Final = 0.5
 """A model that cannot tell its state is asked for it this often."""
 LOOK_AGAIN_S: Final = 5.0
 """An instance without the model is looked at this often at least."""
+RENEW_S = 5.0
+"""A watch is begun anew after this."""
 
 
 class LinkOwner(Protocol):
@@ -40,6 +52,10 @@ class LinkOwner(Protocol):
 
 class ModelAbsent(Exception):
     """Triton has no slot model now."""
+
+
+class _Renewed(Exception):
+    """The watch has done its time."""
 
 
 class LinkBroken(Exception):
@@ -90,6 +106,8 @@ class SlotLink:
                 session.cancel()
                 await asyncio.wait([session])
                 self._session = None
+            if isinstance(_failure_of(session), _Renewed):
+                continue  # what is known of it stays known meanwhile
             reason, is_absent = self._why(session)
             had_state = self._first is not None and self._first.done()
             self._first = None
@@ -103,7 +121,7 @@ class SlotLink:
     def _why(self, session: "asyncio.Task[None]") -> tuple[str, bool]:
         if session.cancelled():
             return "given up after a silence", False
-        error = session.exception()
+        error = _failure_of(session)
         if isinstance(error, ModelAbsent):
             return str(error), True
         if isinstance(error, TimeoutError):
@@ -126,7 +144,10 @@ class SlotLink:
                 self._call = call
                 call.send(watch_request())
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)
-            await call.ended
+            await asyncio.wait([call.ended], timeout=RENEW_S)
+            if not call.ended.done():
+                raise _Renewed
+            call.ended.result()
         finally:
             self._call = None
             if call is not None:
@@ -141,7 +162,7 @@ class SlotLink:
     def _take_answer(self, answer: Answer) -> None:
         state: SlotState | None = None
         if answer.error:
-            if answer.is_absence:
+            if is_absence(answer.error):
                 raise ModelAbsent(answer.error)
             if answer.error.startswith(("cancelled", "draining")):
                 raise LinkBroken(answer.error)
@@ -158,3 +179,7 @@ class SlotLink:
     def _ask_again(self, call: GrpcCall | None) -> None:
         if call is not None and call is self._call:
             call.send(watch_request())
+
+
+def _failure_of(session: "asyncio.Task[None]") -> BaseException | None:
+    return None if session.cancelled() else session.exception()

@@ -45,10 +45,11 @@ from orchestrator.slots.verdicts import (
     rendered,
 )
 from orchestrator.slots.waiting import WaitingSlots
+from orchestrator.slots.wire import is_absence
 from orchestrator.tasks.job import OnDisconnect
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import DISCONNECTED, RETRIED, TOO_SLOW, narrate
-from worker.protocol import AbortCause
+from worker.protocol import AbortCause, Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,18 @@ class Slots:
         self.store.prune()
         self._pass()
 
+    def end_hopeless(self, at: float) -> int:
+        """End what waits and will not be done by ``at``, when the service is gone, so that its
+        client can go elsewhere; returns how many."""
+        late = [
+            slot
+            for slot in self._waiting
+            if (found := self._waiting.expected(slot)) is None or found.finish_at > at
+        ]
+        for slot in late:
+            self.ledger.settle(slot, failed(Draining("the service is going down; try elsewhere")))
+        return len(late)
+
     def end_all(self) -> None:
         """End every live slot: the service is going down."""
         for slot in list(self._live):
@@ -203,6 +216,11 @@ class Slots:
     def refused(self, attempt: Attempt, error: str) -> None:
         slot, now = attempt.slot, self._clock.now()
         code, message = code_of(error)
+        instance = self.fleet.instances.get(attempt.address)
+        if is_absence(error):
+            self.fleet.gone(attempt.address)
+        elif code is Code.NO_CAPACITY and instance is not None:
+            instance.fill()
         if code is None or code in TO_BE_SENT_AGAIN:
             self._again(attempt, judged(slot, code, message, now).error, now)
         else:

@@ -30,10 +30,10 @@ class Answer(NamedTuple):
     tensors: Mapping[str, bytes]
     error: str = ""
 
-    @property
-    def is_absence(self) -> bool:
-        """Triton has no such model now."""
-        return any(words in self.error for words in _WORDS_OF_ABSENCE)
+
+def is_absence(error: str) -> bool:
+    """Whether an error is Triton's, which has no such model now."""
+    return any(words in error for words in _WORDS_OF_ABSENCE)
 
 
 def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool | float]) -> bytes:

@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+from orchestrator.slots import link
 from orchestrator.slots.fleet import SlotHealth
 from tests.orchestrator.api.native.test_slots import (
     RECIPE,
@@ -257,3 +260,53 @@ async def test_a_hundred_at_once_each_come_to_one_outcome(
     await service.until(lambda: not any(one.attempts for one in slots.fleet))
     known = service.orchestrator.registry.instances
     assert all(not instance.slots_running for instance in known.values())
+
+
+async def test_a_watch_is_renewed_without_a_gap(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "RENEW_S", 0.02)
+    worker = await a_worker(make_worker)
+    service = await serving(await make_service(worker))
+    instance = service.orchestrator.slots.fleet.instances[worker.address]
+    seen = set()
+    while slots_of(worker).watches < 4:
+        seen.add(instance.health)
+        await asyncio.sleep(0.002)
+    assert seen == {SlotHealth.UP}
+
+
+async def test_a_model_that_was_unloaded_gets_no_more_slots(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Its watch may go on; what is sent is refused by Triton."""
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    unknown = "Request for unknown model: 'slot' has no available versions"
+    slots_of(near).plan = lambda call: SlotPlan(error=unknown)
+    service = await serving(await make_service(near, far), 2)
+    slot = await submit(service)
+    watches = slots_of(near).watches
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    await service.until(lambda: slots_of(near).watches > watches)
+
+
+async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
+    plan = SlotPlan(hold_at="clip")
+    slots_of(worker).plan = lambda call: plan
+    service = await serving(await make_service(worker))
+    running, waiting = await submit(service), await submit(service, deadline_ms=60_000)
+    async with service.http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+    assert instance["jobs"] == 1
+    draining = asyncio.create_task(service.parts.lifecycle.drain(12.0))
+    status = await until_ended(service, waiting)
+    assert (status["outcome"], status["error"]["code"]) == ("failed", "draining")
+    assert (await status_of(service, running))["status"] != "ended"
+    plan.release.set()
+    await draining
+    assert (await status_of(service, running))["outcome"] == "met"
