@@ -6,7 +6,7 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Job
-from orchestrator.tasks.journal.durable import Found
+from orchestrator.tasks.journal.reader import Found
 from orchestrator.tasks.journal.records import ended_task
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.task import Task

@@ -6,24 +6,18 @@ so that no crash ever makes another end of one that somebody has seen.
 """
 
 import asyncio
-import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
-
 from orchestrator.clock import Clock
 from orchestrator.errors import JournalUnavailable
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile, connect
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile
+from orchestrator.tasks.journal.reader import Found, JournalReader
 from orchestrator.tasks.journal.records import (
-    COLUMNS,
-    StoredResult,
     StoredTokens,
-    TaskRow,
     pack_ids,
     request_of,
     result_of,
@@ -35,20 +29,7 @@ from orchestrator.tasks.task import Task
 COMMIT_WAIT_S = 5.0
 """A disk that takes longer is as good as broken."""
 
-_LOOK = (
-    f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
-    "LEFT JOIN results r ON r.n = t.n"
-)
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A task in the journal; ``result`` is None while it lives, and once that is removed."""
-
-    row: TaskRow
-    result: StoredResult | None
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +38,8 @@ class Entry:
 
     n: int
     task: Task
-    accept: Accept
+    accept: Accept | None
+    """What a new file begins with; gone with the end, for the prompt is in it."""
     committed: asyncio.Future[None]
     """Raises ``JournalUnavailable``."""
     tokens: int = 0
@@ -103,13 +85,14 @@ class DurableTasks:
         self._ending: dict[int, Entry] = {}
         """Those that have ended, until the writer has looked at it."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tidegate-journal-read")
+        self._is_closed = False
+        self._reader = JournalReader(file)
         self._writer = JournalWriter(
             file,
             clock.unix,
             on_batch=self._on_batch,
             on_fault=self._on_fault,
-            live=lambda: [entry.accept for entry in list(self._live.values())],
+            live=lambda: [e.accept for e in list(self._live.values()) if e.accept is not None],
         )
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
@@ -120,13 +103,15 @@ class DurableTasks:
         self._writer.start()
 
     async def close(self) -> None:
-        """Write what there is, then let others have the file."""
-        await asyncio.to_thread(self._close)
+        """Write what there is, then let others have the file. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         if self._loop is not None:
             self._writer.close()
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
         self._file.close()
 
     @property
@@ -240,6 +225,7 @@ class DurableTasks:
         if entry.is_left:
             return
         del self._live[entry.n]
+        entry.accept = None
         ended_unix = self._clock.unix()
         self._writer.put(
             Ended(
@@ -263,31 +249,11 @@ class DurableTasks:
 
     async def find(self, task_id: str) -> Found | None:
         """A task by its id, of this process or an earlier one."""
-        return await self._ask("t.id = ?", (task_id,))
+        return await self._reader.find(task_id)
 
     async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
         """A task by what its client called its submission."""
-        return await self._ask("t.key = ? AND t.idempotency_key = ?", (key, idempotency_key))
-
-    async def _ask(self, where: str, values: tuple[str, ...]) -> Found | None:
-        """Raises ``JournalUnavailable``."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._reader, self._look, where, values)
-        except (sqlite3.Error, OSError) as error:
-            raise JournalUnavailable(f"the journal cannot be read: {error}") from None
-
-    def _look(self, where: str, values: tuple[str, ...]) -> Found | None:
-        with closing(connect(self.config)) as db:
-            found = db.execute(f"{_LOOK} WHERE {where}", values).fetchone()
-        if found is None:
-            return None
-        *columns, body = found
-        row = TaskRow(*columns)
-        if body is None:
-            return Found(row, None)
-        blob = self._file.sealer.open(body, f"result {row.n}")
-        return Found(row, msgspec.msgpack.decode(blob, type=StoredResult))
+        return await self._reader.find_submission(key, idempotency_key)
 
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
 

@@ -262,11 +262,11 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     """OR-14: what does not finish in time is persisted."""
     service = await restarts.start(worker)
     task_id = await running(service, worker)
+    plan = speaking(service)
+    worker.plan = lambda job: plan
     await service.parts.lifecycle.drain(0.0)
     await service.parts.lifecycle.close()
     again = await restarts.start(worker)
-    plan = speaking(service)
-    worker.plan = lambda job: plan
     events = await events_of(again, task_id, after="5")
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
 
