@@ -55,7 +55,11 @@ async def run(context: Context) -> list[Figure]:
                 token_us.append(per_token)
     with tempfile.TemporaryDirectory(prefix="tidegate-journal-") as folder:
         spec = StackSpec(
-            "synthetic-paced", step_ms=5.0, journal_path=str(Path(folder) / "journal.db")
+            "synthetic-paced",
+            step_ms=5.0,
+            max_running=256,
+            queue_size=5000,
+            journal_path=str(Path(folder) / "journal.db"),
         )
         stack = await context.stack(spec)
         plain, durable = await _over_http(stack.port, seconds, rounds)
