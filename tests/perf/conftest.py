@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.perf.sim_load import plain_capacity
+from tests.perf.sim_load import CAPACITY
 
 
 @pytest.fixture
 def capacity() -> float:
     """Requests per second of the plain load that the plain fleet can do."""
-    return plain_capacity()
+    return CAPACITY

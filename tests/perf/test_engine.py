@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from perf.engine import __main__ as bench_engine
+from perf.engine import bandwidth
 from perf.engine.checkpoints import SHAPES, ModelShape, make_checkpoint, write_config
 from perf.engine.parts import PARTS
 from perf.engine.rig import Rig
@@ -27,8 +28,11 @@ KEYS = {
 
 
 @pytest.fixture(autouse=True)
-def threads() -> object:
+def one_thread_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> object:
+    """The figures mean nothing here, however far beyond the caches the memory is."""
+    monkeypatch.setattr(bandwidth, "_CPU_BYTES", 2**20)
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

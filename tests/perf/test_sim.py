@@ -8,13 +8,13 @@ import pytest
 
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
-from perf.sim.__main__ import FLEET, run_policy
+from perf.sim.__main__ import FLEET, capacity_per_s, run_policy
 from perf.sim.campaign import STEP_COST
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.summary import Summary
 from perf.sim.worker import SimWorker
-from tests.perf.sim_load import SCENARIO, SEED, plain_capacity
+from tests.perf.sim_load import CAPACITY, SCENARIO, SEED
 from worker.protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
@@ -30,9 +30,7 @@ Runs = dict[tuple[str, float], SimRun]
 def runs() -> Runs:
     """Every policy at 1 and 2 times the capacity."""
     return {
-        (policy.name, load): run_policy(
-            policy, SCENARIO, FLEET, load * plain_capacity(), 22.0, SEED
-        )
+        (policy.name, load): run_policy(policy, SCENARIO, FLEET, load * CAPACITY, 22.0, SEED)
         for policy in POLICIES
         for load in (1.0, 2.0)
     }
@@ -40,6 +38,10 @@ def runs() -> Runs:
 
 def after_warm_up(run: SimRun) -> list[SimResult]:
     return [result for result in run.results if result.arrival.at_s >= WARM_S]
+
+
+def test_the_capacity_is_the_fleet_s() -> None:
+    assert capacity_per_s(SCENARIO, FLEET, SEED) == pytest.approx(CAPACITY, rel=0.01)
 
 
 def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
