@@ -269,7 +269,7 @@ def build(
             SlotKeepConfig(settings.keep_slots, settings.keep_slots_s, settings.keep_slot_bytes),
         ),
         SlotsConfig(
-            queue_size=settings.slot_queue_size,
+            queue_size=settings.slots_queue_size,
             attempts=settings.attempts,
             grace_s=settings.deadline_grace_ms / 1000,
             lane=lane_config,

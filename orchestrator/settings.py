@@ -302,7 +302,7 @@ class Settings(BaseSettings):
     ``tidegate[journal]``."""
 
     # slots (docs/slot.md)
-    slot_queue_size: int = Field(default=100, ge=0)
+    slots_queue_size: int = Field(default=100, ge=0)
     """Slots waiting for an instance."""
     keep_slots: int = Field(default=200, ge=0)
     keep_slots_s: float = Field(default=600.0, ge=0)

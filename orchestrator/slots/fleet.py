@@ -60,6 +60,11 @@ class SlotInstance:
         """Slots of somebody else, as of its last state."""
 
     @property
+    def is_known(self) -> bool:
+        """Whether what it said still holds, or may."""
+        return self.health in (SlotHealth.UP, SlotHealth.SUSPECT)
+
+    @property
     def free(self) -> int:
         """Slots that could begin there at once."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
@@ -84,7 +89,7 @@ class SlotInstance:
             was_full, self.others = bool(self.others), 0
             return was_full
         before = (self.free, self.state is not None and self.state.draining)
-        if self.state is None or state.stages != self.state.stages:
+        if self.state is None or _told(state) != _told(self.state):
             self.ability = Ability.of(state)
         self.state, self.state_at = state, now
         self.others = max(0, state.slots_total - state.slots_free - len(self.attempts))
@@ -92,8 +97,7 @@ class SlotInstance:
 
 
 class SlotFleet:
-    """All instances. ``on_change`` is called when something may be placed anew, ``on_lost`` with
-    those whose work is given up."""
+    """All instances. ``on_change`` is called when something may be placed anew."""
 
     def __init__(
         self, registry: Registry, config: FleetConfig, clock: Clock, rng: random.Random
@@ -164,8 +168,9 @@ class SlotFleet:
                 continue
             silent_s = now - instance.heard_at
             if silent_s >= self._config.down_after_s:
-                self._lose(instance, SlotHealth.DOWN, f"no state for {silent_s:.1f} s")
-                self._links[instance.address].break_off()
+                reason = f"no state for {silent_s:.1f} s"
+                self._lose(instance, SlotHealth.DOWN, reason)
+                self._links[instance.address].break_off(reason)
             elif silent_s >= self._config.suspect_after_s:
                 self._set(instance, SlotHealth.SUSPECT, f"no state for {silent_s:.1f} s")
 
@@ -173,8 +178,9 @@ class SlotFleet:
         """Triton has no slot model there, though the watch goes on: it was unloaded."""
         instance = self.instances.get(address)
         if instance is not None:
-            self._set(instance, SlotHealth.CONNECTING, "the model was unloaded")
-            self._links[address].break_off()
+            reason = "the model was unloaded"
+            self._set(instance, SlotHealth.CONNECTING, reason)
+            self._links[address].break_off(reason)
 
     def count(self, address: str) -> None:
         """How many slots an instance has of ours has changed."""
@@ -252,6 +258,12 @@ class SlotFleet:
             extra=fields(instance=instance.address, was=was.value, reason=reason or None),
         )
         self.on_change()
+
+
+def _told(state: SlotState) -> tuple[object, ...]:
+    """What an ability is made of."""
+    limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
+    return (state.stages, *limits)
 
 
 def _nothing() -> None:

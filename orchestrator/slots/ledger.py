@@ -175,7 +175,7 @@ FLEET: tuple[Row[SlotFleet], ...] = (
         "instance_slot_buffers",
         "slots",
         "Slots that an instance can have under way, and those that are free",
-        lambda fleet: (sample for one in fleet.seen() for sample in _each(one)),
+        lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
         ("instance", "kind"),
     ),
     Row(

@@ -75,6 +75,8 @@ class SlotLink:
         self._rng = rng
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
+        self._breaking = ""
+        """Why ``break_off`` ended the last session that it ended."""
         self._runner: asyncio.Task[None] | None = None
         self._session: asyncio.Task[None] | None = None
 
@@ -90,9 +92,10 @@ class SlotLink:
                 await self._runner
             self._runner = None
 
-    def break_off(self) -> None:
+    def break_off(self, reason: str) -> None:
         """Give this connection up and connect anew."""
         if self._session is not None:
+            self._breaking = reason
             self._session.cancel()
 
     async def _run(self) -> None:
@@ -120,7 +123,7 @@ class SlotLink:
 
     def _why(self, session: "asyncio.Task[None]") -> tuple[str, bool]:
         if session.cancelled():
-            return "given up after a silence", False
+            return self._breaking or "the watch was cancelled", False
         error = _failure_of(session)
         if isinstance(error, ModelAbsent):
             return str(error), True

@@ -79,7 +79,7 @@ async def test_the_queue_is_bounded(make_service: MakeService, make_worker: Make
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
     plan = SlotPlan(hold_at="video")
     slots_of(worker).plan = lambda call: plan
-    service = await serving(await make_service(worker, slot_queue_size=1))
+    service = await serving(await make_service(worker, slots_queue_size=1))
     made = [await submit(service) for _ in range(2)]
     error = await submit(service, 429)
     assert error["code"] == "queue_full" and error["retry_after_ms"] >= 1000
