@@ -19,7 +19,7 @@ from perf.report.bundle import Figure
 from perf.slot.naive import NaivePipeline, development_stages
 from perf.slot.rig import SPEC, Rig, recipe_of
 from worker.media.buffers import BufferPool, BufferSizes
-from worker.media.memory import MemoryGuard
+from worker.media.memory import CountedMemory, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE
 from worker.media.recipe import Recipe, read_recipe
@@ -128,7 +128,7 @@ async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
     sizes = BufferSizes(SPEC.size, int(30 * SPEC.seconds) + 1, round(SPEC.seconds * SAMPLE_RATE))
     pool = BufferPool(sizes, 1, _CPU)
     config = PipelineConfig(SPEC.size, SPEC.seconds, buffer_s=0.0)
-    guard = MemoryGuard(lambda: 0)
+    guard = slot_guard(CountedMemory(lambda: 0))
     pipeline = SlotPipeline(Providers.single(stages), nominal_times(), guard, _CPU, config)
     lease = pool.lease()
     assert lease is not None

@@ -17,7 +17,7 @@ from perf.slot.rig import Rig
 from worker.media import encode
 from worker.media.budgets import BUDGETS, Stage
 from worker.media.buffers import BufferPool, BufferSizes
-from worker.media.memory import MemoryGuard, Resident
+from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE, ClipPlan
 from worker.media.recipe import Recipe, read_recipe
@@ -96,7 +96,7 @@ async def _ours(clips: int, slots: int) -> float:
     sizes = BufferSizes(_SIZE, 30, 2 * SAMPLE_RATE)
     pool = BufferPool(sizes, slots, _CPU)
     config = PipelineConfig(_SIZE, 2.0, buffer_s=0.0)
-    guard = MemoryGuard(lambda: 0)
+    guard = slot_guard(CountedMemory(lambda: 0))
     pipeline = SlotPipeline(Providers.single(_stages()), nominal_times(), guard, _CPU, config)
     free = asyncio.Semaphore(slots)
 

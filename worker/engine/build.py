@@ -22,7 +22,7 @@ from worker.models.load_timing import LoadTiming
 from worker.protocol import ModelCard
 from worker.protocol.grammar_source import library_version
 from worker.runner.base import BuiltRunner
-from worker.runner.memory import MemoryLimits
+from worker.runner.memory import text_limits
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
 from worker.scheduler.block_pool import BlockPool
@@ -66,7 +66,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 def _check(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of which one would make another one mean nothing."""
-    MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
+    text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
     if settings.kv_disk_path is not None and not settings.prefix_cache:
         raise ValueError(
             "TIDEGATE_WORKER_KV_DISK_PATH keeps what the prefix cache holds, and that is off; set"

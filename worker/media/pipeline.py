@@ -11,13 +11,13 @@ from worker.media.budgets import BUDGETS, Stage, StageTimes
 from worker.media.buffers import Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import SlotError
-from worker.media.memory import MemoryGuard
 from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, ladder
 from worker.media.prediction import Prediction
 from worker.media.recipe import Recipe
 from worker.media.rendering import Order, Progress, Rendering, Shown
 from worker.media.stage_runner import StageRunner
 from worker.media.stages.providers import Providers
+from worker.memory import MemoryGuard
 
 
 @dataclass(frozen=True, slots=True)

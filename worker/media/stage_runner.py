@@ -13,9 +13,10 @@ import torch
 from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes, backoffs
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
-from worker.media.memory import MemoryGuard, media_log
+from worker.media.memory import media_log
 from worker.media.sharing import lower_priority
 from worker.media.stages.base import Step
+from worker.memory import MemoryGuard
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
@@ -56,7 +57,7 @@ class _Steps:
         if now > self._timeout_at:
             said = f"took longer than {self._limit_s:.1f} s"
             raise StageTimeout(self.stage, said, self._timeout_at)
-        self._memory.check(self.stage)
+        self._memory.check(what=self.stage)
         self._done = done
         self._said(done)
 
@@ -127,7 +128,7 @@ class StageRunner:
         return await self._try(job, deadline_at)
 
     async def _try(self, job: Job[T], deadline_at: float) -> T:
-        self._memory.check(self.stage)
+        self._memory.check(what=self.stage)
         limit_s = job.times.timeout_s(job.units)
         steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)
         begun = time.monotonic()

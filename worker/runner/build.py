@@ -9,6 +9,7 @@ from worker.attention.choice import choose_attention
 from worker.compiled import compiler_problem, give_up, toolchain
 from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
+from worker.memory import GIB, MemoryGuard
 from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
@@ -20,12 +21,13 @@ from worker.runner.cuda_runner import build_cuda_runner
 from worker.runner.device import open_device
 from worker.runner.forward import BatchForward, Forward, TiledForward
 from worker.runner.memory import (
-    GIB,
     CudaMemory,
-    MemoryGuard,
-    MemoryLimits,
+    MemoryMeter,
     ProcessMemory,
     cpu_pool_bytes,
+    pool_bytes,
+    text_guard,
+    text_limits,
 )
 from worker.runner.precision import choose_dtype, is_small, set_threads
 from worker.runner.torch_runner import SlotLimits, TorchRunner
@@ -166,20 +168,23 @@ def _forward(
 
 
 def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
-    limits = MemoryLimits.from_gib(settings.memory_soft_gib, settings.memory_hard_gib)
-    meter = CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
-    return MemoryGuard(meter, limits)
+    limits = text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
+    return text_guard(_meter(device), limits)
+
+
+def _meter(device: torch.device) -> MemoryMeter:
+    return CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
 
 
 def _pool_bytes(
     settings: WorkerSettings, device: torch.device, guard: MemoryGuard, context_bytes: int
 ) -> int:
     """For the KV pool, of what is free and what the hard limit leaves."""
-    free = guard.meter.free_bytes()
+    free = _meter(device).free_bytes()
     share = int(free * _CUDA_POOL_SHARE)
     if device.type == "cpu":
         share = cpu_pool_bytes(free, settings.instances, context_bytes)
-    allowed = guard.pool_bytes()
+    allowed = pool_bytes(guard)
     return share if allowed is None else min(share, allowed)
 
 

@@ -8,31 +8,28 @@ import ctypes
 import gc
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
+from worker.memory import GIB, LimitedMemory, MemoryGuard, MemoryLimits
 from worker.runner import cgroup
 
-GIB: Final = 2**30
 _STEP_SHARE: Final = 0.1
 """Of what a limit leaves beside the weights, kept for activations when the pool is sized."""
+_ADVICE: Final = (
+    "raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or lower TIDEGATE_WORKER_KV_BLOCKS or"
+    " TIDEGATE_WORKER_MAX_STEP_TOKENS"
+)
 _STATM: Final = Path("/proc/self/statm")
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
-class MemoryMeter(Protocol):
-    """The memory that limits are about: the GPU's, or the process's own on the CPU."""
-
-    def used_bytes(self) -> int: ...
+class MemoryMeter(LimitedMemory, Protocol):
+    """The GPU's memory, or the process's own on the CPU."""
 
     def free_bytes(self) -> int:
         """What others have left of it."""
-
-    def drop_caches(self) -> None:
-        """Give back what is held only to be used again."""
 
 
 class ProcessMemory:
@@ -86,24 +83,6 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimits:
-    """In bytes, 0 for none."""
-
-    soft_bytes: int = 0
-    hard_bytes: int = 0
-
-    @classmethod
-    def from_gib(cls, soft: float, hard: float) -> "MemoryLimits":
-        """Raises ``ValueError`` for a soft limit beyond the hard one."""
-        if hard and soft > hard:
-            raise ValueError(
-                f"memory_soft_gib ({soft:g}) is beyond memory_hard_gib ({hard:g}):"
-                " it would never warn; lower it"
-            )
-        return cls(round(soft * GIB), round(hard * GIB))
-
-
 def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
     """For the KV pool of one of ``instances`` workers, of ``free`` bytes that all of them see.
 
@@ -115,46 +94,23 @@ def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
     return max(part // 2, min(part, context_bytes))
 
 
-class MemoryGuard:
-    """Holds a meter against limits: the soft one warns once, the hard one raises."""
+def text_limits(soft_gib: float, hard_gib: float) -> MemoryLimits:
+    """Raises ``ValueError`` for a soft limit beyond the hard one."""
+    names = "memory_soft_gib", "memory_hard_gib"
+    return MemoryLimits.of(soft_gib, hard_gib, unit=GIB, settings=names)
 
-    def __init__(self, meter: MemoryMeter, limits: MemoryLimits) -> None:
-        self.meter = meter
-        self._limits = limits
-        self._has_warned = False
 
-    def pool_bytes(self) -> int | None:
-        """The largest KV pool that the hard limit allows beside what is used; None: any."""
-        hard = self._limits.hard_bytes
-        if not hard:
-            return None
-        return max(0, int((hard - self.meter.used_bytes()) * (1 - _STEP_SHARE)))
+def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
+    """Of the text engine."""
+    return MemoryGuard(meter, limits, _ADVICE, engine_log)
 
-    def check(self, ahead_bytes: int = 0) -> None:
-        """``ahead_bytes`` are allocated but may not count as used yet.
 
-        Raises ``MemoryLimitExceeded`` if dropping caches does not help.
-        """
-        limits = self._limits
-        if not (limits.soft_bytes or limits.hard_bytes):
-            return
-        used = self.meter.used_bytes() + ahead_bytes
-        if limits.hard_bytes and used > limits.hard_bytes:
-            self.meter.drop_caches()
-            used = self.meter.used_bytes() + ahead_bytes
-            if used > limits.hard_bytes:
-                raise MemoryLimitExceeded(
-                    f"memory hard limit exceeded: {used / GIB:.2f} GiB of"
-                    f" {limits.hard_bytes / GIB:.2f} in use; raise TIDEGATE_WORKER_MEMORY_HARD_GIB,"
-                    " or lower TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_STEP_TOKENS"
-                )
-        if limits.soft_bytes and used > limits.soft_bytes and not self._has_warned:
-            self._has_warned = True
-            engine_log.warning(
-                "memory soft limit exceeded: %.2f GiB of %.2f in use; logged once",
-                used / GIB,
-                limits.soft_bytes / GIB,
-            )
+def pool_bytes(guard: MemoryGuard) -> int | None:
+    """The largest KV pool that the hard limit allows beside what is used; None: any."""
+    hard = guard.limits.hard_bytes
+    if not hard:
+        return None
+    return max(0, int((hard - guard.meter.used_bytes()) * (1 - _STEP_SHARE)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from worker.errors import MemoryLimitExceeded
 from worker.log import engine_log
+from worker.memory import MemoryGuard
 from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 from worker.runner.base import Runner
-from worker.runner.memory import MemoryGuard, is_out_of_memory
+from worker.runner.memory import is_out_of_memory
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request

@@ -3,24 +3,25 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
 
 import torch
 
 from worker.media import encode
 from worker.media.buffers import BufferPool, BufferSizes
-from worker.media.memory import MemoryGuard, ResidencyPlan, Resident, media_log
+from worker.media.memory import CountedMemory, ResidencyPlan, Resident, media_log, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
 from worker.media.sharing import cap_memory
 from worker.media.stages.providers import load_providers
 from worker.media.warm_up import warm_up
+from worker.memory import GB, LimitedMemory, MemoryLimits
 from worker.runner.device import open_device
+from worker.runner.memory import CudaMemory
 from worker.service.slot import SlotWorker
 from worker.service.slot_state import SlotReporter
 
-_GB = 1_000_000_000
+_LIMITS = "TIDEGATE_SLOT_MEMORY_SOFT_GB", "TIDEGATE_SLOT_MEMORY_HARD_GB"
 
 
 def build_slots(settings: SlotSettings) -> SlotWorker:
@@ -29,7 +30,9 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     device = open_device(settings.device)
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
-    cap_memory(device, round(settings.memory_hard_gb * _GB))
+    soft, hard = settings.memory_soft_gb, settings.memory_hard_gb
+    limits = MemoryLimits.of(soft, hard, unit=GB, settings=_LIMITS)
+    cap_memory(device, limits.hard_bytes)
     encode.check_encoder()
     providers = load_providers(
         device,
@@ -51,15 +54,11 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     )
     for line in plan.lines():
         media_log.info("%s", line)
-    used: Callable[[], int] = (
-        (lambda: torch.cuda.memory_allocated(device))
-        if device.type == "cuda"
-        else (lambda: plan.bytes)
-    )
-    guard = MemoryGuard(
-        used, round(settings.memory_soft_gb * _GB), round(settings.memory_hard_gb * _GB)
-    )
-    guard.check("the residency plan", plan.bytes - used())
+    meter: LimitedMemory = CountedMemory(lambda: plan.bytes)
+    if device.type == "cuda":
+        meter = CudaMemory(device.index or 0)
+    guard = slot_guard(meter, limits)
+    guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
     config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
     pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from worker.media.budgets import Stage, StageTimes, quantile
 from worker.media.buffers import BufferPool
-from worker.media.memory import MemoryGuard, Resident
+from worker.media.memory import Resident
 from worker.media.queue import SlotQueue
 from worker.media.settings import SlotSettings
+from worker.memory import MemoryGuard
 from worker.protocol.slot import AbortState, ResidentState, SlotState, StageState
 
 _KEPT = 256
@@ -61,7 +62,7 @@ class SlotReporter:
     def state(self, pool: BufferPool, queue: SlotQueue, aborts: AbortTimes) -> SlotState:
         """As it is now."""
         settings = self._settings
-        soft, hard = self._memory.limits
+        limits = self._memory.limits
         return SlotState(
             max_size=settings.size,
             max_seconds=settings.seconds,
@@ -74,9 +75,9 @@ class SlotReporter:
             stages={stage: self._stage(stage) for stage in Stage},
             providers={stage.value: tuple(names) for stage, names in self._times.items()},
             residents=self._residents,
-            memory_used_bytes=self._memory.used,
-            memory_soft_bytes=soft,
-            memory_hard_bytes=hard,
+            memory_used_bytes=self._memory.meter.used_bytes(),
+            memory_soft_bytes=limits.soft_bytes,
+            memory_hard_bytes=limits.hard_bytes,
             abort_to_free_p50_ms=aborts.quantile_ms(0.50),
             abort_to_free_p99_ms=aborts.quantile_ms(0.99),
             aborts=aborts.by_cause(),

@@ -10,12 +10,13 @@ import torch
 from worker.media.budgets import BUDGETS, Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool, BufferSizes, Lease
 from worker.media.clip import Clip, Unfinished
-from worker.media.memory import MemoryGuard, Resident
+from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline
 from worker.media.plan import SAMPLE_RATE, ClipPlan
 from worker.media.recipe import Recipe, read_recipe
 from worker.media.stages.base import ModelScore, Stages, Step
 from worker.media.stages.providers import Providers
+from worker.memory import MemoryLimits
 
 CPU = torch.device("cpu")
 SIZES = BufferSizes(size=64, frames=120, samples=5 * SAMPLE_RATE)
@@ -99,7 +100,7 @@ class Rig:
             stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
             for stage in Stage
         }
-        guard = MemoryGuard(lambda: self.used, hard=100)
+        guard = slot_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
         stages = Stages(*self.fakes.values())  # type: ignore[arg-type]
         config = PipelineConfig(64, 5.0, buffer_s=1.0)
         loaded = Providers.single(stages)

@@ -5,10 +5,11 @@ import pytest
 from worker.errors import MemoryLimitExceeded
 from worker.media.budgets import BUDGETS, Stage, StageTimes, backoffs
 from worker.media.check import judge, keyframes_of
-from worker.media.memory import MemoryGuard, ResidencyPlan, Resident
+from worker.media.memory import CountedMemory, ResidencyPlan, Resident, slot_guard
 from worker.media.plan import ClipPlan, asked_for, fit
 from worker.media.recipe import read_recipe
 from worker.media.stages.base import ModelScore
+from worker.memory import GB, MemoryLimits
 
 FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
 
@@ -111,16 +112,15 @@ def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     used = [10]
-    guard = MemoryGuard(lambda: used[0], soft=15, hard=20)
-    guard.check("video")
-    guard.check("video", more=6)
-    guard.check("video", more=6)
+    guard = slot_guard(CountedMemory(lambda: used[0]), MemoryLimits(15, 20, GB))
+    guard.check(what="video")
+    guard.check(6, "video")
+    guard.check(6, "video")
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert guard.free == 10
-    with pytest.raises(MemoryLimitExceeded, match="video would take"):
-        guard.check("video", more=11)
-    with pytest.raises(ValueError, match="soft"):
-        MemoryGuard(lambda: 0, soft=2, hard=1)
+    with pytest.raises(MemoryLimitExceeded, match=r"\(video\): .* GB of .*TIDEGATE_SLOT_SLOTS"):
+        guard.check(11, "video")
+    with pytest.raises(ValueError, match=r"soft \(2\) is beyond hard"):
+        MemoryLimits.of(2, 1, unit=GB, settings=("soft", "hard"))
 
 
 def test_the_residency_plan_adds_up() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.media.fakes import CPU
 from worker.media.budgets import BUDGETS, Stage, StageTimes
-from worker.media.memory import MemoryGuard
+from worker.media.memory import CountedMemory, slot_guard
 from worker.media.sharing import cap_memory
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Step
@@ -21,7 +21,7 @@ def _priority() -> int:
 
 async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
     before = _priority()
-    runner = StageRunner(Stage.VIDEO, MemoryGuard(lambda: 0), CPU, nice=before + 3)
+    runner = StageRunner(Stage.VIDEO, slot_guard(CountedMemory(lambda: 0)), CPU, nice=before + 3)
 
     def work(step: Step) -> tuple[int, int]:
         started: list[int] = []

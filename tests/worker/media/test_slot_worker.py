@@ -11,9 +11,10 @@ from tests.support.triton_calls import FakeResponder
 from tests.worker.media.fakes import CPU, SIZES, Rig
 from worker.media.budgets import Stage, StageBudget
 from worker.media.buffers import BufferPool
-from worker.media.memory import MemoryGuard, Resident
+from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.settings import SlotSettings
 from worker.media.stages.base import Step
+from worker.memory import MemoryLimits
 from worker.protocol import Code
 from worker.protocol.slot import SlotState
 from worker.service.call import Call, strings
@@ -30,7 +31,7 @@ class Served:
         self.rig = Rig()
         self.pool = BufferPool(SIZES, 1, CPU)
         settings = SlotSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
-        guard = MemoryGuard(lambda: 7, hard=100)
+        guard = slot_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
         reporter = SlotReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
         self.worker = SlotWorker(self.rig.pipeline, self.pool, settings, reporter)
         self.worker.start()

@@ -9,7 +9,7 @@ from tests.worker.media.fakes import CPU
 from worker.errors import InvalidCall
 from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.errors import StageFailed
-from worker.media.memory import MemoryGuard
+from worker.media.memory import CountedMemory, slot_guard
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Step
 
@@ -35,7 +35,7 @@ async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    runner = StageRunner(Stage.VIDEO, MemoryGuard(lambda: 0), CPU)
+    runner = StageRunner(Stage.VIDEO, slot_guard(CountedMemory(lambda: 0)), CPU)
     runner._stream = _Stream(done)  # type: ignore[assignment]
 
     def work(step: Step) -> None:

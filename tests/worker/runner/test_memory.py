@@ -14,8 +14,15 @@ from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import MemoryLimitExceeded
+from worker.memory import GIB, MemoryLimits
 from worker.protocol import Code, FinishReason, Sampling
-from worker.runner.memory import GIB, MemoryGuard, MemoryLimits, ProcessMemory, is_out_of_memory
+from worker.runner.memory import (
+    ProcessMemory,
+    is_out_of_memory,
+    pool_bytes,
+    text_guard,
+    text_limits,
+)
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.plan import Plan
 from worker.settings import WorkerSettings
@@ -59,7 +66,7 @@ class Room:
 
 def test_the_soft_limit_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     meter = FakeMeter(used=3 * GIB)
-    guard = MemoryGuard(meter, MemoryLimits.from_gib(2.5, 4))
+    guard = text_guard(meter, text_limits(2.5, 4))
     guard.check()
     guard.check()
     (record,) = caplog.records
@@ -68,7 +75,7 @@ def test_the_soft_limit_warns_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_hard_limit_is_a_typed_error_once_caches_are_dropped() -> None:
     meter = FakeMeter(used=3 * GIB, cached=2 * GIB)
-    guard = MemoryGuard(meter, MemoryLimits.from_gib(0, 4))
+    guard = text_guard(meter, text_limits(0, 4))
     guard.check()
     assert meter.drops == 1
     with pytest.raises(MemoryLimitExceeded, match=r"hard limit .* 4\.50 GiB of 4\.00 in use"):
@@ -77,14 +84,14 @@ def test_the_hard_limit_is_a_typed_error_once_caches_are_dropped() -> None:
 
 
 def test_without_limits_nothing_is_asked() -> None:
-    guard = MemoryGuard(FakeMeter(used=2**60), MemoryLimits())
+    guard = text_guard(FakeMeter(used=2**60), MemoryLimits())
     guard.check()
-    assert guard.pool_bytes() is None
+    assert pool_bytes(guard) is None
 
 
 def test_a_soft_limit_that_could_never_warn_is_refused() -> None:
     with pytest.raises(ValueError, match="lower it"):
-        MemoryLimits.from_gib(5, 4)
+        text_limits(5, 4)
 
 
 def test_the_process_meter_sees_what_is_touched() -> None:
@@ -171,7 +178,7 @@ def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptur
 def test_caches_are_dropped_before_a_step_is_tried_again() -> None:
     meter = FakeMeter()
     bench = Bench()
-    bench.engine.executor._memory = StepMemory(MemoryGuard(meter, MemoryLimits()))
+    bench.engine.executor._memory = StepMemory(text_guard(meter, MemoryLimits()))
     bench.runner.during = Room(6)
     bench.submit(prompt=10)
     bench.finish()
@@ -205,7 +212,7 @@ def test_a_hard_limit_costs_the_longest_request_and_no_other() -> None:
     meter = FakeMeter(used=1)
     bench = Bench()
     limits = MemoryLimits(hard_bytes=10)
-    bench.engine.executor._memory = StepMemory(MemoryGuard(meter, limits))
+    bench.engine.executor._memory = StepMemory(text_guard(meter, limits))
     jobs = [bench.submit(prompt=p, max_tokens=40) for p in (3, 9, 4)]
     events = bench.step(20)
     meter.used = 11

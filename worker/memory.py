@@ -1,0 +1,88 @@
+"""Memory held against two limits, for the text engine and the slot pipeline alike (WK-4, SL-3)."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from worker.errors import MemoryLimitExceeded
+
+GIB: Final = 2**30
+GB: Final = 1_000_000_000
+_UNITS: Final = {GIB: "GiB", GB: "GB"}
+
+
+class LimitedMemory(Protocol):
+    """The memory that limits are about."""
+
+    def used_bytes(self) -> int: ...
+
+    def drop_caches(self) -> None:
+        """Give back what is held only to be used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """In bytes, 0 for none. ``unit``: of what is said of them, ``GIB`` or ``GB``."""
+
+    soft_bytes: int = 0
+    hard_bytes: int = 0
+    unit: int = GIB
+
+    @classmethod
+    def of(
+        cls, soft: float, hard: float, *, unit: int, settings: tuple[str, str]
+    ) -> "MemoryLimits":
+        """``settings``: the names of both. Raises ``ValueError`` for a soft limit beyond the hard
+        one."""
+        if hard and soft > hard:
+            raise ValueError(
+                f"{settings[0]} ({soft:g}) is beyond {settings[1]} ({hard:g}):"
+                " it would never warn; lower it"
+            )
+        return cls(round(soft * unit), round(hard * unit), unit)
+
+    def shown(self, used: int, limit: int) -> str:
+        """Both in words."""
+        return f"{used / self.unit:.2f} {_UNITS[self.unit]} of {limit / self.unit:.2f}"
+
+
+class MemoryGuard:
+    """Holds a meter against limits: the soft one warns once, the hard one raises."""
+
+    def __init__(
+        self, meter: LimitedMemory, limits: MemoryLimits, advice: str, log: logging.Logger
+    ) -> None:
+        """``advice``: what an operator can change."""
+        self.meter = meter
+        self.limits = limits
+        self._advice = advice
+        self._log = log
+        self._has_warned = False
+
+    def check(self, ahead_bytes: int = 0, what: str = "") -> None:
+        """``ahead_bytes`` are allocated, for ``what``, but may not count as used yet.
+
+        Raises ``MemoryLimitExceeded`` if dropping caches does not help.
+        """
+        limits = self.limits
+        if not (limits.soft_bytes or limits.hard_bytes):
+            return
+        used = self.meter.used_bytes() + ahead_bytes
+        if limits.hard_bytes and used > limits.hard_bytes:
+            self.meter.drop_caches()
+            used = self.meter.used_bytes() + ahead_bytes
+            if used > limits.hard_bytes:
+                shown = limits.shown(used, limits.hard_bytes)
+                raise MemoryLimitExceeded(
+                    f"memory hard limit exceeded{_of(what)}: {shown} in use; {self._advice}"
+                )
+        if limits.soft_bytes and used > limits.soft_bytes and not self._has_warned:
+            self._has_warned = True
+            shown = limits.shown(used, limits.soft_bytes)
+            self._log.warning(
+                "memory soft limit exceeded%s: %s in use; logged once", _of(what), shown
+            )
+
+
+def _of(what: str) -> str:
+    return f" ({what})" if what else ""
