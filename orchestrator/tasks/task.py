@@ -79,6 +79,9 @@ class Abandonable(Protocol):
 class JournalEntry(Protocol):
     """A durable task's place in the journal."""
 
+    is_left: bool
+    """The next process goes on with it: what ended it here is nobody's business."""
+
     def when_recorded(self, call: Callable[[], None]) -> None:
         """Call once the task's end is on the disk, or cannot be for now; at once where it is."""
 

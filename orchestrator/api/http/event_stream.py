@@ -100,6 +100,11 @@ class EventStream:
         self._finished = True
         self._woken.set()
 
+    def cut(self) -> None:
+        """Break the connection off: what belongs after this comes to whoever asks again."""
+        self._give_up()
+        self._woken.set()
+
     def refuse(self, error: TidegateError) -> bool:
         """Answer with an HTTP error instead; False when bytes have been sent already."""
         if self._transport is not None or self._backlog:

@@ -114,6 +114,8 @@ class TaskEvents:
     def ended(self, task: Task) -> None:
         if task.entry is None:
             self._finish(task)
+        elif task.entry.is_left:  # its client asks again, and then the next process
+            self._stream.cut()
         else:  # what a client has seen of an end must not become another one by a crash
             task.entry.when_recorded(lambda: self._finish(task))
 

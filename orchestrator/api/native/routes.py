@@ -30,7 +30,7 @@ from orchestrator.api.native.events import (
 from orchestrator.api.native.finding import find_task, submitted_before
 from orchestrator.api.native.listing import listing, status_of
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import Draining, InvalidRequest
 from orchestrator.service import Orchestrator
 from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api, Job, Prompt
@@ -194,8 +194,11 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
 
 
 async def _recorded(task: Task) -> None:
-    """Wait until what became of a durable task is on the disk, before anybody is told."""
+    """Wait until what became of a durable task is on the disk, before anybody is told. Raises
+    ``Draining`` where that is left to the next process."""
     if task.entry is not None and task.ending is not None:
+        if task.entry.is_left:
+            raise Draining("the service is going down; the task goes on when it is back")
         recorded = asyncio.Event()
         task.entry.when_recorded(recorded.set)
         await recorded.wait()

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
+import aiohttp
 import pytest
 
 from orchestrator.tasks.journal import writer
@@ -262,9 +263,15 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     """OR-14: what does not finish in time is persisted."""
     service = await restarts.start(worker)
     task_id = await running(service, worker)
+    following = asyncio.create_task(events_of(service, task_id))
+    await service.until(lambda: len(service.orchestrator.store.get(task_id).listeners) > 1)
     plan = speaking(service)
     worker.plan = lambda job: plan
     await service.parts.lifecycle.drain(0.0)
+    with pytest.raises(aiohttp.ClientPayloadError):  # no end: its client asks again
+        await following
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "draining")
     await service.parts.lifecycle.close()
     again = await restarts.start(worker)
     events = await events_of(again, task_id, after="5")
