@@ -179,7 +179,7 @@ def test_bad_requests_are_told_what_is_wrong(
     assert words in asyncio.run(render(slots, recipe, **parameters)).error
 
 
-@pytest.mark.parametrize("stage", ["audio", "image", "video"])
+@pytest.mark.parametrize("stage", ["audio", "image", "video", "clip"])
 def test_a_cancelled_slot_gives_its_buffers_back(slots: Triton, stage: str) -> None:
     async def cancel_some() -> Answer:
         for _ in range(4):  # twice as many as there are buffers

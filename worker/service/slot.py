@@ -256,6 +256,8 @@ class SlotWorker:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # read, so that nobody logs it
             raise
 
 
