@@ -109,10 +109,10 @@ class DurableTasks:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        if self._loop is not None:
-            self._writer.close()
+        is_over = self._loop is None or self._writer.close()
         self._reader.close()
-        self._file.close()
+        if is_over:  # else it goes with the process, lest another writes beside it
+            self._file.close()
 
     @property
     def live(self) -> int:

@@ -35,6 +35,7 @@ from orchestrator.telemetry.log import fields, service_log
 MOST_OPERATIONS = 2048
 """In one transaction."""
 RETRY_S = 1.0
+CLOSE_WAIT_S = 5.0
 SET_ASIDE_EVERY_S = 600.0
 TIDY_EVERY_S = 10.0
 TIDY_ROWS = 2000
@@ -145,10 +146,11 @@ class JournalWriter:
         """Have it written with the next transaction. Never waits."""
         self._inbox.put(operation)
 
-    def close(self) -> None:
-        """Write what there is, then end the thread; waits for it."""
+    def close(self) -> bool:
+        """Write what there is, then end the thread. False where the disk does not let it end."""
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(CLOSE_WAIT_S)
+        return not self._thread.is_alive()
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────
 
