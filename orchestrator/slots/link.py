@@ -35,7 +35,7 @@ from worker.protocol.slot import SlotState
 ASK_AGAIN_S: Final = 0.5
 """A model that cannot tell its state is asked for it this often."""
 LOOK_AGAIN_S: Final = 5.0
-"""An instance without the model is looked at this often at least."""
+"""An instance that never had the model is looked at this often at least."""
 RENEW_S = 5.0
 """A watch is begun anew after this."""
 
@@ -75,6 +75,8 @@ class SlotLink:
         self._rng = rng
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
+        self._was_there = False
+        """The model is known to have been there: it may be being loaded anew."""
         self._breaking = ""
         """Why ``break_off`` ended the last session that it ended."""
         self._runner: asyncio.Task[None] | None = None
@@ -118,8 +120,9 @@ class SlotLink:
             if had_state:
                 pause = config.reconnect_min_s
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            most_s = max(LOOK_AGAIN_S, config.reconnect_max_s) if is_absent else 0.0
-            pause = min(2 * pause, most_s or config.reconnect_max_s)
+            is_no_slot_server = is_absent and not self._was_there
+            most_s = LOOK_AGAIN_S if is_no_slot_server else 0.0
+            pause = min(2 * pause, max(most_s, config.reconnect_max_s))
 
     def _why(self, session: "asyncio.Task[None]") -> tuple[str, bool]:
         if session.cancelled():
@@ -177,6 +180,7 @@ class SlotLink:
             state = msgspec.convert(answer.event, SlotState)
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+        self._was_there = True
         self._owner.state_came(self.address, state)
 
     def _ask_again(self, call: GrpcCall | None) -> None:
