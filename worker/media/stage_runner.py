@@ -141,6 +141,13 @@ class StageRunner:
         except asyncio.CancelledError:
             await self._settle(is_critical=False)
             raise
+        except torch.OutOfMemoryError as error:
+            job.times.failed += 1
+            await self._settle(is_critical=True)
+            raise MemoryLimitExceeded(
+                f"{self.stage}: the device has no memory left, or no more below"
+                " TIDEGATE_SLOT_MEMORY_HARD_GB; lower TIDEGATE_SLOT_SIZE or a model's precision"
+            ) from error
         except Exception as error:
             job.times.failed += 1
             await self._settle(is_critical=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.worker.media.fakes import CPU
-from worker.errors import InvalidCall
+from worker.errors import InvalidCall, MemoryLimitExceeded
 from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.errors import StageFailed
 from worker.media.memory import CountedMemory, slot_guard
@@ -26,6 +26,7 @@ class _Stream:
     ("error", "raised", "left"),
     [
         (RuntimeError("illegal memory access"), StageFailed, ["synchronized", "emptied"]),
+        (torch.OutOfMemoryError("CUDA"), MemoryLimitExceeded, ["synchronized", "emptied"]),
         (InvalidCall("no such voice"), InvalidCall, ["synchronized"]),
     ],
 )
