@@ -5,6 +5,7 @@ A deadline is in multiples of what the clip takes by itself, behind the buffer t
 """
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -19,7 +20,9 @@ from perf.slot.rig import LONG_TEXT, OURS, SPEC, Rig, System, recipe_of
 from perf.slot.throughput import closed_loop
 
 MULTIPLES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-LOADS = (0.7, 2.0)
+LOADS = (0.5, 1.5)
+"""Of what the cores could make of clips if nothing else wanted them, by the CPU that one takes:
+what is made in a while depends on who else is there meanwhile."""
 PATIENCE = (3.0, 6.0, 15.0)
 """Of clients, in multiples of what a clip takes; each kind asks as often as the others."""
 _LINGER_S = 30.0
@@ -130,10 +133,9 @@ async def overload(rig: Rig) -> list[Figure]:
     most = await closed_loop(rig.ours, 4, 8 if rig.quick else 16)
     alone = await closed_loop(rig.ours, 1, 4 if rig.quick else 8)
     clip_s = median([reply.latency_s for reply in alone.replies])
-    capacity = most.per_minute / 60
-    figures = [
-        Figure.of("overload.capacity", "what Tidegate makes as fast as it goes", "1/s", [capacity])
-    ]
+    capacity = len(os.sched_getaffinity(0)) / most.cpu_per_clip_s
+    label = "capacity: cores, by the CPU that a clip takes"
+    figures = [Figure.of("overload.capacity", label, "1/s", [capacity])]
     ways = [("degrade", rig.ours, True), ("error", rig.ours, False)]
     ways += [(name, system, False) for name, system in rig.systems.items() if name != OURS]
     for load in loads:
