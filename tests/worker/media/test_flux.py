@@ -73,6 +73,18 @@ def test_a_seed_and_a_prompt_make_a_portrait(folder: Path) -> None:
     assert not torch.equal(first, other) and not torch.equal(first, elsewhere)
 
 
+def test_no_prompt_is_in_the_log(
+    folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long: diffusers says of its own accord what it has cut off."""
+    provider = FluxPortrait.load(CPU, str(folder), small())
+    capfd.readouterr()
+    caplog.clear()
+    drawn(provider, Recipe("1.0", "Hi", portrait=Portrait("a zebra " * 60)))
+    written = capfd.readouterr()
+    assert "zebra" not in written.out + written.err + caplog.text
+
+
 def test_sizes_that_it_cannot_draw_are_scaled(folder: Path) -> None:
     provider = FluxPortrait.load(CPU, str(folder), small())
     for size in (24, 40):  # smaller than it draws; not a multiple of 16

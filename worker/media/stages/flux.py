@@ -77,6 +77,10 @@ class FluxPortrait:
         text encoders; all of them on the CPU, the transformer in ``options.dtype``.
 
         Raises ``LoadError`` where ``options.precision`` needs what is not installed."""
+        from diffusers.utils import logging
+
+        # It warns of prompts that are too long for one of the encoders, with their text.
+        logging.set_verbosity_error()
         self._device = device
         self._options = options
         self._pictures = _place(pictures, device, options)
