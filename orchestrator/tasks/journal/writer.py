@@ -200,6 +200,10 @@ class JournalWriter:
         except (sqlite3.Error, OSError, JournalError) as error:
             batch.fault = self._failed(error)
             self._unwritten = [*kept, *self._promised(operations)]
+        except Exception as error:  # a fault of ours: tried again, it would stop all that follows
+            service_log.exception("the journal failed; what it was about to write is given up")
+            batch.fault = self._failed(error)
+            self._unwritten = []
         finally:
             self._busy_since = None
         batch.took_s = time.perf_counter() - began
