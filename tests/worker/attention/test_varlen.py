@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
 
 from tests.support.attention_cases import DTYPES, random_case
 from worker.attention.trial import TOLERANCE, error_of, exact
@@ -63,7 +62,7 @@ def plain_varlen_attn(
 def test_random_shapes_by_the_documented_contract(
     dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_varlen, "varlen_attn", plain_varlen_attn)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain_varlen_attn)
     case = random_case(seed, dtype, torch.device("cpu"))
     backend = VarlenAttention(case.pool, case.heads, windows=case.windows)
     for layer, window in enumerate(case.windows):
@@ -76,7 +75,7 @@ def test_a_torch_without_block_tables_is_named(monkeypatch: pytest.MonkeyPatch) 
 
     def old(query: object, key: object, value: object, *, window_size: object = ()) -> None: ...
 
-    monkeypatch.setattr(torch_varlen, "varlen_attn", old)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old)
     problem = varlen_problem()
     assert problem is not None and "has no block_table, enable_gqa" in problem
     case = random_case(0, torch.float32, torch.device("cpu"))
