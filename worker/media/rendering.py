@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes
 from worker.media.check import judge, keyframes_of
 from worker.media.clip import Clip
@@ -109,12 +110,13 @@ class Rendering:
         def drawn(done: float) -> torch.Tensor | None:
             return actor if done >= 1.0 else None
 
+        until = self._order.deadline_at
         speech_job = self._job(Stage.SPEECH, speak, plan.seconds, prediction.speech)
         portrait_job = self._job(Stage.PORTRAIT, draw, plan.image_units, prediction.portrait, drawn)
         try:
             async with asyncio.TaskGroup() as group:
-                speech = group.create_task(self._timed(Stage.SPEECH, speech_job))
-                group.create_task(self._timed(Stage.PORTRAIT, portrait_job))
+                speech = group.create_task(self._timed(Stage.SPEECH, speech_job, until))
+                group.create_task(self._timed(Stage.PORTRAIT, portrait_job, until))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         clip.samples = speech.result()
@@ -136,7 +138,7 @@ class Rendering:
             return video[frames - 1] if frames else None
 
         job = self._job(Stage.VIDEO, render, plan.video_units, self._prediction.video, latest)
-        await self._timed(Stage.VIDEO, job, in_turn=True)
+        await self._timed(Stage.VIDEO, job, self._order.deadline_at, in_turn=True)
         clip.frames = plan.frames
 
     async def _check(self) -> None:
@@ -153,8 +155,10 @@ class Rendering:
             Stage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
         )
         try:
-            scores = await self._timed(Stage.CHECK, job)
-        except SlotError as error:
+            # Behind it comes the encoder, whose time is kept back.
+            until = self._order.deadline_at - self._prediction.buffer_s
+            scores = await self._timed(Stage.CHECK, job, until)
+        except (SlotError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
             self._give_up_check("the check failed")
         else:
@@ -184,11 +188,11 @@ class Rendering:
 
         return Job(work, units, times, progress)
 
-    async def _timed(self, stage: Stage, job: Job[T], *, in_turn: bool = False) -> T:
+    async def _timed(self, stage: Stage, job: Job[T], until: float, *, in_turn: bool = False) -> T:
         begun = time.monotonic()
         runner = self._runners[stage]
         run = runner.run_in_turn if in_turn else runner.run
         try:
-            return await run(job, self._order.deadline_at)
+            return await run(job, until)
         finally:
             self._clip.stage_ms[stage] = 1000 * (time.monotonic() - begun)

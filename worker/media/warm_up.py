@@ -3,6 +3,7 @@ then, and predictions know this machine instead of the stated targets."""
 
 import time
 
+from worker.errors import RequestError
 from worker.media.budgets import Stage
 from worker.media.buffers import BufferPool
 from worker.media.clip import Unfinished
@@ -60,7 +61,7 @@ async def _render(
     try:
         plan = pipeline.whole(recipe)
         await pipeline.run(recipe, plan, lease, deadline_at, _unsaid, degrade=False)
-    except (Unfinished, SlotError) as error:
+    except (Unfinished, SlotError, RequestError) as error:
         media_log.warning("the warm-up did not finish: %s", error)
     finally:
         lease.close()

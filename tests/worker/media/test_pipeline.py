@@ -2,15 +2,17 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.worker.media.fakes import CPU, RECIPE, SIZES, Rig
 from worker.errors import MemoryLimitExceeded
 from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool
-from worker.media.errors import OutOfTime, StageFailed, StageTimeout
+from worker.media.errors import OutOfTime, RecipeError, StageFailed, StageTimeout
 from worker.media.stages.base import Step
 from worker.media.warm_up import warm_up
 
@@ -177,6 +179,41 @@ async def test_a_check_that_there_is_no_time_for_is_left_out(rig: Rig) -> None:
     assert clip.frames and clip.check is None and clip.plan.given_up == ("no check",)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryLimitExceeded("too much"),
+        torch.OutOfMemoryError("none left"),
+        RecipeError("portrait.prompt", "no such words"),
+    ],
+)
+async def test_whatever_a_check_ends_with_costs_nobody_the_clip(rig: Rig, error: Exception) -> None:
+    def fail(step: Step) -> None:
+        raise error
+
+    rig.fakes[Stage.CHECK].hook = fail
+    clip = await rig.run()
+    assert clip.frames and clip.check is None and clip.plan.given_up == ("the check failed",)
+    await rig.is_sound()
+
+
+async def test_a_check_ends_before_the_time_that_is_kept_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until: list[float] = []
+
+    async def run(job: object, until_at: float) -> None:
+        until.append(until_at)
+        raise OutOfTime("clip", "the deadline came")
+
+    monkeypatch.setattr(rig.pipeline._runners[Stage.CHECK], "run", run)
+    began = time.monotonic()
+    clip = await rig.run(deadline_s=600.0)
+    assert clip.frames and clip.plan.given_up == ("the check failed",)
+    # A second of the deadline is kept back for the encoder.
+    assert began + 599 <= until[0] <= time.monotonic() + 599
+
+
 async def test_memory_beyond_the_limit_ends_a_slot_in_its_step(rig: Rig) -> None:
     def grow(step: Step) -> None:
         rig.used = 101
@@ -209,4 +246,12 @@ async def test_a_warm_up_renders_by_every_provider_and_leaves_no_trace(
     rig.fakes[Stage.VIDEO].hook = fail
     await warm_up(rig.pipeline, rig.pool)
     assert "the warm-up did not finish: video" in caplog.text
+    assert rig.pool.free == 1
+
+    def refuse(step: Step) -> None:
+        raise RecipeError("voice.name", "there is no voice of that name")
+
+    rig.fakes[Stage.SPEECH].hook = refuse
+    await warm_up(rig.pipeline, rig.pool)
+    assert "the warm-up did not finish: recipe.voice.name" in caplog.text
     assert rig.pool.free == 1
