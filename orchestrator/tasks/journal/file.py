@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -87,6 +87,8 @@ def open_journal(config: JournalConfig) -> JournalFile:
     except ValueError as error:
         raise JournalError(str(error)) from None
     try:
+        # Under another name, a link's, it would have another lock.
+        config = replace(config, path=config.path.resolve())
         config.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock(config.path)
     except OSError as error:
@@ -103,11 +105,19 @@ def open_journal(config: JournalConfig) -> JournalFile:
 
 def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connection:
     """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``; a missing file is
-    one, unless it ``is_new``."""
-    flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
-    # Made here, for sqlite would make it readable to others; what lies beside it is made alike.
-    os.close(os.open(config.path, flags, 0o600))
-    db = sqlite3.connect(config.path, timeout=LOCK_WAIT_S, isolation_level=None)
+    one, unless it ``is_new``.
+
+    A file that is there already is never opened but by SQLite: to close any descriptor of it would
+    drop all locks that this process has on it (POSIX), and whoever else reads the file and leaves
+    it would then take itself for the last one and delete the log that is being written.
+    """
+    if is_new:
+        _make_private(config.path)
+    if not os.access(config.path, os.R_OK | os.W_OK):
+        os.stat(config.path)  # is there one at all?
+        raise PermissionError(errno.EACCES, "it cannot be written", str(config.path))
+    uri = f"{config.path.absolute().as_uri()}?mode=rw"
+    db = sqlite3.connect(uri, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
     try:
         for pragma in _PRAGMAS:
             db.execute(pragma)
@@ -115,6 +125,17 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
         db.close()
         raise
     return db
+
+
+def _make_private(path: Path) -> None:
+    """Make the file where there is none; one that others may read, as from a backup, is theirs no
+    more. SQLite makes what lies beside it alike."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError, PermissionError):
+            if os.stat(f"{path}{suffix}").st_mode & 0o077:
+                os.chmod(f"{path}{suffix}", 0o600)
 
 
 def set_aside(path: Path) -> Path:

@@ -59,6 +59,46 @@ def test_two_orchestrators_never_share_one(path: Path) -> None:
     open_journal(JournalConfig(path)).close()
 
 
+def test_two_names_are_one_journal(path: Path) -> None:
+    """A link to it, or to its folder, has no lock of its own."""
+    first = open_journal(JournalConfig(path))
+    link = path.parent.parent / "link.db"
+    link.symlink_to(path)
+    with pytest.raises(JournalError, match="another orchestrator"):
+        open_journal(JournalConfig(link))
+    folder = path.parent.parent / "other"
+    folder.symlink_to(path.parent)
+    with pytest.raises(JournalError, match="another orchestrator"):
+        open_journal(JournalConfig(folder / path.name))
+    first.close()
+
+
+def test_who_else_reads_it_takes_nothing_away(path: Path) -> None:
+    """A backup, or a shell, that closes the file must not delete the log that is written to."""
+    config = JournalConfig(path)
+    opened = open_journal(config)
+    look = (
+        "import sqlite3, sys; d = sqlite3.connect(sys.argv[1])\n"
+        "print(d.execute(sys.argv[2]).fetchall()); d.close()"
+    )
+    command = [sys.executable, "-c", look, str(path), "SELECT name FROM meta ORDER BY name"]
+    with closing(connect(config)) as db:
+        db.execute("INSERT INTO meta VALUES ('a', x'00')")
+        connect(config).close()  # as of whoever looks a task up
+        subprocess.run(command, check=True, capture_output=True)
+        db.execute("INSERT INTO meta VALUES ('b', x'00')")
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert found == "[('a',), ('b',)]\n"
+    opened.close()
+
+
+def test_one_from_a_backup_is_readable_to_nobody_else(path: Path) -> None:
+    open_journal(JournalConfig(path)).close()
+    path.chmod(0o644)
+    open_journal(JournalConfig(path)).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_file_of_every_earlier_version_is_brought_forward(path: Path) -> None:
     path.parent.mkdir()
     for version in range(1, VERSION):
