@@ -41,6 +41,11 @@ _TIMEOUT_OVER_P95 = 1.5
 _MOST_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
 """How much slower a stage may be than the one that warmed it up."""
+_LEAST_OF_STATED = 1 / 1000
+_LEAST_OF_WARM_UP = 1 / 16
+"""Less work than this share of the warm-up's, a whole picture and a short sentence, takes what a
+run costs at all. Taken for a rate, that would have every larger clip refused, and nothing would
+ever say better."""
 
 
 class StageTimes:
@@ -51,6 +56,7 @@ class StageTimes:
         self._budget = budget
         self._units = units
         self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._least_units = _LEAST_OF_STATED * units
         self._expected = budget.target_s / units
         """Seconds for a unit, as long as too few were observed."""
         self.finished = 0
@@ -68,7 +74,7 @@ class StageTimes:
     def observe(self, seconds: float, units: float) -> None:
         """A stage was finished. What was cut short says nothing."""
         self.finished += 1
-        self._seen.append((seconds, max(units, 1e-9)))
+        self._seen.append((seconds, max(units, self._least_units)))
 
     def end_warm_up(self) -> None:
         """Forget what was observed, but that this is how fast the stage is here: until there is a
@@ -76,6 +82,7 @@ class StageTimes:
         if self._seen:
             seconds, units = self._seen[-1]
             self._expected = _OVER_WARM_UP * seconds / units
+            self._least_units = _LEAST_OF_WARM_UP * units
         self._seen.clear()
         self.finished = self.failed = 0
 

@@ -52,7 +52,7 @@ class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fps: Annotated[int, Meta(ge=6, le=30)] = 24
     size: Annotated[int, Meta(ge=0, le=1024, multiple_of=32)] = 0
-    seconds: Annotated[float, Meta(gt=0, le=45)] = 45.0
+    seconds: Annotated[float, Meta(ge=0.5, le=45)] = 45.0
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

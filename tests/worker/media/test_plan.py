@@ -132,3 +132,16 @@ def test_the_residency_plan_adds_up() -> None:
     figures = [float(row.split()[-2]) for row in rows]
     assert float(total.split()[-2]) == pytest.approx(sum(figures))
     assert "flux (bfloat16)" in rows[0]
+
+
+def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
+    """One recipe of no length had all that came after it refused, until a restart."""
+    times = StageTimes(BUDGETS[Stage.SPEECH], units=45.0)
+    times.observe(0.02, 1e-9)
+    assert times.predicted_s(45.0) <= 45 * 0.02 / 0.045 + 1e-9
+    times.observe(0.02, 1.0)
+    times.end_warm_up()
+    assert times.predicted_s(1.0) == pytest.approx(0.04)
+    for _ in range(100):
+        times.observe(0.02, 1e-9)
+    assert times.predicted_s(1.0) <= 16 * 0.02

@@ -35,6 +35,7 @@ def test_a_whole_recipe_and_the_least_are_read() -> None:
         ({"voice": {"rate": 9}}, "voice.rate", "<= 2.0"),
         ({"video": {"fps": 24.5}}, "video.fps", "expected `int`"),
         ({"video": {"size": 100}}, "video.size", "multiple of 32"),
+        ({"video": {"seconds": 1e-9}}, "video.seconds", ">= 0.5"),
         ({"video": {"fsp": 24}}, "video.fsp", "unknown field"),
         ({"colour": "blue"}, "colour", "unknown field"),
         ({"providers": {}}, "providers", "unknown field in 1.0; schema 1.1 has it"),
