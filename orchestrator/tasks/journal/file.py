@@ -247,20 +247,24 @@ def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredReque
         return None
     try:
         return msgspec.msgpack.decode(sealer.open(body, f"request {row.n}"), type=StoredRequest)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, WrongKey):  # the key is right, as the probe has shown
         service_log.exception("a task in the journal cannot be read", extra=fields(task_id=row.id))
         return None
 
 
 def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
-    """As far as they follow each other without a gap."""
+    """As far as they follow each other without a gap, and can be read."""
     ids, texts = bytearray(), list[str]()
     rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
     for first, body in rows:
         if first != len(texts):
             break
-        blob = sealer.open(body, f"tokens {n} {first}")
-        batch = msgspec.msgpack.decode(blob, type=StoredTokens)
+        try:
+            blob = sealer.open(body, f"tokens {n} {first}")
+            batch = msgspec.msgpack.decode(blob, type=StoredTokens)
+        except (msgspec.DecodeError, WrongKey):
+            service_log.exception("tokens in the journal cannot be read", extra=fields(row=n))
+            break
         ids += batch.ids
         texts += batch.texts
     return StoredTokens(bytes(ids), texts)

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import queue
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import msgspec
@@ -11,11 +13,18 @@ import msgspec
 from orchestrator.errors import JournalUnavailable
 from orchestrator.tasks.journal.file import JournalFile, connect
 from orchestrator.tasks.journal.records import COLUMNS, StoredResult, TaskRow
+from orchestrator.tasks.journal.sealing import WrongKey
+from orchestrator.telemetry.log import fields, service_log
 
 _LOOK = (
     f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
     "LEFT JOIN results r ON r.n = t.n"
 )
+
+
+READ_WAIT_S = 5.0
+"""A disk that takes longer is as good as broken."""
+CLOSE_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,9 @@ class Found:
     result: StoredResult | None
 
 
+_Question = tuple[Future[Found | None], str, tuple[str, ...]]
+
+
 class JournalReader:
     """Reads the file that has the journal's name."""
 
@@ -33,7 +45,10 @@ class JournalReader:
         self._file = file
         self._db: sqlite3.Connection | None = None
         self._inode = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-journal-read")
+        self._inbox: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        # A daemon, for one that hangs on its disk must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="tidegate-journal-read", daemon=True)
+        self._is_closed = False
 
     async def find(self, task_id: str) -> Found | None:
         """A task by its id, of this process or an earlier one. Raises ``JournalUnavailable``."""
@@ -44,18 +59,41 @@ class JournalReader:
         return await self._ask("t.key = ? AND t.idempotency_key = ?", (key, idempotency_key))
 
     def close(self) -> None:
-        """Waits for a look-up that is under way."""
-        self._thread.submit(self._close_db)
-        self._thread.shutdown(wait=True)
+        """Waits for a look-up that is under way, for a moment."""
+        self._is_closed = True
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_WAIT_S)
 
     async def _ask(self, where: str, values: tuple[str, ...]) -> Found | None:
-        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise JournalUnavailable("the journal cannot be read: the service is going down")
+        if not self._thread.is_alive():
+            self._thread.start()
+        answer: Future[Found | None] = Future()
+        self._inbox.put((answer, where, values))
         try:
-            return await loop.run_in_executor(self._thread, self._look, where, values)
+            async with asyncio.timeout(READ_WAIT_S):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise JournalUnavailable(
+                f"the journal cannot be read: the disk has not answered within {READ_WAIT_S:g} s"
+            ) from None
         except (sqlite3.Error, OSError) as error:
             raise JournalUnavailable(f"the journal cannot be read: {error}") from None
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while (question := self._inbox.get()) is not None:
+            answer, where, values = question
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(self._look(where, values))
+            except BaseException as error:
+                answer.set_exception(error)
+        self._close_db()
 
     def _look(self, where: str, values: tuple[str, ...]) -> Found | None:
         try:
@@ -69,8 +107,12 @@ class JournalReader:
         row = TaskRow(*columns)
         if body is None:
             return Found(row, None)
-        blob = self._file.sealer.open(body, f"result {row.n}")
-        return Found(row, msgspec.msgpack.decode(blob, type=StoredResult))
+        try:
+            blob = self._file.sealer.open(body, f"result {row.n}")
+            return Found(row, msgspec.msgpack.decode(blob, type=StoredResult))
+        except (msgspec.DecodeError, WrongKey):
+            service_log.exception("a result in the journal cannot be read", extra=fields(row=row.n))
+            return Found(row, None)
 
     def _connection(self) -> sqlite3.Connection:
         inode = os.stat(self._file.config.path).st_ino

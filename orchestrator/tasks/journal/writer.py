@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -90,6 +90,10 @@ class Batch:
     took_s: float = 0.0
     fault: str = ""
     """Why nothing of it is on the disk; empty where all is."""
+
+
+def _nameless(accept: Accept) -> Accept:
+    return replace(accept, row=replace(accept.row, idempotency_key=None))
 
 
 class JournalWriter:
@@ -307,7 +311,14 @@ class JournalWriter:
         """All of it in one transaction, or nothing. A task's operations keep their order."""
         db = self._open()
         db.execute("BEGIN IMMEDIATE")
-        self._insert(db, [one for one in operations if isinstance(one, Accept)])
+        # First: whoever was refused may have come again by the same name.
+        refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
+        if refused:
+            db.executemany(
+                "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
+            )
+        accepted = (one for one in operations if isinstance(one, Accept))
+        self._insert(db, [_nameless(one) if one.row.n in refused else one for one in accepted])
         seal = self._file.sealer.seal
         db.executemany(
             "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
@@ -375,10 +386,11 @@ class JournalWriter:
 
     def _tidy(self) -> None:
         """Remove what is over its age, a bounded number of rows at a time."""
-        now = self._unix()
-        old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
         removed = 0
+        self._busy_since = time.monotonic()
         try:
+            now = self._unix()
+            old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
             db = self._open()
             db.execute("BEGIN IMMEDIATE")
             removed += db.execute(
@@ -398,5 +410,11 @@ class JournalWriter:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (sqlite3.Error, OSError, JournalError) as error:
             self._tell(self._failed(error))
+        except Exception as error:  # a fault of ours must not end the thread
+            service_log.exception("removing what is old from the journal failed; will retry")
+            self._tell(self._failed(error))
+        finally:
+            self._busy_since = None
+        self._on_fault(self._fault)  # where the disk hung, that is over
         more = removed >= TIDY_ROWS
         self._tidy_at = time.monotonic() + (RETRY_S if more else TIDY_EVERY_S)

@@ -2,13 +2,14 @@
 
 import asyncio
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import durable, file, writer
+from orchestrator.tasks.journal import durable, file, reader, writer
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -183,6 +184,63 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
         assert status == 503 and "cannot be encoded" in answer["error"]["message"]
     await service.until(lambda: not fault_of(service))
     await task_of(service)
+
+
+async def test_tidying_that_fails_or_hangs_stops_nothing(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours there leaves the thread alive; a disk that hangs there is seen as well."""
+    monkeypatch.setattr(writer, "TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    service = await restarts.start(worker)
+    journal = service.orchestrator.stages.durable
+    assert journal is not None
+    ours = journal._writer
+    clock, failed, go_on = ours._unix, threading.Event(), threading.Event()
+
+    def fail() -> float:
+        failed.set()
+        raise TypeError("no time")
+
+    ours._unix = fail
+    await asyncio.to_thread(failed.wait)
+    ours._unix = clock
+    await service.until(lambda: not journal.fault)
+    await task_of(service)
+
+    def hang() -> float:
+        go_on.wait()
+        return clock()
+
+    monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
+    ours._unix = hang
+    try:
+        await service.until(lambda: "taken nothing" in journal.fault)
+    finally:
+        ours._unix = clock
+        go_on.set()
+    await service.until(lambda: not journal.fault)
+
+
+async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await restarts.start(worker)
+    go_on = threading.Event()
+
+    def hang(self: Any, where: str, values: Any) -> None:
+        go_on.wait()
+
+    monkeypatch.setattr(reader.JournalReader, "_look", hang)
+    monkeypatch.setattr(reader, "READ_WAIT_S", 0.05)
+    try:
+        assert (await submit(service, key="plain", durable=False))[0] == 202
+        async with service.http.get("/v2/tasks/0") as response:
+            assert response.status == 503
+        monkeypatch.setattr(reader, "CLOSE_WAIT_S", 0.05)
+        await service.parts.lifecycle.close()
+    finally:
+        go_on.set()
 
 
 async def test_a_disk_that_hangs(

@@ -9,11 +9,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
 from orchestrator.tasks.journal.file import JournalConfig, JournalError, connect, open_journal
+from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
+from tests.orchestrator.tasks.journal.test_prefixes import accept
 
 KEY = bytes(range(32))
 
@@ -158,6 +161,34 @@ def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
     with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL_KEY"):
         open_journal(JournalConfig(path))
     open_journal(JournalConfig(path, key=KEY)).close()
+
+
+@pytest.mark.parametrize("table", ["requests", "tokens"])
+def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, table: str) -> None:
+    """One that was damaged, or is another's: the key is right, and the service starts."""
+    config = JournalConfig(path, key=KEY)
+    opened = open_journal(config)
+    encode = msgspec.msgpack.encode
+    with closing(connect(config)) as db:
+        for n in (1, 2):
+            names = ", ".join(COLUMNS)
+            row, request = accept(n).row, accept(n).request
+            values = [getattr(row, name) for name in COLUMNS]
+            marks = ", ".join("?" * len(COLUMNS))
+            db.execute(f"INSERT INTO tasks ({names}) VALUES ({marks})", values)
+            sealed = opened.sealer.seal(encode(request), f"request {n}")
+            db.execute("INSERT INTO requests VALUES (?, ?)", (n, sealed))
+            tokens = encode(StoredTokens(pack_ids([n]), ["a"]))
+            sealed = opened.sealer.seal(tokens, f"tokens {n} 0")
+            db.execute("INSERT INTO tokens VALUES (?, 0, ?)", (n, sealed))
+        db.execute(f"UPDATE {table} SET body = (SELECT body FROM {table} WHERE n = 2) WHERE n = 1")
+    opened.close()
+    again = open_journal(config)
+    first, second = again.unfinished
+    assert (first.request is None) is (table == "requests")
+    assert len(first.tokens.texts) == (table == "requests")
+    assert second.request is not None and second.tokens.texts == ["a"]
+    again.close()
 
 
 def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
