@@ -81,10 +81,13 @@ class Lifecycle:
         self._background = asyncio.create_task(self._drain(grace_s), name="drain")
 
     def undrain(self) -> None:
-        """Take new work again. Idempotent; what a drain has ended stays so."""
+        """Take new work again. Idempotent; what a drain has ended stays so, and durable tasks that
+        it has left to the next process go on in this one."""
         self._stop_background()
         self._drain_began = self._drain_s = None
         self._stages.admission.draining = False
+        if self._recovery is not None:
+            self._recovery.take_back()
         self._health.refresh()
 
     @property

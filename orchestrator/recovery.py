@@ -32,6 +32,8 @@ from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
+_BEYOND_ALL = 10**9
+"""Behind every event's number, where it is not known how long the text was to be."""
 _MOST_HELD_BACK = 16
 """Tokens at the end of what was journalled whose text may still be half a character."""
 
@@ -46,10 +48,21 @@ class Recovery:
         self._durable = durable
         self._unfinished = unfinished
         self._waiting: dict[Task, Unfinished] = {}
+        self._is_listening = False
 
     def start(self) -> None:
         """Take all of them on. On the event loop; the journal is being written already."""
         unfinished, self._unfinished = self._unfinished, ()
+        self._take_all_on(unfinished)
+
+    def take_back(self) -> None:
+        """Go on with what a drain that was taken back had left to the next process."""
+        left = self._durable.take_back()
+        for task, _ in left:
+            self._orchestrator.store.forget(task)
+        self._take_all_on([one for _, one in left])
+
+    def _take_all_on(self, unfinished: Sequence[Unfinished]) -> None:
         for one in unfinished:
             try:
                 self._take_on(one)
@@ -61,7 +74,9 @@ class Recovery:
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),
             )
         if self._waiting:
-            self._orchestrator.registry.listen(self)
+            if not self._is_listening:
+                self._orchestrator.registry.listen(self)
+                self._is_listening = True
             self.instances_changed()
 
     def instances_changed(self) -> None:
@@ -73,7 +88,11 @@ class Recovery:
             encoder = self._orchestrator.models.by_name().get(task.model)
             if encoder is not None:
                 del self._waiting[task]
-                self._go_on(task, one, encoder)
+                try:
+                    self._go_on(task, one, encoder)
+                except Exception:
+                    service_log.exception("a task was not recovered", extra=fields(task_id=task.id))
+                    self._end(task, "failed", failed(_lost("what was kept of it does not fit")))
 
     def _take_on(self, one: Unfinished) -> None:
         orchestrator = self._orchestrator
@@ -83,8 +102,10 @@ class Recovery:
         if stored is None:
             task = Task(one.row.id, bare_job(one.row, clock))
             task.model = one.row.model
+            task.first_id_free = _BEYOND_ALL
         else:
             task = live_task(one.row, stored, clock)
+            task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         orchestrator.readmit(task)
         self._durable.adopt(task, Accept(one.row, stored), len(known))
         now = clock.now()
@@ -99,7 +120,8 @@ class Recovery:
 
     def _expire(self, task: Task) -> None:
         """Its deadline has come before its model."""
-        self._waiting.pop(task, None)
+        one = self._waiting.pop(task)
+        self._restore_text(task, one, len(one.tokens.texts))
         self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
 
     def _go_on(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
@@ -158,7 +180,6 @@ class Recovery:
 
     def _restore_text(self, task: Task, one: Unfinished, known: int) -> None:
         """The first ``known`` tokens of what was journalled are the task's."""
-        task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         if not known:
             return
         transcript, marks = task.record(), task.marks
@@ -175,7 +196,6 @@ class Recovery:
                 orchestrator.clock.now(), lambda: orchestrator.fail(task, error)
             )
 
-        task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         task.listeners = [_Compared(known, differs), *task.listeners]
 
     def _end(self, task: Task, how: str, ending: Ending) -> None:

@@ -19,7 +19,6 @@ from orchestrator.errors import (
     DeadlineExceeded,
     Draining,
     InvalidRequest,
-    JournalUnavailable,
     QueueFull,
     TidegateError,
 )
@@ -234,11 +233,13 @@ class Orchestrator:
         assert self.stages.durable is not None
         try:
             await self.stages.durable.committed(task)
-        except JournalUnavailable as error:
+        except TidegateError as error:
             self._end(task, refused(error))
             error.due_at = task.deadline.at
             raise
         except asyncio.CancelledError:
+            if task.job.on_disconnect is OnDisconnect.CANCEL:
+                self.stages.durable.refuse(task)
             self.disconnected(task)
             raise
 

@@ -69,11 +69,17 @@ class TaskStore:
                 and task.marks.ended >= oldest_kept
             ):
                 return
-            del self._ended[task.id]
-            self._tokens -= task.completion_tokens
-            self._total_bytes -= self._bytes.pop(task.id)
-            for call in self.on_forget:
-                call(task)
+            self.forget(task)
+
+    def forget(self, task: Task) -> None:
+        """Drop one that has ended. Idempotent."""
+        if self._ended.get(task.id) is not task:
+            return
+        del self._ended[task.id]
+        self._tokens -= task.completion_tokens
+        self._total_bytes -= self._bytes.pop(task.id)
+        for call in self.on_forget:
+            call(task)
 
     def _task_ended(self, task: Task) -> None:
         del self._running[task.id]

@@ -35,10 +35,18 @@ async def submitted_before(
     orchestrator: Orchestrator, job: Job, name: str, digest: bytes
 ) -> Task | None:
     """The durable task that the same key has submitted by that name, to this process or an earlier
-    one; None where it has not. Raises ``KeyReused``.
+    one; None where it has not. Raises ``KeyReused``, and what
+    keeps one that is being written from the disk.
     """
     durable = orchestrator.stages.durable
     if durable is None:
+        return None
+    task = await durable.submission(job.key, name)
+    if task is not None:
+        if task.job.body_digest != digest:
+            raise KeyReused.by_header()
+        return task
+    if durable.fault and not job.durable:  # other work does not wait for a broken disk
         return None
     try:
         found = await durable.find_submission(job.key, name)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.errors import JournalUnavailable
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile
+from orchestrator.errors import Draining, JournalUnavailable, TidegateError
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile, Unfinished
 from orchestrator.tasks.journal.reader import Found, JournalReader
 from orchestrator.tasks.journal.records import (
     StoredTokens,
@@ -84,6 +84,10 @@ class DurableTasks:
         self._live: dict[int, Entry] = {}
         self._ending: dict[int, Entry] = {}
         """Those that have ended, until the writer has looked at it."""
+        self._left: list[Entry] = []
+        """For the next process."""
+        self._by_name: dict[tuple[str, str], Entry] = {}
+        """Submissions that have a name, until the file knows it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._reader = JournalReader(file)
@@ -154,7 +158,12 @@ class DurableTasks:
             request_of(task, model_digest, offset),
         )
         self._next_n += 1
-        self._add(task, accept)
+        entry = self._add(task, accept)
+        row = accept.row
+        if row.idempotency_key is not None:
+            name = (row.key, row.idempotency_key)
+            self._by_name[name] = entry
+            entry.committed.add_done_callback(lambda _: self._forget_name(name, entry))
         self._writer.put(accept)
 
     def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
@@ -164,7 +173,8 @@ class DurableTasks:
         entry.tokens = tokens
 
     async def committed(self, task: Task) -> None:
-        """Wait until an accepted task is on the disk. Raises ``JournalUnavailable``."""
+        """Wait until an accepted task is on the disk. Raises ``JournalUnavailable`` or
+        ``Draining``."""
         entry = task.entry
         assert isinstance(entry, Entry)
         if self.is_async:
@@ -173,13 +183,26 @@ class DurableTasks:
             async with asyncio.timeout(COMMIT_WAIT_S):
                 await asyncio.shield(entry.committed)
         except TimeoutError:
-            entry.is_refused = True
+            self.refuse(task)
             raise JournalUnavailable(
                 f"the disk did not take the task within {COMMIT_WAIT_S:g} s"
             ) from None
-        except JournalUnavailable:
-            entry.is_refused = True
+        except TidegateError:
+            self.refuse(task)
             raise
+
+    def refuse(self, task: Task) -> None:
+        """Nobody was told of a task: its end, which is to follow, frees its submission's name."""
+        entry = task.entry
+        assert isinstance(entry, Entry)
+        entry.is_refused = True
+        row = None if entry.accept is None else entry.accept.row
+        if row is not None and row.idempotency_key is not None:
+            self._forget_name((row.key, row.idempotency_key), entry)
+
+    def _forget_name(self, name: tuple[str, str], entry: Entry) -> None:
+        if self._by_name.get(name) is entry:
+            del self._by_name[name]
 
     def flush(self) -> None:
         """Hand new tokens of running tasks to the writer; to be called every 250 ms or so."""
@@ -206,9 +229,24 @@ class DurableTasks:
         """Leave a task as it is to the next process: what ends it here is not written down, and
         those who follow it are not told. Nothing for a task that is not durable."""
         entry = task.entry
-        if isinstance(entry, Entry) and self._live.pop(entry.n, None) is not None:
-            self._flush(entry)
-            entry.is_left = True
+        if not isinstance(entry, Entry) or entry.n not in self._live:
+            return
+        if not entry.committed.done() and not self.is_async:  # it is promised to nobody yet
+            self.refuse(task)
+            entry.committed.set_exception(
+                Draining("the service is going down; try again elsewhere")
+            )
+            return
+        del self._live[entry.n]
+        self._flush(entry)
+        entry.is_left = True
+        self._left.append(entry)
+
+    def take_back(self) -> list[tuple[Task, Unfinished]]:
+        """What was left to the next process, for there is none: this one goes on. Each with the
+        task that it was until then."""
+        left, self._left = self._left, []
+        return [(entry.task, _unfinished(entry)) for entry in left]
 
     def _add(self, task: Task, accept: Accept) -> Entry:
         committed = asyncio.get_running_loop().create_future()
@@ -241,6 +279,15 @@ class DurableTasks:
             entry.recorded()
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────
+
+    async def submission(self, key: str, idempotency_key: str) -> Task | None:
+        """One by that name that is just being written; waits for that. Raises what ``committed``
+        does."""
+        entry = self._by_name.get((key, idempotency_key))
+        if entry is None:
+            return None
+        await self.committed(entry.task)
+        return entry.task
 
     def ending(self, task_id: str) -> Task | None:
         """One that has just ended, and of whose end the file does not know yet."""
@@ -297,6 +344,15 @@ class DurableTasks:
         if fault != self.fault:
             self.fault = fault
             self.on_fault()
+
+
+def _unfinished(entry: Entry) -> Unfinished:
+    assert entry.accept is not None
+    transcript = entry.task.transcript
+    tokens = StoredTokens(b"", [])
+    if transcript is not None:
+        tokens = StoredTokens(pack_ids(transcript.ids), list(transcript.texts))
+    return Unfinished(entry.accept.row, entry.accept.request, tokens)
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

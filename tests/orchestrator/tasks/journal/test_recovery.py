@@ -4,6 +4,7 @@ import asyncio
 import base64
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -123,6 +124,23 @@ async def test_one_waits_for_its_model_until_its_deadline(
     again = await restarts.start(wait=False)
     assert (await status_of(again, task_id))["status"] == "queued"
     await again.until(lambda: again.outcomes() == ["missed"])
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_a_text_whose_model_does_not_come_back_is_not_forgotten(
+    restarts: Restarts, worker: FakeWorker, partial: bool
+) -> None:
+    """At its deadline it is what it was, and its end is behind all that its client has read."""
+    service = await restarts.start(worker)
+    terms = {"on_deadline": "partial"} if partial else {}
+    task_id = await running(service, worker, deadline_ms=1500, **terms)
+    await restarts.die()
+    again = await restarts.start(wait=False)
+    events = await events_of(again, task_id, after="5")
+    assert [event.event for event in events] == ["end" if partial else "error"]
+    status = await status_of(again, task_id)
+    assert status["outcome"] == ("partial" if partial else "missed")
+    assert status["usage"]["completion_tokens"] == 4 and status["text"]
 
 
 async def test_what_cannot_be_continued_is_made_again_with_its_seed(
@@ -276,6 +294,93 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     again = await restarts.start(worker)
     events = await events_of(again, task_id, after="5")
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
+
+
+async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """OR-14: there is no next process then, and nobody else would ever end them."""
+    service = await restarts.start(worker)
+    task_id = await running(service, worker)
+    lifecycle = service.parts.lifecycle
+    await lifecycle.drain(0.0)
+    plan = speaking(service)
+    worker.plan = lambda job: plan
+    lifecycle.undrain()
+    events = await events_of(service, task_id, after="5")
+    assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
+    assert service.orchestrator.live_tasks == 0 and len(service.orchestrator.store) == 1
+    # The books have it as they would have it in two processes: offered and ended twice.
+    records = service.journal.records
+    assert [record.task_id for record in records] == [task_id] * 2
+    records[0] = replace(records[0], task_id="until the drain")
+
+
+async def test_a_drain_promises_nothing_that_is_not_on_the_disk(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client is told at once, and may go elsewhere: the next process must not run it too."""
+    service = await restarts.start(worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def slowly(self: Any, operations: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(writer.JournalWriter, "_write", slowly)
+        submitting = asyncio.create_task(submit(service, key="mine"))
+        await service.until(lambda: service.orchestrator.live_tasks == 1)
+        await worker.until(lambda: worker.running == 1)
+        await service.parts.lifecycle.drain(0.0)
+        status, answer = await submitting
+        assert (status, answer["error"]["code"]) == (503, "draining")
+        go_on.set()
+        await service.parts.lifecycle.close()
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert recovered(again) == {} and len(worker.submits) == 1
+    await task_of(again, key="mine")  # a new one
+    assert len(worker.submits) == 2
+
+
+@pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
+async def test_a_submission_is_repeated_while_the_first_is_written(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, on_disconnect: str
+) -> None:
+    """Its client has gone in the midst of it. One task by that name; one that went with its
+    client keeps no name."""
+    service = await restarts.start(worker)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def slowly(self: Any, operations: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    worker.plan = lambda job: Plan(stall_at=1)
+    first = asyncio.create_task(submit(service, key="mine", on_disconnect=on_disconnect))
+    await worker.until(lambda: worker.running == 1)
+    (live,) = service.orchestrator._live
+    first.cancel()
+    if on_disconnect == "cancel":
+        await service.until(lambda: live.ending is not None)
+    else:  # until the service has seen it go; else the second waits for the first, as well
+        await asyncio.sleep(0.05)
+    worker.plan = lambda job: Plan()
+    second = asyncio.create_task(submit(service, key="mine", on_disconnect=on_disconnect))
+    other = asyncio.create_task(submit(service))
+    await asyncio.sleep(0.1)
+    go_on.set()
+    status, answer = await second
+    assert status == 202 and (await other)[0] == 202
+    assert (answer["task_id"] == live.id) is (on_disconnect == "continue")
+    assert (await task_of(service, key="mine", on_disconnect=on_disconnect)) == answer["task_id"]
 
 
 async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
