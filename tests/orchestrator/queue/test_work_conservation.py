@@ -27,11 +27,16 @@ async def ask(service: Service, path: str, body: dict[str, Any]) -> tuple[int, d
 
 
 def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
-    """Answers are as many tokens long as ``seed`` says, however much is allowed."""
+    """Answers are as many tokens long as a stated ``seed`` says, however much is allowed; 9 where
+    the orchestrator drew it."""
     worker.step_ms = 1000 * step_s
-    worker.plan = lambda submit: Plan(
-        tokens=min(submit.sampling.max_tokens, submit.sampling.seed or 9), step_s=step_s
-    )
+
+    def plan(submit: Submit) -> Plan:
+        seed = submit.sampling.seed or 9
+        length = seed if seed < 1000 else 9
+        return Plan(tokens=min(submit.sampling.max_tokens, length), step_s=step_s)
+
+    worker.plan = plan
 
 
 async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:

@@ -11,6 +11,7 @@ NO_SAY = {
     "kv_disk",
     "log.py",
     "media",
+    "memory.py",
     "protocol",
     "service",
     "settings.py",
