@@ -459,7 +459,7 @@ def load_settings(**overrides: object) -> Settings:
             return settings
     except ValidationError as error:
         lines += [_explain(detail["loc"], detail["msg"]) for detail in error.errors()]
-    except ValueError as error:  # a tidegate.toml that is not TOML
+    except (ValueError, OSError) as error:  # a tidegate.toml that is not TOML, or cannot be read
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))
 
