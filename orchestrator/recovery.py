@@ -146,6 +146,7 @@ class Recovery:
                 return
         elif task.job.idempotent:
             self._durable.recovered["repeated"] += 1
+            self._durable.keep_no_tokens(task)
         else:
             self._restore_text(task, one, known)
             self._end(task, "failed", failed(_lost("the model has other weights now")))
@@ -164,7 +165,9 @@ class Recovery:
             or (needs_continue and not encoder.card.can_continue)
         ):
             self._durable.recovered["remade"] += 1
-            if not task.job.idempotent:
+            if task.job.idempotent:
+                self._durable.keep_no_tokens(task)
+            else:
                 self._hold_against(task, ids)
             return
         self._restore_text(task, one, known)

@@ -44,6 +44,7 @@ class Entry:
     """Raises ``JournalUnavailable``."""
     tokens: int = 0
     """How many have been handed to the writer."""
+    keeps_tokens: bool = True
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
@@ -96,7 +97,7 @@ class DurableTasks:
             clock.unix,
             on_batch=self._on_batch,
             on_fault=self._on_fault,
-            live=lambda: [e.accept for e in list(self._live.values()) if e.accept is not None],
+            live=self._to_begin_with,
         )
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
@@ -218,12 +219,17 @@ class DurableTasks:
 
     def _flush(self, entry: Entry) -> None:
         transcript = entry.task.transcript
-        if transcript is None or len(transcript.ids) <= entry.tokens:
+        if transcript is None or not entry.keeps_tokens or len(transcript.ids) <= entry.tokens:
             return
         first = entry.tokens
         ids, texts = transcript.ids[first:], transcript.texts[first:]
         entry.tokens += len(ids)
         self._writer.put(Tokens(entry.n, first, StoredTokens(pack_ids(ids), texts)))
+
+    def keep_no_tokens(self, task: Task) -> None:
+        """A task of ``adopt`` is made anew: of two texts none may be written behind the other."""
+        assert isinstance(task.entry, Entry)
+        task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> None:
         """Leave a task as it is to the next process: what ends it here is not written down, and
@@ -303,6 +309,16 @@ class DurableTasks:
         return await self._reader.find_submission(key, idempotency_key)
 
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
+
+    def _to_begin_with(self) -> list[Accept]:
+        """What a new file begins with; tokens follow with the next ``flush``."""
+        self._call(self._write_tokens_anew, None)
+        live = list(self._live.values())
+        return [entry.accept for entry in live if entry.accept is not None]
+
+    def _write_tokens_anew(self, _: None) -> None:
+        for entry in self._live.values():
+            entry.tokens = 0
 
     def _on_batch(self, batch: Batch) -> None:
         self._call(self._written, batch)

@@ -159,6 +159,11 @@ def is_damage(error: Exception) -> bool:
     return name.startswith(_DAMAGED)
 
 
+def told(error: Exception) -> str:
+    """What is wrong, for clients: without the paths of the machine."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def prepare(config: JournalConfig, sealer: Sealer) -> None:
     """Give a file all its tables, and check its key. Raises ``JournalError``, and what ``connect``
     does."""
@@ -175,7 +180,7 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
 
 def _lock(path: Path) -> int:
     """Raises ``JournalError`` where another process has it."""
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -257,7 +262,9 @@ def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
     ids, texts = bytearray(), list[str]()
     rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
     for first, body in rows:
-        if first != len(texts):
+        if first < len(texts):  # written again from the beginning, into a new file
+            continue
+        if first > len(texts):
             break
         try:
             blob = sealer.open(body, f"tokens {n} {first}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.errors import JournalUnavailable
-from orchestrator.tasks.journal.file import JournalFile, connect
+from orchestrator.tasks.journal.file import JournalFile, connect, told
 from orchestrator.tasks.journal.records import COLUMNS, StoredResult, TaskRow
 from orchestrator.tasks.journal.sealing import WrongKey
 from orchestrator.telemetry.log import fields, service_log
@@ -80,7 +80,7 @@ class JournalReader:
                 f"the journal cannot be read: the disk has not answered within {READ_WAIT_S:g} s"
             ) from None
         except (sqlite3.Error, OSError) as error:
-            raise JournalUnavailable(f"the journal cannot be read: {error}") from None
+            raise JournalUnavailable(f"the journal cannot be read: {told(error)}") from None
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────
 

@@ -22,6 +22,7 @@ from orchestrator.tasks.journal.file import (
     is_damage,
     prepare,
     set_aside,
+    told,
 )
 from orchestrator.tasks.journal.records import (
     COLUMNS,
@@ -252,7 +253,7 @@ class JournalWriter:
         if is_damage(error):
             self._begin_anew()
         name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-        return f"{error} ({name})"
+        return f"{told(error)} ({name})"
 
     def _begin_anew(self) -> None:
         """Put a damaged file aside. The next try makes a new one, with the tasks that live; where

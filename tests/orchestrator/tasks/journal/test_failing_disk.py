@@ -170,6 +170,47 @@ async def test_a_file_that_is_deleted_while_running_is_written_anew(
     assert (await asyncio.to_thread(restarts.path.stat)).st_mode & 0o777 == 0o600
 
 
+async def test_a_new_file_gets_the_tokens_that_the_old_one_had(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    service = await restarts.start(worker)
+    worker.plan = lambda job: Plan(stall_at=3)
+    task_id = await task_of(service)
+    journal = service.orchestrator.stages.durable
+    assert journal is not None
+    await service.until(lambda: [entry.tokens for entry in journal._live.values()] == [3])
+    for suffix in ("", "-wal", "-shm"):
+        await asyncio.to_thread(Path(f"{restarts.path}{suffix}").unlink)
+    worker.plan = lambda job: Plan()
+    await events_of(service, await task_of(service))
+    journal.flush()
+    await events_of(service, await task_of(service))
+    await restarts.die()
+    opened = await asyncio.to_thread(file.open_journal, file.JournalConfig(restarts.path))
+    assert [(one.row.id, len(one.tokens.texts)) for one in opened.unfinished] == [(task_id, 3)]
+    opened.close()
+
+
+async def test_what_is_wrong_is_told_without_where(
+    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients have no use for the paths of the machine."""
+    service = await restarts.start(worker)
+
+    def fail(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(restarts.path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(writer.JournalWriter, "_write", fail)
+        broken.setattr(reader.JournalReader, "_look", fail)
+        answer = (await submit(service))[1]
+        async with service.http.get("/v2/tasks/0") as response:
+            look = await response.text()
+        told = str((await ready_of(service))[1])
+    for text in (str(answer), look, told):
+        assert "Permission denied" in text and str(restarts.path) not in text
+
+
 async def test_a_fault_of_ours_does_not_stop_the_journal(
     restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

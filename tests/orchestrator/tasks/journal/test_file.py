@@ -76,6 +76,17 @@ def test_two_names_are_one_journal(path: Path) -> None:
     first.close()
 
 
+def test_a_lock_that_is_a_link_is_not_followed(path: Path) -> None:
+    """Somebody else may have put it there, to have a file of ours emptied."""
+    mine = path.parent.parent / "mine"
+    mine.write_text("kept")
+    path.parent.mkdir()
+    path.with_name("journal.db.lock").symlink_to(mine)
+    with pytest.raises(JournalError, match="symbolic links"):
+        open_journal(JournalConfig(path))
+    assert mine.read_text() == "kept"
+
+
 def test_who_else_reads_it_takes_nothing_away(path: Path) -> None:
     """A backup, or a shell, that closes the file must not delete the log that is written to."""
     config = JournalConfig(path)

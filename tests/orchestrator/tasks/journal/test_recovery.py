@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from orchestrator.tasks.journal import writer
+from orchestrator.tasks.journal.file import JournalConfig, open_journal
+from orchestrator.tasks.journal.records import unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -182,6 +184,29 @@ async def test_an_idempotent_one_is_made_anew(restarts: Restarts, worker: FakeWo
     worker.plan = lambda job: plan
     again = await restarts.start(worker)
     assert (await events_of(again, task_id))[-1].event == "end"
+
+
+async def test_a_text_made_anew_is_not_written_behind_another(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """Whoever went on after both would go on with neither."""
+    service = await restarts.start(worker)
+    await running(service, worker, stop=["zz"], idempotent=True)
+    await restarts.die()
+    plan = speaking(service, shift=1, stall_at=7)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    (task,) = again.orchestrator._live
+    await again.until(lambda: task.completion_tokens == 7)
+    durable = again.orchestrator.stages.durable
+    assert durable is not None
+    durable.flush()
+    await task_of(again, max_tokens=1)  # behind it
+    await restarts.die()
+    opened = await asyncio.to_thread(open_journal, JournalConfig(restarts.path))
+    ids = unpack_ids(opened.unfinished[0].tokens.ids)
+    opened.close()
+    assert ids == list(range(73, 77))
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
