@@ -164,15 +164,19 @@ class SlotFleet:
         if is_late:
             return
         for instance in self:
-            if instance.health in (SlotHealth.ABSENT, SlotHealth.CONNECTING):
+            was = instance.health
+            if was in (SlotHealth.ABSENT, SlotHealth.DOWN) or not instance.heard_at:
                 continue
             silent_s = now - instance.heard_at
+            reason = f"no state for {silent_s:.1f} s"
             if silent_s >= self._config.down_after_s:
-                reason = f"no state for {silent_s:.1f} s"
-                self._lose(instance, SlotHealth.DOWN, reason)
-                self._links[instance.address].break_off(reason)
-            elif silent_s >= self._config.suspect_after_s:
-                self._set(instance, SlotHealth.SUSPECT, f"no state for {silent_s:.1f} s")
+                # Its slots' streams may be open still, with nobody at the other end.
+                self._set(instance, SlotHealth.DOWN, reason)
+                self._give_up(instance, reason)
+                if was is not SlotHealth.CONNECTING:
+                    self._links[instance.address].break_off(reason)
+            elif silent_s >= self._config.suspect_after_s and was is not SlotHealth.CONNECTING:
+                self._set(instance, SlotHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:
         """Triton has no slot model there, though the watch goes on: it was unloaded."""
@@ -235,10 +239,6 @@ class SlotFleet:
         # Its slots have streams of their own, which tell of their ends themselves.
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
-
-    def _lose(self, instance: SlotInstance, health: SlotHealth, reason: str) -> None:
-        self._set(instance, health, reason)
-        self._give_up(instance, reason)
 
     def _give_up(self, instance: SlotInstance, reason: str) -> None:
         for attempt in list(instance.attempts):

@@ -151,7 +151,7 @@ async def test_no_time_for_another_try(make_service: MakeService, make_worker: M
 
 
 async def test_a_silent_instance_is_suspect_then_down(
-    make_service: MakeService, make_worker: MakeWorker
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = await a_worker(make_worker)
     far = await a_worker(make_worker, stages=slow(5.0))
@@ -167,7 +167,34 @@ async def test_a_silent_instance_is_suspect_then_down(
     await service.until(lambda: slots_of(near).cancelled == 1)
     status = await until_ended(service, slot)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
+    # It is connected to anew, and may take its time to answer that.
+    broken: list[str] = []
+    watching = service.orchestrator.slots.fleet._links[near.address]
+    monkeypatch.setattr(watching, "break_off", broken.append)
+    for _ in range(3):
+        service.orchestrator.slots.fleet.check_heartbeats()
+    assert instance.health is SlotHealth.DOWN and not broken
     slots_of(near).is_silent = False
+    await service.until(lambda: instance.health is SlotHealth.UP)
+
+
+async def test_an_instance_that_cannot_be_asked_any_more_is_down_too(
+    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots' streams may be open still, with nobody at the other end."""
+    monkeypatch.setattr(link, "RENEW_S", 0.05)
+    near = await a_worker(make_worker)
+    far = await a_worker(make_worker, stages=slow(5.0))
+    slots_of(near).plan = lambda call: SlotPlan(hold_at="video")
+    service = await serving(await make_service(near, far, suspect_after_s=0.3, down_after_s=0.6), 2)
+    instance = service.orchestrator.slots.fleet.instances[near.address]
+    slot = await submit(service)
+    await service.until(lambda: slots_of(near).running == 1)
+    slots_of(near).watch_error = "cancelled: nobody is there"
+    await service.until(lambda: instance.health is SlotHealth.DOWN)
+    status = await until_ended(service, slot)
+    assert (status["outcome"], status["instance"]) == ("met", far.address)
+    slots_of(near).watch_error = ""
     await service.until(lambda: instance.health is SlotHealth.UP)
 
 
