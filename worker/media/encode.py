@@ -4,6 +4,7 @@ brings FFmpeg along."""
 import io
 import os
 import wave
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -36,20 +37,29 @@ def check_encoder() -> None:
             raise LoadError(f"the installed PyAV has no codec {codec}; its wheel from PyPI has")
 
 
-def mp4(video: torch.Tensor, audio: torch.Tensor, fps: int) -> bytes:
+def _always() -> None:
+    """Nobody stops it."""
+
+
+def mp4(
+    video: torch.Tensor, audio: torch.Tensor, fps: int, go_on: Callable[[], None] = _always
+) -> bytes:
     """``video``: ``[frames, 3, height, width]`` uint8, ``audio``: ``[samples]`` float32 at
-    ``SAMPLE_RATE``. The index is in front, so that a player may begin before it has all."""
+    ``SAMPLE_RATE``. The index is in front, so that a player may begin before it has all.
+    ``go_on`` is called for each frame, and raises what ends it there."""
     # To put the index in front, FFmpeg reads again what it has written: a file, but in memory.
     file = os.memfd_create("clip")
     try:
-        _write_mp4(f"/proc/self/fd/{file}", video, audio, fps)
+        _write_mp4(f"/proc/self/fd/{file}", video, audio, fps, go_on)
         with open(f"/proc/self/fd/{file}", "rb") as whole:
             return whole.read()
     finally:
         os.close(file)
 
 
-def _write_mp4(path: str, video: torch.Tensor, audio: torch.Tensor, fps: int) -> None:
+def _write_mp4(
+    path: str, video: torch.Tensor, audio: torch.Tensor, fps: int, go_on: Callable[[], None]
+) -> None:
     av = _av()
     with av.open(path, "w", format="mp4", options={"movflags": "faststart"}) as container:
         pictures = container.add_stream("libx264", rate=fps)
@@ -65,6 +75,7 @@ def _write_mp4(path: str, video: torch.Tensor, audio: torch.Tensor, fps: int) ->
         # In turn, each as far as the other: a player reads both from one place in the file.
         samples, begun = audio.cpu()[None].numpy(), 0
         for number, picture in enumerate(video.cpu()):
+            go_on()
             frame = _frame(picture)
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(pictures.encode(frame))

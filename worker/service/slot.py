@@ -19,7 +19,7 @@ import msgspec
 from worker.errors import MemoryLimitExceeded, RequestError, ResponderLost
 from worker.media.buffers import BufferPool, Lease
 from worker.media.clip import Clip, Unfinished
-from worker.media.errors import OutOfTime, SlotError, StageFailed, StageTimeout
+from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.pipeline import SlotPipeline
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
@@ -225,7 +225,13 @@ class SlotWorker:
         """The last answer: the clip, or the error behind what there is of it."""
         made = Outputs()
         if reason is None or isinstance(reason, OutOfTime):
-            made = await self._in_encoder(lambda: outputs_of(request.outputs, clip))
+            halted = threading.Event()
+
+            def go_on() -> None:
+                if halted.is_set():
+                    raise SlotCancelled("encoder", "stopped")
+
+            made = await self._in_encoder(lambda: outputs_of(request.outputs, clip, go_on), halted)
         is_met = reason is None and time.monotonic() <= deadline_at
         event = {
             "event": "result" if reason is None else "saved",
@@ -249,12 +255,17 @@ class SlotWorker:
         finally:
             asked.is_sending = False
 
-    async def _in_encoder(self, work: Callable[[], T]) -> T:
-        """``work`` has come to its end when this does: it reads buffers that are lent again."""
-        running = self._loop.run_in_executor(self._encoder, work)
+    async def _in_encoder(self, work: Callable[[], T], halted: threading.Event | None = None) -> T:
+        """``work`` has come to its end when this does: it reads buffers that are lent again.
+        ``halted`` is set for ``work`` when nobody waits for it any more."""
+        submitted = self._encoder.submit(work)
+        running = asyncio.wrap_future(submitted)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            if halted is not None:
+                halted.set()
+                submitted.cancel()  # another's may be long
             await asyncio.wait([running])
             if not running.cancelled():
                 running.exception()  # read, so that nobody logs it

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,8 +113,9 @@ class Outputs:
     copied_bytes: int = 0
 
 
-def outputs_of(names: tuple[str, ...], clip: Clip) -> Outputs:
-    """What of ``names`` there is."""
+def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> Outputs:
+    """What of ``names`` there is. ``go_on`` is called again and again, and raises what ends it."""
+    go_on()
     made: dict[str, NDArray[Any]] = {}
     copied = 0
 
@@ -128,7 +130,7 @@ def outputs_of(names: tuple[str, ...], clip: Clip) -> Outputs:
         made[name] = tensor.cpu().numpy()
 
     if clip.frames and "mp4" in names:
-        data = encode.mp4(clip.video, clip.audio, clip.plan.fps)
+        data = encode.mp4(clip.video, clip.audio, clip.plan.fps, go_on)
         encode_into("mp4", clip.video, clip.audio, data=data)
     if clip.frames and "video" in names:
         give("video", clip.video)

@@ -1,7 +1,8 @@
 """What a client of the slot model is answered, over stages that do what a test says."""
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from worker.protocol import Code
 from worker.protocol.slot import SlotState
 from worker.service.call import Call, strings
 from worker.service.slot import SlotWorker
+from worker.service.slot_answers import Outputs
 from worker.service.slot_state import SlotReporter
 
 RECIPE = {"schema": "1.0", "text": "Good morning", "video": {"fps": 12}}
@@ -159,3 +161,24 @@ def test_what_a_broken_stage_left_is_not_there_for_the_next_slot(served: Served)
     after = served.ask()
     after.wait_final()
     assert events(after)[-1]["event"] == "result"
+
+
+def test_a_cancelled_slot_is_encoded_no_further(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds, of a long clip, in which its buffers were nobody's."""
+    encoding = threading.Event()
+
+    def encode(names: object, clip: object, go_on: Callable[[], None]) -> Outputs:
+        encoding.set()
+        while True:
+            go_on()
+
+    monkeypatch.setattr("worker.service.slot.outputs_of", encode)
+    first = served.ask()
+    assert encoding.wait(30)
+    first.cancelled = True
+    first.wait_final()
+    assert first.error is not None and first.error[0] == Code.CANCELLED
+    monkeypatch.undo()
+    served.ask().wait_final()
