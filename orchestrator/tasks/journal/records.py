@@ -122,7 +122,8 @@ def row_of(n: int, task: Task, accepted_unix: float) -> TaskRow:
 
 def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequest:
     return StoredRequest(
-        job=task.job,
+        # A client's own numbers may be of any size; what admission made of them fits.
+        job=replace(task.job, sampling=task.sampling),
         sampling=task.sampling,
         token_ids=pack_ids(task.token_ids),
         vocabulary=task.vocabulary,

@@ -205,16 +205,30 @@ class JournalWriter:
         except (sqlite3.Error, OSError, JournalError) as error:
             batch.fault = self._failed(error)
             self._unwritten = [*kept, *self._promised(operations)]
-        except Exception as error:  # a fault of ours: tried again, it would stop all that follows
-            service_log.exception("the journal failed; what it was about to write is given up")
+        except Exception as error:  # a fault of ours
+            service_log.exception("the journal failed; what cannot be written is given up")
             batch.fault = self._failed(error)
-            self._unwritten = []
+            self._unwritten = self._one_by_one([*kept, *self._promised(operations)])
         finally:
             self._busy_since = None
         batch.took_s = time.perf_counter() - began
         if operations:
             self._on_batch(batch)
         self._tell(batch.fault)
+
+    def _one_by_one(self, promised: Sequence[Operation]) -> list[Operation]:
+        """Write each by itself, lest one that cannot be written takes others with it, or is tried
+        for ever; what the disk does not take is to be tried again."""
+        unwritten: list[Operation] = []
+        for one in promised:
+            try:
+                self._write([one])
+            except (sqlite3.Error, OSError, JournalError) as error:
+                self._failed(error)
+                unwritten.append(one)
+            except Exception as error:  # this is the one
+                self._failed(error)
+        return unwritten
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
         """What has to be written sooner or later: not tokens, which are in memory still."""

@@ -227,6 +227,43 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
     await task_of(service)
 
 
+async def test_numbers_that_no_disk_format_has_are_durable_too(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """What a model makes of them fits; what a client wrote must not stop everybody's journal."""
+    service = await restarts.start(worker)
+    task_id = await task_of(service, top_k=2**70)
+    assert not fault_of(service)
+    assert (await events_of(service, task_id))[-1].event == "end"
+
+
+async def test_a_record_that_cannot_be_written_takes_no_other_end_with_it(
+    restarts: Restarts, worker: FakeWorker, disk: Disk
+) -> None:
+    """A task whose client was told of its end would run again after a restart."""
+    service = await restarts.start(worker)
+    held = Plan(stall_at=1)
+    worker.plan = lambda submit: held
+    task_id = await task_of(service)
+    journal = service.orchestrator.stages.durable
+    assert journal is not None
+    commit = journal._writer._commit
+
+    def with_another(operations: list[writer.Operation]) -> None:
+        if any(isinstance(one, writer.Ended) for one in operations):
+            journal._writer._commit = commit  # type: ignore[method-assign]
+            bad = writer.Tokens(99, 2**70, writer.StoredTokens(b"", []))
+            operations = [*operations, bad]
+        commit(operations)
+
+    journal._writer._commit = with_another  # type: ignore[method-assign]
+    held.release.set()
+    assert (await events_of(service, task_id))[-1].event == "end"
+    await service.until(lambda: not journal.fault)
+    ended = "SELECT count(*) FROM tasks WHERE ended_unix IS NOT NULL"
+    assert await asyncio.to_thread(rows, restarts.path, ended) == [(1,)]
+
+
 async def test_tidying_that_fails_or_hangs_stops_nothing(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,8 +282,8 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
 
     ours._unix = fail
     await asyncio.to_thread(failed.wait)
-    ours._unix = clock
-    await service.until(lambda: not journal.fault)
+    ours._unix, tidied = clock, ours._tidied
+    await service.until(lambda: ours._tidied > tidied + 2 and not journal.fault)
     await task_of(service)
 
     def hang() -> float:
