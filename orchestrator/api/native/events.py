@@ -23,7 +23,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import Delta, TokenLogprob
+from worker.protocol import Delta, Outcome, TokenLogprob
 
 FIRST_TOKEN = 2
 """Number of the first token's event."""
@@ -49,10 +49,12 @@ def last_number(task: Task) -> int | None:
     """Number of a task's terminal event; None while there is none."""
     if task.ending is None:
         return None
+    ending = task.ending
     number = FIRST_TOKEN + task.completion_tokens if task.marks.started else 1
-    number += bool(task.ending.tail)
+    number += bool(ending.tail)
     # After a restart a text may have ended before it is where its client has read already.
-    return max(number, task.first_id_free) if task.ending.error is not None else number
+    is_cut_short = ending.error is not None or ending.outcome is Outcome.PARTIAL
+    return max(number, task.first_id_free) if is_cut_short else number
 
 
 class TaskEvents:
