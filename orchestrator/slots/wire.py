@@ -1,7 +1,7 @@
 """The slot model's requests and answers as Triton's messages (``model_repository/slot``)."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,6 +15,13 @@ EVENT: Final = "event"
 PREVIEW: Final = "preview"
 
 _LENGTH = struct.Struct("<I")
+_LARGE = 256 * 1024
+"""Bytes from which on protobuf's copies would be felt."""
+_DELIMITED = 2
+_INFER_RESPONSE = 2 << 3 | _DELIMITED
+"""Tag of the answer in ``ModelStreamInferResponse``."""
+_CONTENTS = 6 << 3 | _DELIMITED
+"""Tag of ``raw_output_contents`` in ``ModelInferResponse``."""
 _WORDS_OF_ABSENCE = ("unknown model", "no available versions", "not at ready state")
 """Triton's own, for a model that it does not have, or not now."""
 
@@ -65,16 +72,23 @@ def watch_request() -> bytes:
 def read_answer(message: bytes) -> Answer | None:
     """None for one without data (Triton's empty final). Raises ``BadAnswer``, and protobuf's
     ``DecodeError``."""
+    cut = _cut(message) if len(message) >= _LARGE else None
+    if cut is not None:
+        rest, contents = cut
+        return _read(service_pb2.ModelInferResponse.FromString(rest), contents)
     response = service_pb2.ModelStreamInferResponse.FromString(message)
     if response.error_message:
         return Answer({}, {}, response.error_message)
-    answer = response.infer_response
+    return _read(response.infer_response, response.infer_response.raw_output_contents)
+
+
+def _read(answer: service_pb2.ModelInferResponse, contents: Sequence[bytes]) -> Answer | None:
     names = [output.name for output in answer.outputs]
     if not names:
         return None
-    if len(answer.raw_output_contents) != len(names):
+    if len(contents) != len(names):
         raise BadAnswer("an answer without the contents of its outputs")
-    tensors = dict(zip(names, answer.raw_output_contents, strict=True))
+    tensors = dict(zip(names, contents, strict=True))
     raw = tensors.pop(EVENT, b"")
     if len(raw) < 4 or len(raw) - 4 != _LENGTH.unpack_from(raw)[0]:
         raise BadAnswer(f"expected one BYTES element as {EVENT!r}, got {len(raw)} bytes")
@@ -83,3 +97,46 @@ def read_answer(message: bytes) -> Answer | None:
     except msgspec.DecodeError as error:
         raise BadAnswer(f"an event that cannot be read: {error}") from None
     return Answer(event, tensors)
+
+
+def _cut(message: bytes) -> tuple[bytes, list[bytes]] | None:
+    """An answer's ``ModelInferResponse`` without the contents of its outputs, and those; None for
+    what is not one as Triton writes them.
+
+    protobuf copies contents twice, and all of it while the event loop waits.
+    """
+    view = memoryview(message)
+    rest, contents = bytearray(), list[bytes]()
+    try:
+        tag, at = _varint(view, 0)
+        size, at = _varint(view, at)
+        if tag != _INFER_RESPONSE or at + size != len(view):
+            return None
+        while at < len(view):
+            begin = at
+            tag, at = _varint(view, at)
+            if tag & 7 != _DELIMITED:
+                return None
+            size, at = _varint(view, at)
+            end = at + size
+            if end > len(view):
+                return None
+            if tag == _CONTENTS:
+                contents.append(bytes(view[at:end]))
+            else:
+                rest += view[begin:end]
+            at = end
+    except IndexError:
+        return None
+    return bytes(rest), contents
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends. Raises ``IndexError`` where the data ends before."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
