@@ -128,6 +128,11 @@ class Slot:
         )
 
     @property
+    def newest_number(self) -> int:
+        """Of what was said so far; 0 is ``queued``."""
+        return self._next_number - 1
+
+    @property
     def last_number(self) -> int | None:
         """Number of the terminal event; None while there is none."""
         return None if self.ending is None else self._next_number

@@ -105,6 +105,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     last = slot.last_number
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
+    # Whoever claims to have more than there is would never hear of the end.
+    after = min(after, slot.newest_number)
     stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].streams)
     follower = SlotEvents(stream, after)
     replay = follower.replay(slot, slots.queue_position(slot), slots.predicted_ms(slot))

@@ -118,6 +118,20 @@ async def test_resume_without_duplicates(service: Service, slots: FakeSlots) -> 
         assert response.status == 204
 
 
+async def test_who_claims_events_that_there_are_not_hears_of_the_end(
+    service: Service, slots: FakeSlots
+) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    following = asyncio.create_task(follow(service, slot, after="999999999999"))
+    await service.until(lambda: bool(found.listeners))
+    plan.release.set()
+    assert (await following)[-1].event == "result"
+
+
 async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
     service: Service, slots: FakeSlots
 ) -> None:
