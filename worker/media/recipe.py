@@ -107,7 +107,7 @@ def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
         recipe = msgspec.convert(data, Recipe)
     except msgspec.ValidationError as error:
         raise _where(str(error)) from None
-    if not recipe.text.strip():
+    if not any(each.isprintable() and not each.isspace() for each in recipe.text):
         raise RecipeError("text", "there is nothing to say: must have more than blanks")
     return recipe
 

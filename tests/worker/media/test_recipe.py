@@ -32,6 +32,7 @@ def test_a_whole_recipe_and_the_least_are_read() -> None:
         ({"schema": 1}, "schema", "must be a version"),
         ({"text": ""}, "text", "length >= 1"),
         ({"text": "  "}, "text", "nothing to say"),
+        ({"text": "\x00\u200b\n"}, "text", "nothing to say"),
         ({"voice": {"rate": 9}}, "voice.rate", "<= 2.0"),
         ({"video": {"fps": 24.5}}, "video.fps", "expected `int`"),
         ({"video": {"size": 100}}, "video.size", "multiple of 32"),
