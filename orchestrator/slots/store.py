@@ -40,6 +40,9 @@ class SlotStore:
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
+    def __contains__(self, slot: Slot) -> bool:
+        return slot.id in self._running or slot.id in self._ended
+
     def add(self, slot: Slot) -> None:
         """Keep a slot."""
         slot.on_end.append(self._slot_ended)

@@ -37,6 +37,9 @@ class TaskStore:
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
+    def __contains__(self, task: Task) -> bool:
+        return task.id in self._running or task.id in self._ended
+
     def add(self, task: Task) -> None:
         """Keep a task, with all that it will produce."""
         task.record()

@@ -22,6 +22,9 @@ class Store(Protocol[T]):
 
     on_forget: list[Callable[[T], None]]
 
+    def __contains__(self, task: T) -> bool:
+        """Whether it is kept."""
+
     def prune(self) -> None:
         """Forget what is over a bound."""
 
@@ -94,8 +97,9 @@ class Submissions(Generic[T]):
             if task is not None:  # it keeps no key here, for ``before`` finds it again
                 return Submitted(task, is_repeated=True)
             task = await submit()
-            entry.task = task
-            self._keys[task.id] = key
+            if task in self._store:  # else it ended so soon that it was forgotten meanwhile
+                entry.task = task
+                self._keys[task.id] = key
         finally:
             if entry.task is None:
                 del self._entries[key]

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.tasks.journal import writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.records import unpack_ids
@@ -406,6 +407,30 @@ async def test_a_submission_is_repeated_while_the_first_is_written(
     assert status == 202 and (await other)[0] == 202
     assert (answer["task_id"] == live.id) is (on_disconnect == "continue")
     assert (await task_of(service, key="mine", on_disconnect=on_disconnect)) == answer["task_id"]
+
+
+async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended while it was written down, and ended ones are not kept in memory."""
+    service = await restarts.start(worker, keep_tasks=0)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def slowly(self: Any, operations: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    submitting = asyncio.create_task(submit(service, key="mine"))
+    await service.until(lambda: service.outcomes() == ["met"])
+    go_on.set()
+    status, answer = await submitting
+    assert status == 202
+    assert len(service.runner.app[SUBMISSIONS]) == 0
+    assert await task_of(service, key="mine") == answer["task_id"]
+    assert len(worker.submits) == 1
 
 
 async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
