@@ -47,6 +47,25 @@ class ResidencyPlan:
         return [f"{name:<{width}}  {size / GB:7.3f} GB" for name, size in rows]
 
 
+def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
+    """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
+    beside the models; never none. ``hard_bytes``: 0 for no limit."""
+    if not hard_bytes:
+        return wanted
+    slots = max(1, min(wanted, (hard_bytes - models_bytes) // slot_bytes))
+    if slots < wanted:
+        media_log.warning(
+            "%d of %d slots: the models take %.2f of %.2f GB, and each slot's buffers %.2f; %s",
+            slots,
+            wanted,
+            models_bytes / GB,
+            hard_bytes / GB,
+            slot_bytes / GB,
+            _ADVICE,
+        )
+    return slots
+
+
 class CountedMemory:
     """What ``used`` says is taken: on the CPU what the plan accounts for."""
 

@@ -8,7 +8,14 @@ import torch
 
 from worker.media import encode
 from worker.media.buffers import BufferPool, BufferSizes
-from worker.media.memory import CountedMemory, ResidencyPlan, Resident, media_log, slot_guard
+from worker.media.memory import (
+    CountedMemory,
+    ResidencyPlan,
+    Resident,
+    media_log,
+    slot_guard,
+    slots_within,
+)
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
 from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
@@ -45,13 +52,11 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     sizes = BufferSizes(
         settings.size, int(settings.seconds * 30) + 1, math.ceil(settings.seconds * SAMPLE_RATE)
     )
-    plan = ResidencyPlan(
-        [
-            *(resident for provider in providers.all() for resident in provider.residents()),
-            Resident(f"buffers of {settings.slots} slots", settings.slots * sizes.bytes),
-        ],
-        workspace_bytes=0,
-    )
+    models = [resident for provider in providers.all() for resident in provider.residents()]
+    models_bytes = sum(each.bytes for each in models)
+    slots = slots_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
+    buffers = Resident(f"buffers of {slots} slots", slots * sizes.bytes)
+    plan = ResidencyPlan([*models, buffers], workspace_bytes=0)
     for line in plan.lines():
         media_log.info("%s", line)
     meter: LimitedMemory = CountedMemory(lambda: plan.bytes)
@@ -62,7 +67,7 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
     pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
-    pool = BufferPool(sizes, settings.slots, device)
+    pool = BufferPool(sizes, slots, device)
     if settings.warm_up:
         asyncio.run(warm_up(pipeline, pool))
     reporter = SlotReporter(settings, pipeline.times, guard, plan.residents)

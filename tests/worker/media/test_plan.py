@@ -5,7 +5,7 @@ import pytest
 from worker.errors import MemoryLimitExceeded
 from worker.media.budgets import BUDGETS, Stage, StageTimes, backoffs
 from worker.media.check import judge, keyframes_of
-from worker.media.memory import CountedMemory, ResidencyPlan, Resident, slot_guard
+from worker.media.memory import CountedMemory, ResidencyPlan, Resident, slot_guard, slots_within
 from worker.media.plan import ClipPlan, asked_for, fit
 from worker.media.recipe import read_recipe
 from worker.media.stages.base import ModelScore
@@ -145,3 +145,13 @@ def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
     for _ in range(100):
         times.observe(0.02, 1e-9)
     assert times.predicted_s(1.0) <= 16 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("hard_bytes", "slots"), [(0, 4), (100, 4), (80, 3), (41, 1), (10, 1)], ids=str
+)
+def test_as_many_slots_as_there_is_memory_for(
+    hard_bytes: int, slots: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert slots_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
+    assert ("lower TIDEGATE_SLOT_SLOTS" in caplog.text) == (slots < 4)
