@@ -23,8 +23,8 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import Unfinished
+from orchestrator.tasks.journal.operations import Accept
 from orchestrator.tasks.journal.records import bare_job, live_task, unpack_ids
-from orchestrator.tasks.journal.writer import Accept
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed, overdue
 from orchestrator.telemetry.log import fields, service_log

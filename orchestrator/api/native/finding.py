@@ -1,13 +1,18 @@
 """Tasks that clients name: those of this process, and what the journal has of earlier ones."""
 
+import functools
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Job
+from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.reader import Found
-from orchestrator.tasks.journal.records import ended_task
+from orchestrator.tasks.journal.records import TaskRow, ended_task
 from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.task import Task
 
@@ -22,10 +27,10 @@ async def find_task(request: web.Request) -> Task:
     except NotFound:
         if durable is None:
             raise
-        found = await durable.find(task_id)
-        if found is None:
+        looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
+        if looked is None:
             raise
-        task = _task_of(found, orchestrator)
+        _, task = looked
     if task.job.key != key.fingerprint and not key.is_admin:
         raise no_such_task(task_id)
     return task
@@ -49,22 +54,37 @@ async def submitted_before(
     if durable.fault and not job.durable:  # other work does not wait for a broken disk
         return None
     try:
-        found = await durable.find_submission(job.key, name)
+        find = functools.partial(durable.find_submission, job.key, name)
+        looked = await _look(orchestrator, durable, find)
     except JournalUnavailable:
         if job.durable:
             raise
         return None
-    if found is None:
+    if looked is None:
         return None
-    if found.row.digest != digest:
+    row, task = looked
+    if row.digest != digest:
         raise KeyReused.by_header()
-    return _task_of(found, orchestrator)
+    return task
 
 
-def _task_of(found: Found, orchestrator: Orchestrator) -> Task:
-    """Raises ``NotFound`` for one that has just been forgotten."""
-    if found.row.ended_unix is None:
-        durable = orchestrator.stages.durable
-        ending = None if durable is None else durable.ending(found.row.id)
-        return ending or orchestrator.store.get(found.row.id)
-    return ended_task(found.row, found.result, orchestrator.clock)
+async def _look(
+    orchestrator: Orchestrator,
+    durable: DurableTasks,
+    find: Callable[[], Awaitable[Found | None]],
+) -> tuple[TaskRow, Task] | None:
+    """What ``find`` finds; None for nothing. Raises ``NotFound`` for one that was forgotten."""
+    for _ in range(2):
+        found = await find()
+        if found is None:
+            return None
+        row = found.row
+        if row.ended_unix is not None:
+            return row, ended_task(row, found.result, orchestrator.clock)
+        task = durable.ending(row.id)
+        if task is not None:
+            return row, task
+        with suppress(NotFound):
+            return row, orchestrator.store.get(row.id)
+        # Its end was written, and it was forgotten, after the row was read: read it again.
+    raise no_such_task(row.id)

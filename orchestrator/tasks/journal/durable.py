@@ -15,6 +15,7 @@ from typing import TypeVar
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile, Unfinished
+from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Tokens
 from orchestrator.tasks.journal.reader import Found, JournalReader
 from orchestrator.tasks.journal.records import (
     StoredTokens,
@@ -23,7 +24,7 @@ from orchestrator.tasks.journal.records import (
     result_of,
     row_of,
 )
-from orchestrator.tasks.journal.writer import Accept, Batch, Ended, JournalWriter, Tokens
+from orchestrator.tasks.journal.writer import JournalWriter
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0

@@ -11,9 +11,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import msgspec
 
 from orchestrator.tasks.journal.file import (
     JournalError,
@@ -24,13 +21,8 @@ from orchestrator.tasks.journal.file import (
     set_aside,
     told,
 )
-from orchestrator.tasks.journal.records import (
-    COLUMNS,
-    StoredRequest,
-    StoredResult,
-    StoredTokens,
-    TaskRow,
-)
+from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
+from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
 
 MOST_OPERATIONS = 2048
@@ -39,62 +31,7 @@ RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
 SET_ASIDE_EVERY_S = 600.0
 TIDY_EVERY_S = 10.0
-TIDY_ROWS = 2000
-"""Removed at a time, lest submissions wait for it."""
 _TIDIES_PER_CHECKPOINT = 6
-
-_INSERT = (
-    f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
-    "ON CONFLICT (n) DO NOTHING"
-)
-_encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """A task that is to be on the disk before it is promised to anybody."""
-
-    row: TaskRow
-    request: StoredRequest | None
-    """None where an earlier process wrote one that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Some more of its tokens, from index ``first`` on."""
-
-    n: int
-    first: int
-    tokens: StoredTokens
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """It is over."""
-
-    n: int
-    ended_unix: float
-    completion_tokens: int
-    result: StoredResult
-    is_accepted: bool = True
-    """Else nobody was told of it: it keeps no idempotency key."""
-
-
-Operation = Accept | Tokens | Ended
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one transaction wrote, or did not."""
-
-    operations: list[Operation] = field(default_factory=list)
-    took_s: float = 0.0
-    fault: str = ""
-    """Why nothing of it is on the disk; empty where all is."""
-
-
-def _nameless(accept: Accept) -> Accept:
-    return replace(accept, row=replace(accept.row, idempotency_key=None))
 
 
 class JournalWriter:
@@ -308,9 +245,7 @@ class JournalWriter:
             prepare(self._config, self._file.sealer)
             db = self._db = connect(self._config)
             if self._lacks_live:
-                db.execute("BEGIN IMMEDIATE")
-                self._insert(db, self._live())
-                db.execute("COMMIT")
+                write(db, self._file.sealer.seal, self._live())
                 self._lacks_live = False
             self._inode = self._inode_now()
         return self._db
@@ -323,79 +258,7 @@ class JournalWriter:
             return 0
 
     def _write(self, operations: Sequence[Operation]) -> None:
-        """All of it in one transaction, or nothing. A task's operations keep their order."""
-        db = self._open()
-        db.execute("BEGIN IMMEDIATE")
-        # First: whoever was refused may have come again by the same name.
-        refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
-        if refused:
-            db.executemany(
-                "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
-            )
-        accepted = (one for one in operations if isinstance(one, Accept))
-        self._insert(db, [_nameless(one) if one.row.n in refused else one for one in accepted])
-        seal = self._file.sealer.seal
-        db.executemany(
-            "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
-            [
-                (one.n, one.first, seal(_encode(one.tokens), f"tokens {one.n} {one.first}"))
-                for one in operations
-                if isinstance(one, Tokens)
-            ],
-        )
-        self._end(db, [one for one in operations if isinstance(one, Ended)])
-        if not operations:  # a look whether the disk takes anything
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
-        db.execute("COMMIT")
-
-    def _insert(self, db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
-        if not accepted:
-            return
-        seal = self._file.sealer.seal
-        db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
-        db.executemany(
-            "INSERT OR IGNORE INTO requests VALUES (?, ?)",
-            [
-                (one.row.n, seal(_encode(one.request), f"request {one.row.n}"))
-                for one in accepted
-                if one.request is not None
-            ],
-        )
-
-    def _end(self, db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
-        """Only what has not ended: whichever end is first is the one that there is."""
-        if not ended:
-            return
-        seal = self._file.sealer.seal
-        numbers = [(one.n,) for one in ended]
-        # First: a disk that is full takes the rest where these were.
-        db.executemany("DELETE FROM requests WHERE n = ?", numbers)
-        db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
-        db.executemany(
-            "INSERT OR IGNORE INTO results SELECT n, ?, ? FROM tasks "
-            "WHERE n = ? AND ended_unix IS NULL",
-            [
-                (one.ended_unix, seal(_encode(one.result), f"result {one.n}"), one.n)
-                for one in ended
-            ],
-        )
-        db.executemany(
-            "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
-            "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
-            "WHERE n = ? AND ended_unix IS NULL",
-            [
-                (
-                    one.ended_unix,
-                    one.result.outcome.value,
-                    one.result.finish_reason.value,
-                    None if one.result.error is None else one.result.error.code.value,
-                    one.completion_tokens,
-                    one.is_accepted,
-                    one.n,
-                )
-                for one in ended
-            ],
-        )
+        write(self._open(), self._file.sealer.seal, operations)
 
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
@@ -407,18 +270,7 @@ class JournalWriter:
             now = self._unix()
             old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
             db = self._open()
-            db.execute("BEGIN IMMEDIATE")
-            removed += db.execute(
-                "DELETE FROM results WHERE n IN "
-                "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
-                (old_result, TIDY_ROWS),
-            ).rowcount
-            removed += db.execute(
-                "DELETE FROM tasks WHERE n IN "
-                "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
-                (old, TIDY_ROWS),
-            ).rowcount
-            db.execute("COMMIT")
+            removed = remove_old(db, old_result, old)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 # What the log of writes still has of removed prompts goes with it.

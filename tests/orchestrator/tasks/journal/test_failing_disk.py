@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import durable, file, reader, writer
+from orchestrator.tasks.journal import durable, file, reader, transaction, writer
+from orchestrator.tasks.journal.operations import Ended, Operation, Tokens
+from orchestrator.tasks.journal.records import StoredTokens
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -216,11 +218,11 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
 ) -> None:
     service = await restarts.start(worker)
 
-    def fail(self: Any, db: Any, accepted: Any) -> None:
+    def fail(db: Any, seal: Any, accepted: Any) -> None:
         raise TypeError("cannot be encoded")
 
     with monkeypatch.context() as broken:
-        broken.setattr(writer.JournalWriter, "_insert", fail)
+        broken.setattr(transaction, "_insert", fail)
         status, answer = await submit(service)
         assert status == 503 and "cannot be encoded" in answer["error"]["message"]
     await service.until(lambda: not fault_of(service))
@@ -249,10 +251,10 @@ async def test_a_record_that_cannot_be_written_takes_no_other_end_with_it(
     assert journal is not None
     commit = journal._writer._commit
 
-    def with_another(operations: list[writer.Operation]) -> None:
-        if any(isinstance(one, writer.Ended) for one in operations):
+    def with_another(operations: list[Operation]) -> None:
+        if any(isinstance(one, Ended) for one in operations):
             journal._writer._commit = commit  # type: ignore[method-assign]
-            bad = writer.Tokens(99, 2**70, writer.StoredTokens(b"", []))
+            bad = Tokens(99, 2**70, StoredTokens(b"", []))
             operations = [*operations, bad]
         commit(operations)
 

@@ -19,6 +19,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
+from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Tokens
 from orchestrator.tasks.journal.records import (
     StoredRequest,
     StoredResult,
@@ -27,7 +28,7 @@ from orchestrator.tasks.journal.records import (
     pack_ids,
     unpack_ids,
 )
-from orchestrator.tasks.journal.writer import Accept, Ended, JournalWriter, Operation, Tokens
+from orchestrator.tasks.journal.writer import JournalWriter
 from worker.protocol import FinishReason, Outcome, Sampling
 
 CONFIG = settings(max_examples=12, deadline=None)

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -11,9 +13,10 @@ import aiohttp
 import pytest
 
 from orchestrator.api.native.routes import SUBMISSIONS
-from orchestrator.tasks.journal import writer
+from orchestrator.tasks.journal import reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.records import unpack_ids
+from orchestrator.tasks.journal.operations import Ended, Tokens
+from orchestrator.tasks.journal.records import StoredTokens, unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -36,7 +39,7 @@ async def until_journalled(service: Service, tokens: int) -> None:
     assert durable is not None
     await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
     commits = durable.commits
-    durable._writer.put(writer.Tokens(0, 0, writer.StoredTokens(b"", [])))
+    durable._writer.put(Tokens(0, 0, StoredTokens(b"", [])))
     await service.until(lambda: durable.commits > commits)
 
 
@@ -559,3 +562,35 @@ async def test_a_damaged_file_is_told_of(restarts: Restarts, worker: FakeWorker)
     journal = (await ready_of(service))[1]["journal"]
     assert journal["status"] == "ok" and ".damaged-" in journal["set_aside"]
     await task_of(service)
+
+
+async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the file without its end, and then in memory no more: 404."""
+    service = await restarts.start(worker, keep_tasks=0)
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    looks, was_read = [], threading.Event()
+    write, look = writer.JournalWriter._write, reader.JournalReader._look
+
+    def when_read(self: Any, operations: Any) -> None:
+        if any(isinstance(one, Ended) for one in operations):
+            was_read.wait(30)
+        write(self, operations)
+
+    def before_its_end(self: Any, where: str, values: Any) -> Any:
+        found = look(self, where, values)
+        looks.append(found.row.ended_unix)
+        was_read.set()
+        until = time.monotonic() + 30
+        while durable.ending(task_id) is not None and time.monotonic() < until:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", when_read)
+    task_id = await task_of(service)
+    await service.until(lambda: durable.ending(task_id) is not None)
+    monkeypatch.setattr(reader.JournalReader, "_look", before_its_end)
+    assert (await status_of(service, task_id))["status"] == "ended"
+    assert looks[0] is None and looks[1] is not None

@@ -1,0 +1,114 @@
+"""What one transaction of the journal does, in SQL."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Tokens
+from orchestrator.tasks.journal.records import COLUMNS
+
+TIDY_ROWS = 2000
+"""Removed at a time, lest submissions wait for it."""
+
+Seal = Callable[[bytes, str], bytes]
+"""Encrypts a value for the place that it is named after, where there is a key."""
+
+_INSERT = (
+    f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
+    "ON CONFLICT (n) DO NOTHING"
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation]) -> None:
+    """All of it in one transaction, or nothing. A task's operations keep their order."""
+    db.execute("BEGIN IMMEDIATE")
+    # First: whoever was refused may have come again by the same name.
+    refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
+    if refused:
+        db.executemany(
+            "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
+        )
+    accepted = (one for one in operations if isinstance(one, Accept))
+    _insert(db, seal, [_nameless(one) if one.row.n in refused else one for one in accepted])
+    db.executemany(
+        "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
+        [
+            (one.n, one.first, seal(_encode(one.tokens), f"tokens {one.n} {one.first}"))
+            for one in operations
+            if isinstance(one, Tokens)
+        ],
+    )
+    _end(db, seal, [one for one in operations if isinstance(one, Ended)])
+    if not operations:  # a look whether the disk takes anything
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
+    db.execute("COMMIT")
+
+
+def _insert(db: sqlite3.Connection, seal: Seal, accepted: Sequence[Accept]) -> None:
+    if not accepted:
+        return
+    db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
+    db.executemany(
+        "INSERT OR IGNORE INTO requests VALUES (?, ?)",
+        [
+            (one.row.n, seal(_encode(one.request), f"request {one.row.n}"))
+            for one in accepted
+            if one.request is not None
+        ],
+    )
+
+
+def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended]) -> None:
+    """Only what has not ended: whichever end is first is the one that there is."""
+    if not ended:
+        return
+    numbers = [(one.n,) for one in ended]
+    # First: a disk that is full takes the rest where these were.
+    db.executemany("DELETE FROM requests WHERE n = ?", numbers)
+    db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
+    db.executemany(
+        "INSERT OR IGNORE INTO results SELECT n, ?, ? FROM tasks "
+        "WHERE n = ? AND ended_unix IS NULL",
+        [(one.ended_unix, seal(_encode(one.result), f"result {one.n}"), one.n) for one in ended],
+    )
+    db.executemany(
+        "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
+        "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
+        "WHERE n = ? AND ended_unix IS NULL",
+        [
+            (
+                one.ended_unix,
+                one.result.outcome.value,
+                one.result.finish_reason.value,
+                None if one.result.error is None else one.result.error.code.value,
+                one.completion_tokens,
+                one.is_accepted,
+                one.n,
+            )
+            for one in ended
+        ],
+    )
+
+
+def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
+    """Remove what ended before these times, Unix seconds, a bounded number of rows; how many."""
+    db.execute("BEGIN IMMEDIATE")
+    removed = db.execute(
+        "DELETE FROM results WHERE n IN "
+        "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+        (results_before, TIDY_ROWS),
+    ).rowcount
+    removed += db.execute(
+        "DELETE FROM tasks WHERE n IN "
+        "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+        (tasks_before, TIDY_ROWS),
+    ).rowcount
+    db.execute("COMMIT")
+    return removed
+
+
+def _nameless(accept: Accept) -> Accept:
+    return replace(accept, row=replace(accept.row, idempotency_key=None))
