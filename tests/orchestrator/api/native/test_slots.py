@@ -370,6 +370,7 @@ async def test_instances_show_their_slot_models(
     both, text, clips = [await make_worker() for _ in range(3)]
     both.slots, clips.slots, clips.is_slots_only = FakeSlots(), FakeSlots(slots_total=5), True
     service = await serving(await make_service(both, text, clips), 2)
+    await service.until(lambda: sum(i.ready for i in service.orchestrator.registry) == 2)
     async with service.http.get("/v2/instances") as response:
         found = {one["address"]: one for one in (await response.json())["instances"]}
     assert found[text.address]["slot"] is None and found[text.address]["ready"]
