@@ -90,7 +90,8 @@ def _stream(is_parsed: bool) -> ChunkStream:
     new: Callable[..., ChunkStream] = ChunkStream
     arguments: list[Any] = [nowhere, CHAT, choices, 0]
     if is_parsed:
-        encoder = SimpleNamespace(special_ids=lambda spellings: {}, token_text=str)
+        tokens = SimpleNamespace(special_ids=lambda spellings: {}, token_text=str)
+        encoder = SimpleNamespace(tokens=tokens)
         new = ParsedChunkStream
         arguments.insert(0, TaskOutput(_FORMAT, cast(PromptEncoder, encoder), _TOOLS))
     return new(*arguments, created=0, encoder_of=_nothing)
