@@ -17,7 +17,7 @@ from worker.media.stages.liveportrait.weights import make_networks
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SPREAD = 0.02
-_TINY_FACE = Sizes(
+TINY_FACE = Sizes(
     keypoints=5,
     picture=64,
     expansion=4,
@@ -40,7 +40,7 @@ _CLIP_SHAPES = {  # picture's, words' and common width, layers and patch
 def liveportrait(
     device: torch.device, precision: Precision, *, tiny: bool = False
 ) -> LivePortraitVideo:
-    sizes = _TINY_FACE if tiny else PUBLISHED
+    sizes = TINY_FACE if tiny else PUBLISHED
     torch.manual_seed(0)
     return LivePortraitVideo(make_networks(sizes, device, DTYPES[precision]), sizes, precision)
 

@@ -3,12 +3,14 @@ lay them out."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from perf.slot.random_models import TINY_FACE
 from worker.media.stages.liveportrait.networks import Sizes
 from worker.media.stages.liveportrait.weights import FILES, make_networks
 
@@ -81,23 +83,8 @@ def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
 
 def tiny_portrait_sizes() -> Sizes:
     """LivePortrait at a quarter of its pixels and a fraction of its channels."""
-    return Sizes(
-        keypoints=5,
-        picture=64,
-        expansion=4,
-        depth=4,
-        volume=4,
-        residual_blocks=1,
-        motion_depths=(1, 1, 1, 1),
-        motion_widths=(8, 8, 8, 8),
-        flow_expansion=4,
-        flow_blocks=2,
-        flow_most=16,
-        flow_compressed=2,
-        middle_blocks=1,
-        stitching_hidden=(8,),
-        lips_hidden=(8,),
-        eyes_hidden=(8,),
+    return replace(
+        TINY_FACE, flow_compressed=2, stitching_hidden=(8,), lips_hidden=(8,), eyes_hidden=(8,)
     )
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.tasks.journal import writer
+from orchestrator.tasks.journal.operations import Operation
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker
 
@@ -44,6 +45,19 @@ async def events_of(service: Service, task_id: str, after: str = "") -> list[Eve
 async def ready_of(service: Service) -> tuple[int, Any]:
     async with service.http.get("/health/ready") as response:
         return response.status, await response.json()
+
+
+def hold_writes(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """No transaction is begun until the event is set."""
+    go_on, loop = asyncio.Event(), asyncio.get_running_loop()
+    write = writer.JournalWriter._write
+
+    def held(self: writer.JournalWriter, operations: Sequence[Operation]) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        write(self, operations)
+
+    monkeypatch.setattr(writer.JournalWriter, "_write", held)
+    return go_on
 
 
 def dead_copy(path: Path, to: Path) -> Path:

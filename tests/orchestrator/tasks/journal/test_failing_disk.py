@@ -17,6 +17,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     Disk,
     Restarts,
     events_of,
+    hold_writes,
     ready_of,
     status_of,
     submit,
@@ -331,15 +332,7 @@ async def test_a_disk_that_hangs(
     held = Plan(stall_at=1)
     worker.plan = lambda submit: held
     task_id = await task_of(service)
-    go_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    write = writer.JournalWriter._write
-
-    def hang(self: Any, operations: Any) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-        write(self, operations)
-
-    monkeypatch.setattr(writer.JournalWriter, "_write", hang)
+    go_on = hold_writes(monkeypatch)
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
     status, answer = await submit(service, key="mine")
     assert status == 503 and answer["error"]["code"] == "journal_unavailable"

@@ -22,6 +22,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     Disk,
     Restarts,
     events_of,
+    hold_writes,
     ready_of,
     status_of,
     submit,
@@ -282,15 +283,7 @@ async def test_a_client_sees_an_end_only_once_it_is_on_the_disk(
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
     task_id = await task_of(service)
-    go_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    write = writer.JournalWriter._write
-
-    def slowly(self: Any, operations: Any) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-        write(self, operations)
-
-    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    go_on = hold_writes(monkeypatch)
     held.release.set()
     following = asyncio.create_task(events_of(service, task_id))
     await service.until(lambda: service.outcomes() == ["met"])
@@ -351,16 +344,8 @@ async def test_a_drain_promises_nothing_that_is_not_on_the_disk(
     """Its client is told at once, and may go elsewhere: the next process must not run it too."""
     service = await restarts.start(worker)
     worker.plan = lambda job: Plan(stall_at=1)
-    go_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    write = writer.JournalWriter._write
-
-    def slowly(self: Any, operations: Any) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-        write(self, operations)
-
     with monkeypatch.context() as slow:
-        slow.setattr(writer.JournalWriter, "_write", slowly)
+        go_on = hold_writes(slow)
         submitting = asyncio.create_task(submit(service, key="mine"))
         await service.until(lambda: service.orchestrator.live_tasks == 1)
         await worker.until(lambda: worker.running == 1)
@@ -383,15 +368,7 @@ async def test_a_submission_is_repeated_while_the_first_is_written(
     """Its client has gone in the midst of it. One task by that name; one that went with its
     client keeps no name."""
     service = await restarts.start(worker)
-    go_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    write = writer.JournalWriter._write
-
-    def slowly(self: Any, operations: Any) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-        write(self, operations)
-
-    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    go_on = hold_writes(monkeypatch)
     worker.plan = lambda job: Plan(stall_at=1)
     first = asyncio.create_task(submit(service, key="mine", on_disconnect=on_disconnect))
     await worker.until(lambda: worker.running == 1)
@@ -417,15 +394,7 @@ async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
 ) -> None:
     """It ended while it was written down, and ended ones are not kept in memory."""
     service = await restarts.start(worker, keep_tasks=0)
-    go_on = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    write = writer.JournalWriter._write
-
-    def slowly(self: Any, operations: Any) -> None:
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-        write(self, operations)
-
-    monkeypatch.setattr(writer.JournalWriter, "_write", slowly)
+    go_on = hold_writes(monkeypatch)
     submitting = asyncio.create_task(submit(service, key="mine"))
     await service.until(lambda: service.outcomes() == ["met"])
     go_on.set()
