@@ -8,6 +8,7 @@
     │   ├── UnsupportedModel           a sound checkpoint of something that this worker does not run
     │   └── BrokenCheckpoint           files missing, corrupt, or not fitting each other
     ├── TokenizerError (ValueError)
+    ├── EngineMissing (ImportError)    the engine that was asked for is not installed
     └── NotDeterministic (RuntimeError)
     RequestError (ValueError)          one request is refused, with ``code``
     ├── InvalidCall
@@ -50,6 +51,10 @@ class BrokenCheckpoint(CheckpointError):
 
 class TokenizerError(LoadError, ValueError):
     """The checkpoint's tokenizer is missing or cannot be used."""
+
+
+class EngineMissing(LoadError, ImportError):
+    """Packages of the engine that was asked for are missing; the message has the command."""
 
 
 class NotDeterministic(LoadError, RuntimeError):

@@ -12,7 +12,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.environment import read_environment
 
-EngineName = Literal["torch", "synthetic-free", "synthetic-paced"]
+EngineName = Literal[
+    "torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"
+]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -35,7 +37,9 @@ class WorkerSettings(BaseSettings):
     """What an embedding is made of: the ``mean`` of a prompt's last hidden states, or the ``last``
     token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
     engine: EngineName = "torch"
-    """``synthetic-…`` makes up tokens without a model: for benchmarks and tests only."""
+    """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are others', each an
+    optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model: for
+    benchmarks and tests only."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
     """Of ``synthetic-paced``: what every step takes, ``synthetic_row_ms`` for each of its rows and
     ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""

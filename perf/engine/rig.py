@@ -7,8 +7,9 @@ from typing import Final, TypeVar
 
 from perf.engine.runs import EngineRun, Prompts, Runs, greedy
 from worker.core import Job
-from worker.engine.build import LoadedEngine, build_engine
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.loaded import LoadedEngine
 from worker.models.model import Model
 from worker.runner.torch_runner import TorchRunner
 from worker.settings import WorkerSettings

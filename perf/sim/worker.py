@@ -16,8 +16,8 @@ from pathlib import Path
 
 from orchestrator.clock import Clock, Timer
 from worker.core import Event, JobTokens
-from worker.engine.build import LoadedEngine
 from worker.engine.engine import Engine, EngineConfig
+from worker.loaded import LoadedEngine
 from worker.protocol import ModelCard, WorkerStats
 from worker.runner.synthetic import StepCost
 from worker.scheduler.block_pool import BlockPool

@@ -1,12 +1,10 @@
 """From settings to an engine that is ready to start, with its tokenizer and model card."""
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from worker.core import Clock, EngineService
+from worker.core import Clock
 from worker.engine.card import end_tokens, model_card
 from worker.engine.digest import engine_digest
 from worker.engine.engine import Engine, EngineConfig
@@ -14,12 +12,12 @@ from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
 from worker.kv_disk.base import Tier
 from worker.kv_disk.build import open_disk_tier
+from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
 from worker.models.digest import model_digest
 from worker.models.folder import why_unservable
 from worker.models.load_timing import LoadTiming
-from worker.protocol import ModelCard
 from worker.protocol.grammar_source import library_version
 from worker.runner.base import BuiltRunner
 from worker.runner.memory import text_limits
@@ -30,19 +28,6 @@ from worker.scheduler.config import MAX_PAUSES, SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine that is loaded but not started, and what its callers need to talk to it."""
-
-    engine: EngineService
-    tokenizer: Tokenizer
-    card: ModelCard
-    load_ms: Mapping[str, float] = field(default_factory=dict)
-    """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
-    grammars: GrammarCompiler | None = None
-    """None where the model's text cannot be made to match one."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:

@@ -13,7 +13,7 @@
 """
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
-from worker.protocol.card import ModelCard, Pooling, context_note
+from worker.protocol.card import Feature, ModelCard, Pooling, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
@@ -62,6 +62,7 @@ __all__ = [
     "Describe",
     "Drain",
     "End",
+    "Feature",
     "FinishReason",
     "Frame",
     "Grammar",

@@ -14,6 +14,31 @@ class Pooling(StrEnum):
     LAST = "last"
 
 
+class Feature(StrEnum):
+    """What requests and operators may expect of an engine, and some cannot do."""
+
+    EMBEDDINGS = "embeddings"
+    GRAMMAR = "grammar"
+    IGNORE_EOS = "ignore_eos"
+    KV_EVENTS = "kv_events"
+    """It tells which KV blocks it holds, so that prompts find their prefix."""
+    LOGIT_BIAS = "logit_bias"
+    LOGPROBS = "logprobs"
+    MIN_TOKENS = "min_tokens"
+    PENALTIES = "penalties"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    SEED = "seed"
+    SESSIONS = "sessions"
+    """It keeps a conversation's KV between two turns."""
+    STATISTICS = "statistics"
+    """It tells how full it is and how fast, in every report."""
+    STEP_ABORT = "step_abort"
+    """A job that is given up is gone after the step under way."""
+    STOP_TOKEN_IDS = "stop_token_ids"
+    TOKEN_IDS = "token_ids"
+    """It takes prompts as token ids, and answers with them."""
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """Sent in the first frame of a lane, and again on ``Describe``.
 
@@ -58,6 +83,12 @@ class ModelCard(msgspec.Struct, frozen=True):
     """What enforces grammars there, name and version; empty where a ``Submit`` must have none."""
     can_continue: bool = False
     """It takes up any text where another worker left it, by ``Submit.begun_tokens``."""
+    lacks: tuple[Feature, ...] = ()
+    """What it cannot do, sorted. A request that needs one of these is placed elsewhere, or refused.
+    """
+    abort_ms: float = 0.0
+    """How long a job that was given up may hold its slot beyond one step, as measured or as far as
+    is known: admission reckons with it."""
 
     @property
     def context_note(self) -> str:

@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from worker.core import Clock, Job
-from worker.engine.build import LoadedEngine
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
+from worker.loaded import LoadedEngine
 from worker.log import service_log
 from worker.protocol import InvalidSampling, excerpt
 from worker.protocol.tensors import PARAM_TOKEN

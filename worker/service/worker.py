@@ -10,7 +10,6 @@ import time
 import msgspec
 
 from worker.core import Clock, Job
-from worker.engine.build import LoadedEngine
 from worker.errors import (
     InvalidCall,
     LaneNotOpen,
@@ -20,6 +19,7 @@ from worker.errors import (
     WorkerDraining,
 )
 from worker.grammar.constraint import Constraint
+from worker.loaded import LoadedEngine
 from worker.log import service_log
 from worker.protocol import (
     PROTOCOL_VERSION,

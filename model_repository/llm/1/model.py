@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
-from worker.engine.build import build_engine
+from worker.engines import load_engine
 from worker.log import configure_logging
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.service.worker import Worker
@@ -35,7 +35,7 @@ class TritonPythonModel:
         if settings.legacy_stub and stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
-        self._service = Worker(build_engine(settings), settings)
+        self._service = Worker(load_engine(settings), settings)
         # What is loaded stays: going over it takes the collector 50 to 270 ms, all jobs at a halt.
         gc.collect()
         gc.freeze()

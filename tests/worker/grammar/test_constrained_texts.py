@@ -9,8 +9,9 @@ import pytest
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job
-from worker.engine.build import LoadedEngine, build_engine
+from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, FinishReason, Grammar, GrammarKind, Sampling
 from worker.settings import WorkerSettings
 

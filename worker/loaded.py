@@ -1,0 +1,22 @@
+"""A loaded model, whatever engine runs it: what every builder of ``worker.engines`` returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from worker.core import EngineService
+from worker.grammar.compiler import GrammarCompiler
+from worker.protocol import ModelCard
+from worker.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that is loaded but not started, and what its callers need to talk to it."""
+
+    engine: EngineService
+    tokenizer: Tokenizer
+    card: ModelCard
+    load_ms: Mapping[str, float] = field(default_factory=dict)
+    """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
+    grammars: GrammarCompiler | None = None
+    """None where the model's text cannot be made to match one."""
