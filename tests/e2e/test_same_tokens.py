@@ -12,7 +12,8 @@ from tests.e2e.conftest import Stack
 from tests.e2e.test_plain import stream, text_of
 from tests.support.sse import events_of
 from worker.core import Event, Job, JobFinished, JobTokens
-from worker.engine.build import LoadedEngine, build_engine
+from worker.engine.build import build_engine
+from worker.loaded import LoadedEngine
 from worker.protocol import Sampling
 from worker.settings import WorkerSettings
 

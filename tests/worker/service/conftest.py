@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import Job, JobFinished, JobStarted, JobTokens
-from worker.engine.build import LoadedEngine
+from worker.loaded import LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,
