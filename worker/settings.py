@@ -5,11 +5,12 @@ own environment. A bad value stops the model from loading, with the variable's n
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from worker.engine_args import read_engine_args
 from worker.environment import read_environment
 
 EngineName = Literal[
@@ -40,6 +41,9 @@ class WorkerSettings(BaseSettings):
     """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are others', each an
     optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model: for
     benchmarks and tests only."""
+    engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    """For an engine that others wrote: its own settings by its own names, as ``name=value`` pairs
+    with blanks between them or as a JSON object. The engine checks names and values."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
     """Of ``synthetic-paced``: what every step takes, ``synthetic_row_ms`` for each of its rows and
     ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""
@@ -128,6 +132,11 @@ class WorkerSettings(BaseSettings):
     @classmethod
     def _empty_is_none(cls, value: SecretStr | None) -> SecretStr | None:
         return value if value is not None and value.get_secret_value() else None
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _read_engine_args(cls, value: object) -> object:
+        return read_engine_args(value) if isinstance(value, str) else value
 
 
 def read_settings() -> WorkerSettings:
