@@ -5,6 +5,8 @@ ProvisionError
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
  │   └─ NoEngine       none anywhere: one can be fetched
  ├─ FetchFailed        it could not be fetched, or is being fetched by somebody else
+ ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
+ ├─ CatalogUnusable    the file of models or engines cannot be read or written  (also OSError)
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
  ├─ LogUnusable        a log file cannot be written              (also OSError)
@@ -35,6 +37,14 @@ class NoEngine(EngineNotFound):
 
 class FetchFailed(ProvisionError):
     """The Triton server of the wheel could not be fetched."""
+
+
+class ModelNotFound(ProvisionError, FileNotFoundError):
+    """Nothing on this machine is called so, or it is not complete."""
+
+
+class CatalogUnusable(ProvisionError, OSError):
+    """The catalog of models or engines cannot be read or written."""
 
 
 class PortInUse(ProvisionError, OSError):

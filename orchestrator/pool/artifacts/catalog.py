@@ -1,0 +1,202 @@
+"""``ModelCatalog``: the models on this machine, for every process that looks.
+
+    TIDEGATE_HOME/models/
+      catalog.json            what this file is about
+      store/<id>/             complete models, each with ``.tidegate.json``: its entry as registered
+      staging/<id>/           models whose files are on their way, likewise
+      trash/                  what is being deleted
+
+The folders are the truth, and the file an index of them: a model is moved to ``store`` in one step
+when its files are all there and its entry lies with them. A file that was lost or damaged is made
+anew from them.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
+from orchestrator.pool.errors import ModelNotFound
+from orchestrator.pool.shared_file import SharedFile, sync_folder, write_atomically
+
+MANIFEST = ".tidegate.json"
+
+
+class Models(msgspec.Struct, frozen=True):
+    """The file. ``version`` counts its changes."""
+
+    version: int = 0
+    changed_ms: int = 0
+    entries: tuple[ModelEntry, ...] = ()
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class ModelCatalog:
+    """The models below the state directory ``home``. Several processes may have one each.
+
+    Methods raise ``CatalogUnusable`` where the file system refuses.
+    """
+
+    def __init__(self, home: Path, now_ms: Callable[[], int] = now_ms) -> None:
+        self.folder = home / "models"
+        self._now_ms = now_ms
+        self._file = SharedFile(self.folder / "catalog.json", Models, self._from_folders)
+
+    @property
+    def file(self) -> Path:
+        return self._file.path
+
+    def models(self) -> Models:
+        """All entries, oldest first, with the count of changes that they are of."""
+        models = self._file.read()
+        if all(self.path_of(entry).is_dir() for entry in models.entries):
+            return models
+        # a folder was moved and nobody lived to write it down; whoever changes something next does
+        entries = self._settled({entry.id: entry for entry in models.entries})
+        return Models(models.version, models.changed_ms, _ordered(entries))
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        return self.models().entries
+
+    def get(self, text: str) -> ModelEntry:
+        """The entry with that id or name. Raises ``ModelNotFound``."""
+        found = self.find(text)
+        if found is None:
+            raise ModelNotFound(
+                f"there is no model {text!r} on this machine: there {self.what_there_is()}"
+            )
+        return found
+
+    def find(self, text: str) -> ModelEntry | None:
+        """The entry with that id or name; of two with one name the one that can be used."""
+        its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
+        usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
+        return next(iter(usable or its), None)
+
+    def what_there_is(self) -> str:
+        """For an error: ``is a, b``, or ``are none``."""
+        names = sorted(entry.name for entry in self.entries() if entry.state is ModelState.ACTIVE)
+        if not names:
+            return "are none; tidegate models add HF_ID, PATH or FILE.gguf gets one"
+        return f"is {', '.join(names)}; tidegate models add gets another"
+
+    def path_of(self, entry: ModelEntry) -> Path:
+        """The folder with its files, which is another one once it is complete."""
+        kind = "staging" if entry.state is ModelState.STAGING else "store"
+        return self.folder / kind / entry.id
+
+    def servable_path(self, entry: ModelEntry) -> Path:
+        """What an engine is given: the folder, or the GGUF file."""
+        gguf = entry.gguf
+        return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
+
+    def stage(self, entry: ModelEntry) -> Path:
+        """Write down that a model's files are on their way; the folder that they go to."""
+        with self._editing() as entries:
+            folder = self.folder / "staging" / entry.id
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(folder / MANIFEST, msgspec.json.encode(entry))
+            entries[entry.id] = entry
+        return folder
+
+    def activate(self, entry: ModelEntry) -> ModelEntry:
+        """Register a model whose staged files are complete and verified. Returns its new entry."""
+        active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
+        with self._editing() as entries:
+            staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
+            final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(staged / MANIFEST, msgspec.json.encode(active))
+            if final.exists():  # of a broken one that was added again
+                self._throw_away(final)
+            os.rename(staged, final)
+            sync_folder(final.parent)
+            entries[entry.id] = active
+        return active
+
+    def update(self, entry: ModelEntry) -> None:
+        """Take over what changed of a model that is registered: use, verification, state."""
+        with self._editing() as entries:
+            if entry.id in entries:
+                entries[entry.id] = entry
+
+    def remove(self, entry: ModelEntry) -> None:
+        """Delete a model, complete or not. It is gone from the file before its files are."""
+        with self._editing() as entries:
+            for kind in ("store", "staging"):
+                folder = self.folder / kind / entry.id
+                if folder.exists():
+                    self._throw_away(folder)
+            entries.pop(entry.id, None)
+        self.empty_trash()
+
+    def empty_trash(self) -> None:
+        """Delete what was thrown away, by this process or one that was killed meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            for each in (self.folder / "trash").iterdir():
+                shutil.rmtree(each, ignore_errors=True)
+
+    def touch(self, entry: ModelEntry) -> None:
+        """Note that a model is used; the least recently used make room for others."""
+        self.update(msgspec.structs.replace(entry, used_ms=self._now_ms()))
+
+    def _throw_away(self, folder: Path) -> None:
+        trash = self.folder / "trash"
+        trash.mkdir(exist_ok=True, mode=0o700)
+        os.rename(folder, trash / f"{folder.name}-{secrets.token_hex(4)}")
+
+    @contextlib.contextmanager
+    def _editing(self) -> Iterator[dict[str, ModelEntry]]:
+        """Entries by id as the folders have them now, written back if something changed."""
+        with self._file.editing() as (models, write):
+            before = {entry.id: entry for entry in models.entries}
+            entries = self._settled(before)
+            yield entries
+            if entries != before:
+                write(self._numbered(entries, models.version))
+
+    def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
+        """``entries`` with what a process that was killed between two steps had left to do."""
+        found = self._scan()
+        return {
+            id: entries[id] if id in entries and _same_place(entries[id], entry) else entry
+            for id, entry in found.items()
+        }
+
+    def _from_folders(self) -> Models:
+        return self._numbered(self._scan(), 0)
+
+    def _numbered(self, entries: dict[str, ModelEntry], version: int) -> Models:
+        return Models(version + 1, self._now_ms(), _ordered(entries))
+
+    def _scan(self) -> dict[str, ModelEntry]:
+        """By id, of every folder with a readable manifest; complete ones count before others."""
+        found: dict[str, ModelEntry] = {}
+        for kind in ("staging", "store"):
+            for manifest in sorted(self.folder.glob(f"{kind}/*/{MANIFEST}")):
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    entry = msgspec.json.decode(manifest.read_bytes(), type=ModelEntry)
+                    if entry.id == manifest.parent.name:
+                        found[entry.id] = entry if kind == "store" else _staging(entry)
+        return found
+
+
+def _ordered(entries: dict[str, ModelEntry]) -> tuple[ModelEntry, ...]:
+    return tuple(sorted(entries.values(), key=lambda entry: (entry.created_ms, entry.id)))
+
+
+def _staging(entry: ModelEntry) -> ModelEntry:
+    return msgspec.structs.replace(entry, state=ModelState.STAGING)
+
+
+def _same_place(entry: ModelEntry, found: ModelEntry) -> bool:
+    return (entry.state is ModelState.STAGING) == (found.state is ModelState.STAGING)
