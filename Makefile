@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-clients lint wheel clean \
-  bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim attack chaos fuzz
+  bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -34,6 +34,7 @@ help:
 	@echo 'make bench-slot    clips beside a naive pipeline with the same stages   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load  ARGS="--seed 2"'
+	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
 	@echo 'make attack        hostile and clumsy clients, and what became of it   ARGS="--seconds 60"'
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
@@ -90,6 +91,9 @@ soak-slot: setup-dev
 
 chaos: setup-dev
 	$(BIN)/python -m perf.chaos --json build/chaos.json --allow-dirty $(ARGS)
+
+soak: setup-dev
+	$(BIN)/python -m perf.chaos --soak $(or $(SECONDS),3600) --json build/soak.json --allow-dirty $(ARGS)
 
 attack: setup-dev
 	$(BIN)/python -m perf.attack --json build/attack.json --allow-dirty $(ARGS)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
-from perf.chaos import books
+from perf.chaos import books, soak
 from perf.chaos.clients import KINDS, Ledger, Load
 from perf.chaos.world import (
     ROLLING_RESTART,
@@ -24,6 +24,7 @@ from perf.chaos.world import (
     triton_faults,
 )
 from perf.report.command import begin, new_console, new_parser, status_of
+from perf.report.recording import Recording
 from perf.report.table import new_table
 from perf.stack.stack import StackSpec
 
@@ -109,6 +110,40 @@ def show(rows: list[Row], ledger: Ledger, console: Console) -> None:
         console.print(fault, markup=False, style="red")
 
 
+async def _soak(seconds: float, seed: int, recording: Recording, console: Console) -> int:
+    found = await soak.run(seconds, seed)
+    rows, ledger = soak.rows_of(found), found.ledger
+    table = new_table("part", "MiB by tenths", "growth", "files", "threads")
+    for row in rows:
+        rss, fds, threads = (
+            " ".join(f"{value:.4g}" for value in values)
+            for values in (row.rss_mib, row.fds, row.threads)
+        )
+        table.add_row(row.part, rss, f"{row.growth_percent:+.2f} %", fds, threads)
+    console.print(table)
+    outcomes = {f"{k} {what}": n for (k, what), n in ledger.outcomes.get("soak", {}).items()}
+    console.print(f"{found.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
+    for fault in ledger.faults:
+        console.print(fault, markup=False, style="red")
+    recording.save(
+        recording.facts()
+        | {
+            "seed": seed,
+            "engine": soak.SPEC.engine,
+            "seconds": round(found.seconds, 1),
+            "parts": rows,
+            "journal_mib": [round(found.journal_bytes[i] / 2**20, 2) for i in (0, -1)],
+            "offered": ledger.offered,
+            "outcomes": outcomes,
+            "durable": len(ledger.durable_ids),
+            "journal": found.journal,
+            "refusals": ledger.refusals,
+            "faults": ledger.faults,
+        }
+    )
+    return int(bool(ledger.faults))
+
+
 async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="at least; each fault once")
@@ -116,9 +151,12 @@ async def _main() -> int:
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
     parser.add_argument("--only", default="", help="faults whose name has this")
     parser.add_argument("--engine", choices=("torch", "synthetic-paced"), default="torch")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="nothing happens to any")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos", *sys.argv[1:])
     console, ledger = new_console(160), Ledger()
+    if args.soak:
+        return await _soak(args.soak, args.seed, recording, console)
     pids = set[int]()
     faults = plan_of(random.Random(args.seed), args.seconds, args.only)
     if not faults:

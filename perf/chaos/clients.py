@@ -69,7 +69,11 @@ class _GivenUp(Exception):
 class Load:
     """Clients that ask again and again until they are told to stop."""
 
-    def __init__(self, world: World, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self, world: World, ledger: Ledger, seed: int, *, pause_s: float = _PAUSE_S / 2
+    ) -> None:
+        """``pause_s`` lies between an answer and the next request, on average."""
+        self._pause_s = pause_s
         self._world = world
         self._ledger = ledger
         self._seed = seed
@@ -116,7 +120,7 @@ class Load:
             if kind == "durable" and outcome != "met":
                 self._ledger.fault(f"a durable task came to {outcome}")
             self._ledger.ended(kind, outcome)
-            await asyncio.sleep(rng.uniform(0.0, _PAUSE_S))
+            await asyncio.sleep(rng.uniform(0.0, 2 * self._pause_s))
 
     async def _ask(
         self, kind: str, home: int, body: dict[str, Any], rng: random.Random

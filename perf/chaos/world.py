@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,14 @@ class World:
             found |= {_server_of(triton), *_stubs_of(triton)}
         return {pid for pid in found if pid is not None}
 
+    def parts(self) -> dict[str, list[int]]:
+        """Process ids of everything that runs now, by what it is."""
+        return {
+            "orchestrator": [_alive(one.pid) for one in self.orchestrators],
+            "Triton": [_server_of(one) for one in self.tritons],
+            "worker": [pid for one in self.tritons for pid in _stubs_of(one)],
+        }
+
     def memory_prefixes(self) -> set[str]:
         """How the names of shared memory of the servers that run now begin: others have theirs on
         the same machine."""
@@ -65,9 +73,10 @@ class Fault:
 
 @asynccontextmanager
 async def orchestrating(
-    addresses: Sequence[str], count: int = 2
+    addresses: Sequence[str], count: int = 2, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[list[OrchestratorProcess], list[Path]]]:
-    """So many orchestrators in front of ``addresses``, ready, each with a journal of its own."""
+    """So many orchestrators in front of ``addresses``, ready, each with a journal of its own;
+    ``env`` are more ``TIDEGATE_…``."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
         journals = [folder / f"journal-{number}.sqlite" for number in range(count)]
@@ -82,6 +91,7 @@ async def orchestrating(
                     "TIDEGATE_JOURNAL_PATH": str(journal),
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(GRACE_S),
                     "TIDEGATE_LOG_FORMAT": "text",
+                    **(env or {}),
                 },
                 log=state_dir() / "perf" / f"chaos-orchestrator-{number}.log",
             )

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from perf.load.usage import cpu_s
 from perf.slot.client import Ask, Client, NaiveClient, SlotClient
 from perf.slot.naive_server import AT_ONCE, SEQUENTIAL
 from perf.slot.stack import SlotSpec, serving
-from perf.slot.usage import cpu_s
 from perf.stack.stack import server
 
 SPEC: Final = SlotSpec(

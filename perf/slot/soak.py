@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from perf.load.usage import Usage
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.slot.client import Ask, Reply, render, render_all
 from perf.slot.stack import SlotServer, SlotSpec, serving
-from perf.slot.usage import Usage
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
 GAP_S: Final = 10.0

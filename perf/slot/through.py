@@ -10,11 +10,11 @@ from typing import Self
 
 import aiohttp
 
+from perf.load.usage import cpu_s
 from perf.report.bundle import Figure
 from perf.slot.client import Ask, Client, Reply, SlotClient
 from perf.slot.rig import SPEC, WARM_UP, Rig, recipe_of
 from perf.slot.stack import serving
-from perf.slot.usage import cpu_s
 from perf.stack.stack import orchestrating
 
 

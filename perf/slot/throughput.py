@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perf.load.usage import Usage
 from perf.report.bundle import Figure
 from perf.slot.client import Ask, Reply
 from perf.slot.naive_server import AT_ONCE
 from perf.slot.rig import OURS, Rig, System, recipe_of
-from perf.slot.usage import Usage
 
 LEVELS = (1, 4)
 _STAGES = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}

@@ -34,6 +34,8 @@ class StackSpec:
     lengths: Literal["cap", "prompt"] = "cap"
     """Where synthetic answers end."""
     max_running: int = 64
+    kv_blocks: int = 0
+    """Of the worker's pool; 0 leaves it to the worker."""
     deterministic: bool = False
     """The same tokens in any company."""
     queue_size: int = 100
@@ -59,6 +61,7 @@ class StackSpec:
             "TIDEGATE_WORKER_SYNTHETIC_LENGTHS": self.lengths,
             **({"TIDEGATE_WORKER_DETERMINISTIC": "true"} if self.deterministic else {}),
             "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
+            "TIDEGATE_WORKER_KV_BLOCKS": str(self.kv_blocks),
         }
 
 

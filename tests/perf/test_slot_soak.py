@@ -3,9 +3,9 @@
 import random
 from itertools import islice
 
+from perf.load.usage import Usage
 from perf.slot.client import Ask, Reply
 from perf.slot.soak import Soak, Visit, figures, judge_answers, judge_growth, visits
-from perf.slot.usage import Usage
 
 CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
 

@@ -1,7 +1,7 @@
 """What a server with all of its processes has taken: memory, files, threads."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ _GONE = (FileNotFoundError, ProcessLookupError)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a process and all below it, added up. Pages that processes share count for each."""
+    """Of some processes, added up. Pages that they share count for each."""
 
     rss_mib: float
     shm_mib: float
@@ -28,10 +28,15 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Now. Processes that end meanwhile are left out."""
+        """Of a process and all below it, now. Processes that end meanwhile are left out."""
+        return cls.of_each(tree(pid))
+
+    @classmethod
+    def of_each(cls, pids: Iterable[int]) -> Self:
+        """Of these processes, without those below them."""
         pages = fds = threads = processes = 0
         mapped: dict[tuple[int, int], int] = {}
-        for each in tree(pid):
+        for each in pids:
             with suppress(*_GONE):
                 proc = Path(f"/proc/{each}")
                 pages += int((proc / "statm").read_text().split()[1])

@@ -1,0 +1,188 @@
+"""``make soak``: text and durable tasks for an hour, paced, among cancels, dropped connections,
+mistakes and short deadlines. Does anything grow, and is every answer the right one to its end?
+
+The bounds of what an orchestrator keeps of ended tasks, and the worker's KV pool, are small, so
+that both are full within the first tenth; growth is counted from the second tenth on.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from perf.chaos import books
+from perf.chaos.clients import Ledger, Load
+from perf.chaos.trouble import Troublemaker
+from perf.chaos.world import World, orchestrating
+from perf.load.usage import Usage
+from perf.report.stats import median
+from perf.stack.stack import StackSpec, tritons
+
+SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=512)
+PARTS: Final = 10
+PAUSE_S: Final = 2.0
+"""Of each client between an answer and its next request, on average."""
+TROUBLE_EVERY_S: Final = 4.0
+MOST_GROWTH: Final = 0.01
+"""Of resident memory, from the second tenth to the last."""
+_ENV: Final = {
+    "TIDEGATE_KEEP_TASKS": "100",
+    "TIDEGATE_KEEP_TASKS_S": "60",
+    # It may run beside other work on the machine; a process that waits for its turn is not dead.
+    "TIDEGATE_SUSPECT_AFTER_S": "10",
+    "TIDEGATE_DOWN_AFTER_S": "30",
+}
+_LOOK_EVERY_S: Final = 5.0
+_COUNTS: Final = {"fds": 2, "threads": 2}
+"""More of these in the quietest moment of the last tenth than of the second one is growth."""
+
+Look = Mapping[str, Usage]
+"""What each process had taken, by its part: orchestrator, Triton, worker."""
+
+
+@dataclass(slots=True)
+class Soak:
+    """``looks``: seconds into the run, and what was taken then."""
+
+    ledger: Ledger
+    looks: list[tuple[float, Look]] = field(default_factory=list)
+    journal_bytes: list[int] = field(default_factory=list)
+    """At each look."""
+    seconds: float = 0.0
+    journal: books.JournalFacts | None = None
+
+
+async def run(seconds: float, seed: int) -> Soak:
+    """Of a Triton and an orchestrator of its own. Raises ``ProvisionError`` when one of them cannot
+    be started."""
+    ledger = Ledger(round="soak")
+    found = Soak(ledger)
+    async with (
+        tritons(SPEC, 1) as instances,
+        orchestrating([instances[0].grpc_address], 1, _ENV) as (orchestrators, journals),
+    ):
+        world = World(instances, orchestrators, journals)
+        pids = world.pids()
+        ledger.memory_prefixes |= world.memory_prefixes()
+        load = Load(world, ledger, seed, pause_s=PAUSE_S)
+        await load.start(1)
+        begun = time.monotonic()
+        async with _looking(world, journals[0], begun, found):
+            await _trouble(world, ledger, seed, until=begun + seconds)
+        await load.stop()
+        found.seconds = time.monotonic() - begun
+        await books.close(world, ledger)
+        if pids != world.pids():
+            ledger.faults.append("a process was replaced while nothing was done to any")
+        for process in orchestrators:
+            await process.stop(5.0)
+        found.journal = books.read_journals(journals, ledger)
+    await asyncio.sleep(0.5)
+    books.judge_leaks(pids, ledger)
+    judge_answers(ledger)
+    judge_growth(found)
+    return found
+
+
+async def _trouble(world: World, ledger: Ledger, seed: int, *, until: float) -> None:
+    rng = random.Random(f"trouble {seed}")
+    timeout = aiohttp.ClientTimeout(total=60.0)
+    async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
+        maker = Troublemaker(http, world.orchestrators[0].url, ledger, rng)
+        while (left := until - time.monotonic()) > 0:
+            group.create_task(maker.visit())
+            await asyncio.sleep(min(left, rng.uniform(0.0, 2 * TROUBLE_EVERY_S)))
+
+
+@asynccontextmanager
+async def _looking(world: World, journal: Path, begun: float, found: Soak) -> AsyncIterator[None]:
+    async def look() -> None:
+        while True:
+            at = time.monotonic() - begun
+            found.looks.append((at, await asyncio.to_thread(_look, world)))
+            found.journal_bytes.append(await asyncio.to_thread(os.path.getsize, journal))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+
+
+def _look(world: World) -> Look:
+    return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
+
+
+def judge_answers(ledger: Ledger) -> None:
+    """Nothing was done to any process: every request is met, and none is sent elsewhere."""
+    for counts in ledger.outcomes.values():
+        for (kind, outcome), count in counts.items():
+            if outcome != "met":
+                ledger.faults.append(f"soak: {count} {kind} requests came to {outcome}")
+    if ledger.refusals:
+        ledger.faults.append(f"soak: {ledger.refusals} requests were refused")
+
+
+def judge_growth(found: Soak) -> None:
+    """Adds a fault for whatever has grown."""
+    for part in found.looks[0][1]:
+        second, last = tenth_of(found, part, 1), tenth_of(found, part, PARTS - 1)
+        before, after = (median([look.rss_mib for look in each]) for each in (second, last))
+        if after > before * (1 + MOST_GROWTH):
+            found.ledger.faults.append(
+                f"soak: {part}'s memory grew from {before:.1f} to {after:.1f} MiB"
+            )
+        for name, allowed in _COUNTS.items():
+            least = [min(getattr(look, name) for look in each) for each in (second, last)]
+            if least[1] > least[0] + allowed:
+                found.ledger.faults.append(
+                    f"soak: {part}'s {name} grew from {least[0]} to {least[1]}"
+                )
+
+
+def tenth_of(found: Soak, part: str, number: int) -> Sequence[Usage]:
+    """What ``part`` had taken in that tenth of the run, from 0 on."""
+    length = found.seconds / PARTS
+    taken = [
+        look[part] for at, look in found.looks if number * length <= at < (number + 1) * length
+    ]
+    return taken or [found.looks[-1][1][part]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """One process by tenths of the run."""
+
+    part: str
+    rss_mib: list[float]
+    """Medians."""
+    growth_percent: float
+    """From the second tenth to the last."""
+    fds: list[int]
+    """The fewest."""
+    threads: list[int]
+
+
+def rows_of(found: Soak) -> list[PartRow]:
+    rows = []
+    for part in found.looks[0][1]:
+        tenths = [tenth_of(found, part, number) for number in range(PARTS)]
+        rss = [round(median([look.rss_mib for look in each]), 2) for each in tenths]
+        rows.append(
+            PartRow(
+                part,
+                rss,
+                round(100 * (rss[-1] / rss[1] - 1), 2),
+                [min(look.fds for look in each) for each in tenths],
+                [min(look.threads for look in each) for each in tenths],
+            )
+        )
+    return rows
