@@ -1,7 +1,8 @@
-// One clip: submitted, followed to its end, cancelled. It tells whoever shows it.
+// One clip.
 
-import { ApiError, call } from "./api.js";
+import { call } from "./api.js";
 import { follow } from "./follow.js";
+import { Submission } from "./submission.js";
 
 export const STAGES = [
   ["audio", "speech"],
@@ -10,52 +11,15 @@ export const STAGES = [
   ["clip", "check"],
 ];
 
-export class Clip extends EventTarget {
+export class Clip extends Submission {
   // `asked`: recipe, deadlineMs, onDeadline, preview.
   constructor(asked) {
-    super();
-    this.asked = asked;
-    this.began = performance.now();
-    this.stage = "sending"; // queued, running, ended
+    super("/v2/slots", "clip", asked);
     this.percents = {};
     this.preview = null; // a Blob, the latest
-    this.lastId = "";
-    this.slotId = null;
-    this.queuePosition = null;
     this.predictedMs = null;
-    this.endedAt = null;
-    this.outcome = null; // met, partial, missed, refused, aborted, failed; lost is ours
     this.facts = null;
     this.outputs = {};
-    this.error = null;
-    this.correlationId = null;
-    this.cancelling = false;
-    this.gone = new AbortController();
-  }
-
-  get isOver() {
-    return this.stage === "ended";
-  }
-
-  elapsedMs(now = performance.now()) {
-    return (this.endedAt ?? now) - this.began;
-  }
-
-  async start() {
-    try {
-      await this.#submit();
-      await follow(`/v2/slots/${this.slotId}/events`, this, (event) => this.#take(event));
-    } catch (error) {
-      this.#failed(error);
-    }
-  }
-
-  // Ends at the service, whatever has been submitted by then.
-  async cancel() {
-    if (this.isOver || this.cancelling) return;
-    this.cancelling = true;
-    this.#tell();
-    if (this.slotId !== null) await this.#stop();
   }
 
   // A file of it, as a Blob.
@@ -63,30 +27,25 @@ export class Clip extends EventTarget {
     return (await call("GET", this.outputs[name])).blob();
   }
 
-  #stop() {
-    return call("DELETE", `/v2/slots/${this.slotId}`).catch(() => {});
+  body() {
+    const { asked } = this;
+    return {
+      recipe: asked.recipe,
+      deadline_ms: asked.deadlineMs,
+      on_deadline: asked.onDeadline,
+      preview: asked.preview,
+      outputs: ["mp4", "wav", "png"],
+      on_disconnect: "cancel",
+    };
   }
 
-  async #submit() {
-    const { asked } = this;
-    const response = await call("POST", "/v2/slots", {
-      body: {
-        recipe: asked.recipe,
-        deadline_ms: asked.deadlineMs,
-        on_deadline: asked.onDeadline,
-        preview: asked.preview,
-        outputs: ["mp4", "wav", "png"],
-        on_disconnect: "cancel",
-      },
-    });
-    const answer = await response.json();
-    this.slotId = answer.slot_id;
-    this.correlationId = answer.correlation_id;
-    this.queuePosition = answer.queue_position;
+  accepted(answer) {
     this.predictedMs = answer.predicted_ms;
-    this.stage = "queued";
-    this.#tell();
-    if (this.cancelling) await this.#stop();
+    return answer.slot_id;
+  }
+
+  follow() {
+    return follow(`/v2/slots/${this.id}/events`, this, (event) => this.#take(event));
   }
 
   #take({ event, data }) {
@@ -108,7 +67,7 @@ export class Clip extends EventTarget {
       default:
         return;
     }
-    this.#tell();
+    this.tell();
   }
 
   #ended(told, error) {
@@ -116,31 +75,6 @@ export class Clip extends EventTarget {
     this.facts = told.seconds === undefined ? null : told;
     this.outputs = told.outputs ?? {};
     this.error = error;
-    this.#over();
-  }
-
-  #failed(error) {
-    if (error instanceof ApiError) {
-      const gone = error.status === 404 && this.slotId !== null;
-      this.outcome = gone ? "lost" : "refused";
-      this.error = gone
-        ? { code: "lost", message: "the service does not know this clip any more: it was restarted" }
-        : { ...error.details, code: error.code, message: error.message };
-      this.correlationId = error.headers?.get("X-Correlation-Id") ?? this.correlationId;
-    } else {
-      this.outcome = "lost";
-      this.error = { code: "unreachable", message: "the service cannot be reached" };
-    }
-    this.#over();
-  }
-
-  #over() {
-    this.stage = "ended";
-    this.endedAt = performance.now();
-    this.#tell();
-  }
-
-  #tell() {
-    this.dispatchEvent(new Event("change"));
+    this.over();
   }
 }

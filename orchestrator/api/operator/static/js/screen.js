@@ -97,8 +97,8 @@ export class Screen {
     $("clip-figures").textContent = words;
   }
 
-  #drawStages({ percents, facts, outcome, slotId }) {
-    $("clip-stage").hidden = slotId === null && outcome !== null; // refused: nothing was begun
+  #drawStages({ percents, facts, outcome, id }) {
+    $("clip-stage").hidden = id === null && outcome !== null; // refused: nothing was begun
     const isDone = outcome === "met" || outcome === "partial";
     for (const [stage, row] of this.#rows) {
       const took = facts?.[`${stage}_ms`];
