@@ -8,9 +8,25 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.pool.errors import GaveUp, StartFailed
+from orchestrator.pool.process.process import GuardedProcess, StartProcess
 
 HEARTBEAT_S = 15.0
 MISSES = 3
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a unit's process is started, and how often it is asked whether it lives."""
+
+    start_process: StartProcess = GuardedProcess.start
+    heartbeat_s: float | None = None
+    """None: ``HEARTBEAT_S``."""
+    on_miss: Callable[[], None] = _nothing
+    """Called for each heartbeat without an answer."""
 
 
 class Unit(Protocol):
@@ -39,20 +55,25 @@ class Unit(Protocol):
         """End it at once; ``stop`` still has to be awaited."""
 
 
+_MOST_DOUBLINGS = 60
+"""Of a pause; more would be no number any more one day."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """Exponential backoff with full jitter above a quarter, and when to give up."""
 
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
-    max_failures: int = 5
-    """Losses and failed starts in a row after which the unit is given up."""
+    max_failures: float = 5
+    """Losses and failed starts in a row after which the unit is given up; ``math.inf``: never."""
     stable_s: float = 30.0
     """A unit that served for this long starts again from no failures."""
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Pause before the start that follows ``failures`` failures in a row (from 1)."""
-        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
+        doublings = min(failures - 1, _MOST_DOUBLINGS)
+        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0**doublings)
         return rng.uniform(0.25, 1.0) * ceiling
 
 
@@ -64,8 +85,9 @@ async def supervise(
     on_lost: Callable[[str, float], None],
     on_ready: Callable[[float], None],
     clock: Callable[[], float] = time.monotonic,
+    failed: str | None = None,
 ) -> None:
-    """Watch a started ``unit`` until cancelled.
+    """Watch a started ``unit`` until cancelled; with ``failed`` one whose start has failed so.
 
     ``on_lost`` gets the reason and the pause in seconds before the next start, ``on_ready`` the
     seconds since the loss. Raises ``GaveUp``.
@@ -73,7 +95,8 @@ async def supervise(
     failures = 0
     while True:
         serving_since = clock()
-        reason = await unit.lost()
+        reason = await unit.lost() if failed is None else failed
+        failed = None
         lost_at = clock()
         if lost_at - serving_since >= policy.stable_s:
             failures = 0
@@ -107,10 +130,17 @@ async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
             task.cancel()
 
 
-async def missed_heartbeats(answers: Callable[[], Awaitable[bool]]) -> str:
+async def missed_heartbeats(
+    answers: Callable[[], Awaitable[bool]], keeping: Keeping | None = None
+) -> str:
     """Wait until something that hangs has not answered ``MISSES`` times in a row."""
+    keeping = keeping or Keeping()
     misses = 0
     while misses < MISSES:
-        await asyncio.sleep(HEARTBEAT_S)
-        misses = 0 if await answers() else misses + 1
+        await asyncio.sleep(HEARTBEAT_S if keeping.heartbeat_s is None else keeping.heartbeat_s)
+        if await answers():
+            misses = 0
+        else:
+            misses += 1
+            keeping.on_miss()
     return f"it missed {MISSES} heartbeats"

@@ -15,6 +15,10 @@ too. Should the guardian itself be killed, the command dies with it (PR_SET_PDEA
 
 First line on stdout: the command's process id, which is also its group's. Standard library only,
 run as ``python -I -S guardian.py``: it is up in some 20 ms and is never the reason for a failure.
+
+With ``--detached DIR`` it outlives whoever started it, whose successor finds it by its command line
+(``detached``): orders come from the FIFO ``DIR/orders``, which has no end of file, the process id
+goes to ``DIR/started`` and the exit status to ``DIR/ended``.
 """
 
 import argparse
@@ -31,6 +35,9 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+ORDERS, STARTED, ENDED = "orders", "started", "ended"
+"""Names in the folder of a detached one."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -83,23 +90,24 @@ def _start(command: list[str], guardian: int) -> subprocess.Popen[bytes]:
 
 
 class _Events:
-    """What the guardian waits for: orders on stdin, and signals."""
+    """What the guardian waits for: orders, and signals."""
 
-    def __init__(self) -> None:
+    def __init__(self, orders: int) -> None:
+        self._orders = orders
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for signum in SIGNALS:
             signal.signal(signum, lambda *_: None)
-        self._sources = [0, self._wake]
+        self._sources = [orders, self._wake]
 
     def order(self, default_grace_s: float, wait_s: float | None = None) -> float | None:
         """The grace in seconds of the next order; None after ``wait_s`` or when a child ended."""
         ready, _, _ = select.select(self._sources, [], [], wait_s)
-        if 0 in ready:
-            text = os.read(0, 64)
+        if self._orders in ready:
+            text = os.read(self._orders, 64)
             if text:
                 return float(text.split()[-1])
-            self._sources.remove(0)  # end of file: the launcher is gone
+            self._sources.remove(self._orders)  # end of file: the launcher is gone
             return default_grace_s
         if self._wake in ready and any(s != signal.SIGCHLD for s in os.read(self._wake, 64)):
             return default_grace_s
@@ -152,23 +160,45 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a command; leave nothing of it behind.")
     parser.add_argument("--shm-prefix", default="", help="shared memory to remove at the end")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL")
+    parser.add_argument("--detached", type=Path, metavar="DIR", help="outlive whoever started it")
+    parser.add_argument("--label", default="", help="for whoever looks for it later; not read here")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
+    run_dir: Path | None = args.detached
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    events = _Events()
+    # Open for writing, too: so there is always somebody who could give an order.
+    events = _Events(0 if run_dir is None else os.open(run_dir / ORDERS, os.O_RDWR | os.O_CLOEXEC))
     try:
         child = _start(args.command, os.getpid())
     except OSError as error:
         print(f"cannot run {args.command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
-    with contextlib.suppress(BrokenPipeError):  # the launcher is gone; stdin says so next
-        print(child.pid, flush=True)
+        return _told(run_dir, 127)
+    if run_dir is not None:
+        _tell(run_dir / STARTED, child.pid)
+    else:
+        with contextlib.suppress(BrokenPipeError):  # the launcher is gone; stdin says so next
+            print(child.pid, flush=True)
     _run(child, events, args.grace)
     status = _reap_all(child)
     if args.shm_prefix:
         remove_shared_memory(args.shm_prefix)
-    return status if status >= 0 else 128 - status
+    return _told(run_dir, status if status >= 0 else 128 - status)
+
+
+def _told(run_dir: Path | None, status: int) -> int:
+    """``status``, once it is written down for those who are not our parent."""
+    if run_dir is not None:
+        _tell(run_dir / ENDED, status)
+    return status
+
+
+def _tell(path: Path, number: int) -> None:
+    """Write a number in one step. A full disk, or a folder that was removed, stops nothing."""
+    with contextlib.suppress(OSError):
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(f"{number}\n")
+        partial.replace(path)
 
 
 if __name__ == "__main__":

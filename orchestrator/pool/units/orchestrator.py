@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.pool.errors import StartFailed
 from orchestrator.pool.process.logs import ignore, tail, usable_log
 from orchestrator.pool.process.ports import connect_host, host_port
-from orchestrator.pool.process.process import GuardedProcess, command_environment
-from orchestrator.pool.supervise import first_of, missed_heartbeats
+from orchestrator.pool.process.process import UnitProcess, command_environment
+from orchestrator.pool.supervise import Keeping, first_of, missed_heartbeats
 
 START_TIMEOUT_S = 30.0
 _POLL_S = 0.03
@@ -37,6 +37,7 @@ class OrchestratorProcess:
         log: Path | None = None,
         warn: Callable[[str], None] = ignore,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
+        keeping: Keeping | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -46,7 +47,8 @@ class OrchestratorProcess:
         """Where this start's output goes; None for stderr."""
         self._warn = warn
         self._command = command
-        self._process: GuardedProcess | None = None
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
 
     @property
     def url(self) -> str:
@@ -66,7 +68,7 @@ class OrchestratorProcess:
     async def start(self) -> None:
         """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
         self._log = usable_log(self._log_path, self._warn)
-        self._process = await GuardedProcess.start(
+        self._process = await self._keeping.start_process(
             self.name,
             self._command,
             env=command_environment(
@@ -74,6 +76,11 @@ class OrchestratorProcess:
             ),
             log=self._log,
         )
+        await self._wait_for("/health/live", START_TIMEOUT_S)
+
+    async def adopt(self, process: UnitProcess) -> None:
+        """Go on with one that somebody else has started. Raises ``StartFailed``."""
+        self._process = process
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
@@ -87,7 +94,7 @@ class OrchestratorProcess:
 
     async def lost(self) -> str:
         """Wait until it ends or hangs; which, in a few words."""
-        return await first_of(self._process_end(), missed_heartbeats(self._is_live))
+        return await first_of(self._process_end(), missed_heartbeats(self._is_live, self._keeping))
 
     async def stop(self, drain_s: float) -> None:
         """SIGTERM (it finishes or refuses what it has), SIGKILL when ``drain_s`` and 1 s are up."""

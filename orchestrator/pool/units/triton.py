@@ -27,8 +27,8 @@ from orchestrator.pool.engines.triton import (
 from orchestrator.pool.errors import StartFailed
 from orchestrator.pool.process.logs import ignore, usable_log, why_triton_ended
 from orchestrator.pool.process.ports import connect_host, host_port
-from orchestrator.pool.process.process import GuardedProcess, children_of, is_running
-from orchestrator.pool.supervise import first_of, missed_heartbeats
+from orchestrator.pool.process.process import UnitProcess, children_of, is_running
+from orchestrator.pool.supervise import Keeping, first_of, missed_heartbeats
 from orchestrator.pool.units.triton_control import TritonControl
 
 TERM_S = 1.5
@@ -53,6 +53,7 @@ class TritonInstance:
         *,
         log: Path | None = None,
         warn: Callable[[str], None] = ignore,
+        keeping: Keeping | None = None,
     ) -> None:
         self.name = name
         self.ports = ports
@@ -62,7 +63,8 @@ class TritonInstance:
         self._log = log
         """Where this start's output goes; None for stderr."""
         self._warn = warn
-        self._process: GuardedProcess | None = None
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
         self._stubs: list[int] = []
 
     @property
@@ -97,22 +99,31 @@ class TritonInstance:
         server_id = f"tidegate_{secrets.token_hex(6)}_"
         self._log = usable_log(self._log_path, self._warn)
         compile_models(self._spec)
-        self._process = await GuardedProcess.start(
+        self._process = await self._keeping.start_process(
             self.name,
             triton_command(self._install, self._spec, self.ports, server_id),
             env=triton_environment(self._install, self._spec),
             log=self._log,
             shm_prefix=server_id,
         )
+        await self._loaded(self._process, server_id)
+
+    async def adopt(self, process: UnitProcess, server_id: str) -> None:
+        """Go on with a server that somebody else has started, loaded or not. Raises
+        ``StartFailed`` with the reason."""
+        self._process = process
+        await self._loaded(process, server_id)
+
+    async def _loaded(self, process: UnitProcess, server_id: str) -> None:
         deadline = time.monotonic() + self._spec.load_timeout_s
         async with TritonControl(self.grpc_address) as control:
             while not await self._is_ready(control, server_id):
-                if not self._process.running:
-                    raise self._failure(f"ended with status {await self._process.wait()}")
+                if not process.running:
+                    raise self._failure(f"ended with status {await process.wait()}")
                 if time.monotonic() > deadline:
                     raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
                 await asyncio.sleep(_READY_POLL_S)
-        self._stubs = children_of(self._process.pid)
+        self._stubs = children_of(process.pid)
 
     async def lost(self) -> str:
         """Wait until it no longer serves; why, in a few words."""
@@ -121,7 +132,7 @@ class TritonInstance:
                 self._process_end(),
                 self._stub_end(),
                 self._unloading(control),
-                missed_heartbeats(lambda: self._has_models(control)),
+                missed_heartbeats(lambda: self._has_models(control), self._keeping),
             )
 
     async def stop(self, drain_s: float) -> None:
