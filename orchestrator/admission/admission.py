@@ -11,11 +11,12 @@ from orchestrator.clock import Clock
 from orchestrator.errors import Draining, InvalidRequest, NoCapacity, NotReady
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Placer
+from orchestrator.placement.features import FIELDS, features_of
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import PlacementMode
 from orchestrator.tasks.task import Task
-from worker.protocol import ModelCard, OnDeadline
+from worker.protocol import Feature, ModelCard, OnDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Admission:
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""
         settle_sampling(task, card, self.config.default_max_tokens)
+        task.features = features_of(task.job, task.sampling)
 
     def finish(self, task: Task) -> None:
         """Raises ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded`` or
@@ -89,7 +91,12 @@ class Admission:
             )
         if not self._registry.any_ready(task.model):
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
-        if not self._placer.is_possible(task):
+        is_possible = self._placer.is_possible(task)
+        lacking = self._placer.lacking(task)
+        if lacking:
+            raise _unable(task, lacking)
+        # Those with what it needs may come back; anybody else could be asked for less.
+        if not is_possible and not (task.features and self._placer.may_return(task)):
             raise NotReady(
                 "no instance that is ready can take this task, by its placement and its length; "
                 "try again shortly, or ask for less"
@@ -109,3 +116,15 @@ class Admission:
         tokens = forecaster.fitting_tokens(task, task.deadline.left_ms(now) - wait_ms)
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens
+
+
+def _unable(task: Task, lacking: frozenset[Feature]) -> InvalidRequest:
+    """No instance of the model can do all of it, however idle."""
+    names = sorted(lacking)
+    stated = task.job.placement.capabilities
+    field = next((FIELDS[name] for name in names if name in FIELDS and name not in stated), None)
+    return InvalidRequest(
+        f"no instance of {task.model!r} can do what this needs: {' and '.join(names)} (see "
+        "lacks in /v2/instances); leave it out, or ask for another model",
+        field="placement.capabilities" if stated & lacking else field,
+    )

@@ -52,7 +52,7 @@ class Hedger:
                 continue
             if not self.is_due(task, attempt.basis, attempt.dispatched_at, now):
                 continue
-            target = self.target(task)
+            target = self.target(task, now)
             if target is None:
                 continue
             self.budget.spend()
@@ -74,7 +74,7 @@ class Hedger:
         first_ms = model.estimate(Work(task.prompt_tokens), load).upper_ms
         return 1000 * (now - sent_at) > first_ms
 
-    def target(self, task: Task) -> str | None:
+    def target(self, task: Task, now: float) -> str | None:
         """The least loaded other instance with a slot free for ``task``, if any."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         requirements = Requirements(
@@ -83,13 +83,16 @@ class Hedger:
             tokens,
             task.job.placement,
             has_grammar=task.job.grammar is not None,
+            features=task.features,
         )
+        left_ms = task.deadline.left_ms(now)
         free = [
             c
             for c in feasible(requirements, self._registry.candidates())
             if c.ready
             and c.name != task.instance
             and c.name not in task.failed_on
+            and c.abort_ms < left_ms
             and c.load < self._registry.instances[c.name].concurrency.slots
         ]
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None

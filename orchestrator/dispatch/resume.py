@@ -17,7 +17,7 @@ import msgspec
 from orchestrator.instances.instance import Instance
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
-from worker.protocol import FinishReason, ModelCard, Outcome, Sampling
+from worker.protocol import Feature, FinishReason, ModelCard, Outcome, Sampling
 
 
 def with_seed(sampling: Sampling, rng: random.Random) -> Sampling:
@@ -63,7 +63,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
     """The end of a text that lacks nothing but the end from its worker, which is ``lost``; None for
     any other text, and where a worker has to say what is left of it.
     """
-    if lost is None or lost.encoder is None or not _has_all_ids(task):
+    if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return None
     assert task.transcript is not None
     sampling, ids = task.sampling, task.transcript.ids
@@ -83,7 +83,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
 
 def can_resume(task: Task, lost: Instance | None) -> bool:
     """Whether all that was generated is known, as far as going on with it needs that."""
-    if lost is None or lost.encoder is None or not _has_all_ids(task):
+    if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return False
     assert task.transcript is not None
     return lost.encoder.card.can_continue or not needs_continue(task, lost)
@@ -101,10 +101,12 @@ def needs_continue(task: Task, lost: Instance) -> bool:
     )
 
 
-def _has_all_ids(task: Task) -> bool:
+def _has_all_ids(task: Task, lost: Instance) -> bool:
     transcript = task.transcript
+    assert lost.encoder is not None
     return (
         task.is_resumable
+        and Feature.TOKEN_IDS not in lost.encoder.card.lacks
         and transcript is not None
         and len(transcript.ids) == task.completion_tokens
     )

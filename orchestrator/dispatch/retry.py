@@ -26,6 +26,8 @@ from orchestrator.dispatch.resume import (
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
+from orchestrator.placement.features import features_now
+from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction import Work
 from orchestrator.tasks.task import Task
 from worker.protocol import Code
@@ -109,16 +111,20 @@ class Retrier:
             assert lost is not None and lost.card is not None
             task.begun_by_weights = lost.card.model_digest
             task.needs_continue = needs_continue(task, lost)
+        requirements = Requirements(
+            task.model,
+            task.vocabulary,
+            constraint=task.job.placement,
+            model_digest=task.begun_by_weights,
+            needs_continue=task.needs_continue,
+            features=features_now(task),
+        )
         ready = [
             instance
             for instance in self._registry
             if (instance.ready or instance.is_reopening)
             and instance.encoder is not None
-            and instance.encoder.card.model == task.model
-            and instance.encoder.vocabulary == task.vocabulary
-            and task.job.placement.allows(instance.address)
-            and task.begun_by_weights in (None, instance.encoder.card.model_digest)
-            and (instance.encoder.card.can_continue or not task.needs_continue)
+            and requirements.allows(instance.candidate(instance.encoder, True, now))
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]

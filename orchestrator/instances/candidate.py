@@ -3,8 +3,16 @@
 from dataclasses import dataclass
 
 from orchestrator.prediction import StepUnderLoad
+from worker.protocol import Feature
 
 UNLIMITED = 2**62
+
+
+def read_capability(text: str) -> tuple[int, int]:
+    """``9.0`` as (9, 0), so that it can be compared; (0, 0) for what is no version."""
+    major, _, minor = text.partition(".")
+    is_version = major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()
+    return (int(major), int(minor)) if is_version else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,14 @@ class Candidate:
     """Of its weights: a text goes on with the same only."""
     can_continue: bool = False
     """It takes up any text where another instance left it."""
+    lacks: frozenset[Feature] = frozenset()
+    """What it cannot do."""
+    abort_ms: float = 0.0
+    """How long a job that was given up may hold its slot there."""
+    quantization: str = ""
+    vram_bytes: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+    device_mask: int = 0
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 

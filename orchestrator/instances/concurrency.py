@@ -85,7 +85,7 @@ class ConcurrencyLimit:
         """What the worker reports: free blocks are those that no running job has reserved."""
         self._step_ms = stats.step_ms
         slots = self._max_running
-        if self._mean_blocks >= 1:
+        if self._mean_blocks >= 1 and stats.kv_blocks_total:
             slots = min(slots, stats.running + int(stats.kv_blocks_free / self._mean_blocks))
         self.slots = max(1, slots)
         if stats.waiting > self.backlog + 1 and stats.running >= self.slots:

@@ -12,7 +12,7 @@ One whose card cannot be used has a ``fault``: it stays CONNECTING until another
 import math
 from enum import StrEnum
 
-from orchestrator.instances.candidate import Candidate
+from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.lanes import Lane
 from orchestrator.prediction import Load, Quantiles, StepLearner
@@ -190,6 +190,12 @@ class Instance:
             has_grammars=bool(card.grammars),
             model_digest=card.model_digest,
             can_continue=card.can_continue,
+            lacks=frozenset(card.lacks),
+            abort_ms=card.abort_ms,
+            quantization=card.quantization,
+            vram_bytes=card.vram_bytes,
+            compute_capability=read_capability(card.compute_capability),
+            device_mask=card.device_mask,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
         return candidate

@@ -208,7 +208,10 @@ class Registry:
             models=tuple(pace for _, pace, _ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
-            min_start_ms=min((card.min_start_budget_ms for *_, card in serving), default=0.0),
+            # What cannot be stopped in time is not started.
+            min_start_ms=min(
+                (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
+            ),
             places=sum(i.concurrency.limit - i.load for i, *_ in serving),
         )
 

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Executor
 
 from orchestrator.errors import ModelNotFound, NotReady
+from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard
@@ -21,9 +22,10 @@ class ServedModels:
         self._special_in_prompts = special_in_prompts
 
     def by_name(self) -> dict[str, PromptEncoder]:
-        """Models that are known, up or not. A ready instance's card is preferred."""
+        """Models that are known, up or not. A ready instance's card is preferred, and of those that
+        of an engine that lacks the least: placement finds who can do what it says."""
         known: dict[str, PromptEncoder] = {}
-        for instance in sorted(self._registry, key=lambda instance: instance.ready):
+        for instance in sorted(self._registry, key=_preference):
             if instance.encoder is not None:
                 known[instance.encoder.card.model] = instance.encoder
         return known
@@ -61,3 +63,7 @@ class ServedModels:
 
     def _make(self, card: ModelCard) -> PromptEncoder:
         return PromptEncoder(card, special_in_prompts=self._special_in_prompts)
+
+
+def _preference(instance: Instance) -> tuple[bool, int]:
+    return instance.ready, 0 if instance.card is None else -len(instance.card.lacks)

@@ -11,12 +11,14 @@ from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.affinity import Affinity
 from orchestrator.placement.choose import feasible, finish_ms, place
+from orchestrator.placement.features import features_now
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
+from worker.protocol import Feature
 
 FEASIBLE_TTL_S = 1.0
 _MAX_SETS = 1024
@@ -101,6 +103,22 @@ class Placer:
         self.refresh()
         return any(c.ready for c in self._feasible(self.requirements(task)))
 
+    def lacking(self, task: Task) -> frozenset[Feature]:
+        """What of ``task``'s features no instance of its model has, all of them, up or not: those
+        of the one that comes closest. As of the last ``refresh``."""
+        if not task.features:
+            return task.features
+        lacks = [
+            task.features & c.lacks
+            for c in self._candidates.values()
+            if c.model == task.model and c.vocabulary == task.vocabulary
+        ]
+        return min(lacks, key=lambda lack: (len(lack), sorted(lack)), default=frozenset())
+
+    def may_return(self, task: Task) -> bool:
+        """Whether an instance that is not ready now could take ``task``. As of ``refresh``."""
+        return any(not c.ready for c in self._feasible(self.requirements(task)))
+
     def is_excluded(self, task: Task) -> bool:
         """Whether the operator's policy sends ``task`` nowhere, now or when all are idle.
 
@@ -145,6 +163,7 @@ class Placer:
             has_grammar=task.job.grammar is not None,
             model_digest=task.begun_by_weights,
             needs_continue=task.needs_continue,
+            features=features_now(task),
         )
 
     def able(self, task: Task) -> list[str]:
@@ -164,7 +183,8 @@ class Placer:
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
-        able = [c for c in able if _takes(c, task)]
+        left_ms = task.deadline.left_ms(self._clock.now())
+        able = [c for c in able if _takes(c, task) and c.abort_ms < left_ms]
         if not able:
             return None
         demand = self._demand(task)
@@ -197,8 +217,9 @@ class Placer:
                 instance=choice.name,
                 cached_tokens=choice.cached_tokens,
             )
-        self.affinity.record(tenant, session, choice.name, now)
-        self._candidates[choice.name] = self._registry.candidate(choice.name)
+        candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
+        if Feature.KV_EVENTS not in candidate.lacks:  # else nobody knows whether it keeps anything
+            self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 

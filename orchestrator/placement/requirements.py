@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.tasks.job import PlacementConstraint
+from worker.protocol import Feature
 
 ANYWHERE = PlacementConstraint()
+NOTHING: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Requirements:
     """It goes on with a text that these weights began; None for what has not begun."""
     needs_continue: bool = False
     """Only workers that take up any text can go on with it."""
+    features: frozenset[Feature] = NOTHING
+    """What the engine must be able to do."""
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take it, however busy it is now."""
@@ -38,7 +42,19 @@ class Requirements:
             return False
         if self.tokens > candidate.max_tokens:
             return False
-        return self.constraint.allows(candidate.name)
+        if not self.features.isdisjoint(candidate.lacks):
+            return False
+        return self.constraint is ANYWHERE or self._suits(candidate)
+
+    def _suits(self, candidate: Candidate) -> bool:
+        """Whether it has what the client asks of it by its constraint."""
+        asked = self.constraint
+        return (
+            asked.allows(candidate.name)
+            and (not asked.quantization or candidate.quantization in asked.quantization)
+            and candidate.vram_bytes >= asked.vram_bytes
+            and candidate.compute_capability >= asked.compute_capability
+        )
 
 
 @dataclass(frozen=True, slots=True)

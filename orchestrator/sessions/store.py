@@ -15,7 +15,14 @@ from itertools import islice
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.sessions.config import SessionConfig
-from orchestrator.sessions.session import History, Session, bytes_of, with_answer
+from orchestrator.sessions.session import (
+    History,
+    Kind,
+    Session,
+    bytes_of,
+    kind_of,
+    with_answer,
+)
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
 
@@ -148,7 +155,12 @@ class SessionStore:
         size = bytes_of(joined)
         self._require_room(size, size - session.bytes)
         keeps = job.idle_keep_s if job.states_idle_keep else session.idle_keep_s
-        job = replace(job, model=job.model or session.model, idle_keep_s=keeps)
+        job = replace(
+            job,
+            model=job.model or session.model,
+            idle_keep_s=keeps,
+            needs_ids=kind_of(joined) is Kind.TOKENS,
+        )
         session.is_busy = True
         turn = Turn(self, session, job, joined)
         try:

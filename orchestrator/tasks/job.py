@@ -9,7 +9,7 @@ import msgspec
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
 from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
-from worker.protocol import Grammar, OnDeadline, Sampling
+from worker.protocol import Feature, Grammar, OnDeadline, Sampling
 
 
 class Api(StrEnum):
@@ -53,13 +53,25 @@ class PlacementMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementConstraint:
-    """Where a client wants its task to run; ``instances`` are named as the registry names them."""
+    """Where a client wants its task to run; ``instances`` are named as the registry names them.
+
+    What else it asks for is asked of what an instance tells of itself: one that does not say has
+    none of it.
+    """
 
     mode: PlacementMode = PlacementMode.AUTO
     instances: tuple[str, ...] = ()
+    quantization: tuple[str, ...] = ()
+    """One of these, in the engines' words; empty for any."""
+    vram_bytes: int = 0
+    """At least so much memory of GPUs."""
+    compute_capability: tuple[int, int] = (0, 0)
+    """At least this of CUDA's."""
+    capabilities: frozenset[Feature] = frozenset()
+    """Beside those that the request itself needs."""
 
     def allows(self, instance: str) -> bool:
-        """Whether the task may run there at all."""
+        """Whether the task may run there at all, by the instance's name."""
         if self.mode is PlacementMode.PIN:
             return instance in self.instances
         return self.mode is not PlacementMode.AVOID or instance not in self.instances
@@ -155,3 +167,6 @@ class Job:
     """The client's own name for the submission."""
     body_digest: bytes = b""
     """Of what was submitted by that name."""
+    needs_ids: bool = False
+    """Of no use without the ids of its tokens: they are told to the client, or the next turn's
+    prompt is made of them."""

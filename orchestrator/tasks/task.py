@@ -21,9 +21,10 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, End, PromptLogprobs
+from worker.protocol import Delta, End, Feature, PromptLogprobs
 
 _BIAS_BYTES = 128
+_NO_FEATURES: frozenset[Feature] = frozenset()
 
 
 class Stage(IntEnum):
@@ -117,6 +118,7 @@ class Task:
         "ending",
         "entry",
         "failed_on",
+        "features",
         "first_id_free",
         "fitted_tokens",
         "given_chance",
@@ -172,6 +174,8 @@ class Task:
         self.model = ""
         """The model's own name, once it is known that there is such a model."""
         self.vocabulary = b""
+        self.features: frozenset[Feature] = _NO_FEATURES
+        """What an engine must be able to do for it; known once it was admitted."""
         self.cache_salt = ""
         """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
         self.sampling = job.sampling

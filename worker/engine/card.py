@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
 from worker.log import model_log
 from worker.models.config import ModelConfig
@@ -78,6 +79,7 @@ def model_card(
     model and of the engine."""
     model_digest, engine_digest = digests
     bos = config.bos_token_id
+    facts = device_facts(device)
     return ModelCard(
         model=settings.model_name or model_name(settings.model_path),
         context_tokens=context_tokens,
@@ -104,4 +106,8 @@ def model_card(
         pooling=pooling_of(settings),
         grammars=grammars,
         can_continue=True,
+        quantization=settings.quantize if settings.engine == "torch" else "",
+        vram_bytes=facts.vram_bytes,
+        compute_capability=facts.compute_capability,
+        device_mask=facts.device_mask,
     )

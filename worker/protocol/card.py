@@ -24,12 +24,15 @@ class Feature(StrEnum):
     """It tells which KV blocks it holds, so that prompts find their prefix."""
     LOGIT_BIAS = "logit_bias"
     LOGPROBS = "logprobs"
+    MIN_P = "min_p"
     MIN_TOKENS = "min_tokens"
     PENALTIES = "penalties"
     PROMPT_LOGPROBS = "prompt_logprobs"
     SEED = "seed"
     SESSIONS = "sessions"
     """It keeps a conversation's KV between two turns."""
+    SPECIAL_TEXT = "special_text"
+    """It can leave special tokens in the text (``skip_special_tokens`` false)."""
     STATISTICS = "statistics"
     """It tells how full it is and how fast, in every report."""
     STEP_ABORT = "step_abort"
@@ -89,6 +92,15 @@ class ModelCard(msgspec.Struct, frozen=True):
     abort_ms: float = 0.0
     """How long a job that was given up may hold its slot beyond one step, as measured or as far as
     is known: admission reckons with it."""
+    quantization: str = ""
+    """How its weights are rounded, in the engine's word for it (``int8``, ``q4_k_m``, ``awq``);
+    ``none`` where they are not, empty where nobody knows."""
+    vram_bytes: int = 0
+    """Memory of the GPUs that it has, together; 0 without one, or where nobody knows."""
+    compute_capability: str = ""
+    """CUDA's, of the least of its GPUs, such as ``9.0``; empty without one."""
+    device_mask: int = 0
+    """Bit ``i`` is GPU ``i`` of its host; 0 without one, or where nobody knows."""
 
     @property
     def context_note(self) -> str:

@@ -10,6 +10,7 @@ from aiohttp import web
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline, read_parts
 from orchestrator.errors import InvalidRequest
+from orchestrator.instances.candidate import read_capability
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.tasks.job import (
     Api,
@@ -23,6 +24,7 @@ from orchestrator.tasks.job import (
 from orchestrator.tasks.runs import MAX_CALLS_LEFT
 from worker.protocol import (
     MAX_LOGIT_BIASES,
+    Feature,
     Grammar,
     InvalidSampling,
     OnDeadline,
@@ -44,6 +46,7 @@ _MOST_LOOKED_AT = 256
 """Bytes of a field of which few values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """What may travel in headers, logs and metrics; as correlation ids."""
+_CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MOST_BIAS_BYTES = 64 * 1024
@@ -51,10 +54,15 @@ _MOST_BIAS_BYTES = 64 * 1024
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``instances`` are named as ``/health`` names them."""
+    """``instances`` are named as ``/v2/instances`` names them, which also says what each has of the
+    rest."""
 
     mode: PlacementMode = PlacementMode.AUTO
     instances: list[str] = []
+    quantization: list[str] = []
+    min_vram_gib: float = 0.0
+    min_compute_capability: str = ""
+    capabilities: list[Feature] = []
 
 
 class StatedGrammar(NamedTuple):
@@ -302,4 +310,30 @@ def _placement(body: PlacementBody) -> PlacementConstraint:
             f"each of placement.instances must have 1 to {MAX_INSTANCE_CHARS} characters",
             field="placement.instances",
         )
-    return PlacementConstraint(body.mode, tuple(body.instances))
+    if len(body.quantization) > MAX_INSTANCES or any(
+        not 0 < len(name) <= MAX_INSTANCE_CHARS for name in body.quantization
+    ):
+        raise InvalidRequest(
+            f"placement.quantization must have at most {MAX_INSTANCES} names of 1 to "
+            f"{MAX_INSTANCE_CHARS} characters",
+            field="placement.quantization",
+        )
+    if not 0 <= body.min_vram_gib < 2**20:
+        raise InvalidRequest(
+            f"placement.min_vram_gib must be 0 or more, got {body.min_vram_gib:g}",
+            field="placement.min_vram_gib",
+        )
+    capability = body.min_compute_capability
+    if capability and not _CAPABILITY.fullmatch(capability):
+        raise InvalidRequest(
+            "placement.min_compute_capability must be a version such as 9.0",
+            field="placement.min_compute_capability",
+        )
+    return PlacementConstraint(
+        body.mode,
+        tuple(body.instances),
+        quantization=tuple(body.quantization),
+        vram_bytes=int(body.min_vram_gib * 2**30),
+        compute_capability=read_capability(capability),
+        capabilities=frozenset(body.capabilities),
+    )

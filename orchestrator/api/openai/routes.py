@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -94,12 +95,13 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
             "task only, so the others' texts could never be fetched",
             field="on_disconnect",
         )
+    options = body.answer_options()
     return ParsedRequest(
-        job=job,
+        job=replace(job, needs_ids=True) if options.token_ids else job,
         prompts=prompts,
         n=n,
         is_streamed=bool(body.stream),
-        options=body.answer_options(),
+        options=options,
         tools=use,
     )
 
