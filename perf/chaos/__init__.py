@@ -1,6 +1,7 @@
 """``make chaos``: processes die, stand still and are replaced under load; then the books.
 
-- ``world``    Tritons and orchestrators, and what can happen to them
+- ``world``    Tritons and orchestrators
+- ``faults``   what can happen to them, to a ``disk`` of their own and on a ``network`` of their own
 - ``clients``  durable, resumed, streaming and plain requests, all of which know what they must get
 - ``books``    what has to hold afterwards
 - ``soak``     ``make soak``: an hour in which nothing happens but the clients of ``trouble``

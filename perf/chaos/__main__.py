@@ -1,4 +1,5 @@
-"""``make chaos``: kill -9, SIGSTOP and planned restarts of each process in turn, under load.
+"""``make chaos``: each process in turn is killed, stopped, restarted, cut off from the network or
+its disk, under load.
 
 Exits with 1 when the books do not balance afterwards. What happens, and when, follows the seed.
 """
@@ -9,26 +10,35 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from perf.chaos import books, soak
+from perf.chaos import books, network, soak
 from perf.chaos.clients import KINDS, Ledger, Load
-from perf.chaos.world import (
+from perf.chaos.disk import NoDisk, small_disk
+from perf.chaos.faults import (
     ROLLING_RESTART,
     Fault,
-    World,
+    disk_faults,
+    kills,
+    network_faults,
     orchestrator_faults,
-    running,
     triton_faults,
 )
+from perf.chaos.world import World, running
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.recording import Recording
 from perf.report.table import new_table
 from perf.stack.stack import StackSpec
 
 SETTLE_S = 0.5
+_SMALL_DISK = 1
+"""The orchestrator whose journal is on one; the other's is on the machine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +51,40 @@ class Row:
     """By kind of request."""
     others: dict[str, int]
     """Other outcomes, by kind and name."""
+    rounds: int = 1
 
 
-def plan_of(rng: random.Random, seconds: float, only: str) -> list[Fault]:
-    """Every fault once, in any order, with the rolling restart last; again while there is time."""
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What this machine lets a run do. ``skipped``: why not, in words."""
+
+    has_network: bool
+    disks: Mapping[int, Path]
+    skipped: list[str]
+
+
+@contextmanager
+def allowed(folder: Path) -> Iterator[Allowed]:
+    """A network and a disk of the run's own, where that is allowed. Before any thread is."""
+    skipped = []
+    if no_network := network.enter():
+        skipped.append(f"half-open connections: {no_network}")
+    with ExitStack() as stack:
+        disks = {_SMALL_DISK: folder}
+        try:
+            stack.enter_context(small_disk(folder))
+        except NoDisk as error:
+            disks = {}
+            skipped.append(f"full disk: {error}")
+        yield Allowed(not no_network, disks, skipped)
+
+
+def plan_of(rng: random.Random, only: str, can: Allowed) -> list[Fault]:
+    """Every fault once, in any order, with the rolling restart last."""
     every = [f for i in (0, 1) for f in (*orchestrator_faults(i), *triton_faults(i))]
+    every += [fault for i in can.disks for fault in disk_faults(i)]
+    if can.has_network:
+        every += [fault for i in (0, 1) for fault in network_faults(i)]
     every = [fault for fault in every if only in fault.name]
     rng.shuffle(every)
     if only in ROLLING_RESTART.name:
@@ -53,10 +92,19 @@ def plan_of(rng: random.Random, seconds: float, only: str) -> list[Fault]:
     return every
 
 
+def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
+    """So many kills of orchestrators, no fewer."""
+    kinds = [fault for i in (0, 1) for fault in kills(i, rng.randrange(1000))]
+    plan: list[Fault] = []
+    while sum(fault.kills for fault in plan) < count:
+        plan.append(rng.choice(kinds))
+    return plan
+
+
 async def play(
     world: World, faults: list[Fault], ledger: Ledger, *, seed: int, per_kind: int, seconds: float
 ) -> list[Row]:
-    """Let ``faults`` happen one after the other, again from the first while ``seconds`` last."""
+    """Let ``faults`` happen one after the other: each once, or for so many ``seconds``."""
     rng = random.Random(seed)
     load = Load(world, ledger, seed)
     await load.start(per_kind)
@@ -64,7 +112,7 @@ async def play(
     begun = time.monotonic()
     try:
         number = 0
-        while number < len(faults) or time.monotonic() - begun < seconds:
+        while time.monotonic() - begun < seconds if seconds else number < len(faults):
             fault = faults[number % len(faults)]
             number += 1
             ledger.round = f"{number} {fault.name}"
@@ -94,13 +142,29 @@ def _filled(row: Row, ledger: Ledger) -> Row:
     return Row(row.fault, round(row.seconds, 1), met, others)
 
 
+def merged(rows: list[Row]) -> list[Row]:
+    """One row for all rounds of the same fault."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        name = row.fault.partition(" ")[2]
+        met, others = Counter(row.met), Counter(row.others)
+        seconds, rounds = row.seconds, 1
+        if name in found:
+            before = found[name]
+            met.update(before.met)
+            others.update(before.others)
+            seconds, rounds = seconds + before.seconds, rounds + before.rounds
+        found[name] = Row(name, round(seconds, 1), dict(met), dict(others), rounds)
+    return list(found.values())
+
+
 def show(rows: list[Row], ledger: Ledger, console: Console) -> None:
     """Requests that were met, by kind; whatever else came of any; faults below."""
-    table = new_table("fault", "s", *KINDS, "others")
+    table = new_table("fault", "times", "s", *KINDS, "others")
     for row in rows:
         others = ", ".join(f"{what} {count}" for what, count in row.others.items())
         met = [str(row.met[kind]) for kind in KINDS]
-        table.add_row(row.fault, f"{row.seconds:.1f}", *met, others)
+        table.add_row(row.fault, str(row.rounds), f"{row.seconds:.1f}", *met, others)
     console.print(table)
     console.print(
         f"{ledger.offered} requests, {len(ledger.durable_ids)} of them durable; "
@@ -144,9 +208,10 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     return int(bool(ledger.faults))
 
 
-async def _main() -> int:
+async def _main(can: Allowed) -> int:
     parser = new_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=0.0, help="at least; each fault once")
+    parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
+    parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
     parser.add_argument("--only", default="", help="faults whose name has this")
@@ -157,13 +222,15 @@ async def _main() -> int:
     console, ledger = new_console(160), Ledger()
     if args.soak:
         return await _soak(args.soak, args.seed, recording, console)
-    pids = set[int]()
-    faults = plan_of(random.Random(args.seed), args.seconds, args.only)
-    if not faults:
+    pids, rng = set[int](), random.Random(args.seed)
+    plan = plan_of_kills(rng, args.kills) if args.kills else plan_of(rng, args.only, can)
+    if not plan:
         parser.error(f"--only: no fault has {args.only!r} in its name")
-    async with running(StackSpec(args.engine, deterministic=True)) as world:
+    for what in can.skipped:
+        console.print(f"skipped: {what}", markup=False, style="yellow")
+    async with running(StackSpec(args.engine, deterministic=True), can.disks) as world:
         rows = await play(
-            world, faults, ledger, seed=args.seed, per_kind=args.clients, seconds=args.seconds
+            world, plan, ledger, seed=args.seed, per_kind=args.clients, seconds=args.seconds
         )
         pids |= world.pids()
         ledger.memory_prefixes |= world.memory_prefixes()
@@ -172,6 +239,8 @@ async def _main() -> int:
         journal = books.read_journals(world.journals, ledger)
     await asyncio.sleep(0.5)
     books.judge_leaks(pids, ledger)
+    if args.kills:
+        rows = merged(rows)
     show(rows, ledger, console)
     recording.save(
         recording.facts()
@@ -179,6 +248,10 @@ async def _main() -> int:
             "seed": args.seed,
             "engine": args.engine,
             "clients": args.clients * len(KINDS),
+            "orchestrator_kills": sum(
+                plan[i % len(plan)].kills for i in range(sum(row.rounds for row in rows))
+            ),
+            "skipped": can.skipped,
             "rows": rows,
             "offered": ledger.offered,
             "durable": len(ledger.durable_ids),
@@ -192,4 +265,6 @@ async def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(status_of(_main()))
+    with TemporaryDirectory(prefix="tidegate-chaos-disk-") as folder, allowed(Path(folder)) as can:
+        status = status_of(_main(can))
+    sys.exit(status)

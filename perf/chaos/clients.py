@@ -24,6 +24,8 @@ _PAUSE_S = 0.1
 _PATIENCE_S = 90.0
 _SILENT_S = 10.0
 """A stream without a byte for so long is given up, and resumed where that can be."""
+_NEVER_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""The request got to nobody, and may be sent to another."""
 _PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
 _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -169,7 +171,7 @@ class Load:
                                 return str(said["error"].get("code")), ""
                             texts += [choice["text"] for choice in said["choices"]]
                     return "broken", ""
-            except aiohttp.ClientConnectorError:
+            except _NEVER_THERE:
                 continue
             except (aiohttp.ClientError, TimeoutError):
                 return "broken", ""
@@ -184,7 +186,7 @@ class Load:
                     if response.status != 200:
                         return await _code_of(response), ""
                     return "met", (await response.json())["choices"][0]["text"]
-            except aiohttp.ClientConnectorError:
+            except _NEVER_THERE:
                 continue
             except (aiohttp.ClientError, TimeoutError):
                 return "broken", ""

@@ -5,7 +5,8 @@ import pytest
 from perf.chaos import books
 from perf.chaos.__main__ import play
 from perf.chaos.clients import KINDS, Ledger
-from perf.chaos.world import World, orchestrating, orchestrator_faults
+from perf.chaos.faults import kills
+from perf.chaos.world import World, orchestrating
 from tests.e2e.conftest import Stack
 
 pytestmark = pytest.mark.e2e
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.e2e
 async def test_the_books_balance_though_an_orchestrator_dies(paced: Stack) -> None:
     """Every durable task is met, to the letter and once; so is everything that a restart finds."""
     ledger = Ledger()
-    kill = orchestrator_faults(0)[0]
+    kill = kills(0)[0]
     async with orchestrating([paced.triton.grpc], 1) as (orchestrators, journals):
         world = World([paced.triton.instance], orchestrators, journals)
         rows = await play(world, [kill], ledger, seed=1, per_kind=1, seconds=0.0)

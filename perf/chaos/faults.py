@@ -1,0 +1,208 @@
+"""What can happen to the processes of a ``World``, their disks and the network between them."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+
+from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from orchestrator.pool.units.triton import TritonInstance
+from perf.chaos import disk, network
+from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
+
+LONG_S = 4.0
+"""A process stands still for so long that its peers give it up (``TIDEGATE_DOWN_AFTER_S``)."""
+SHORT_S = 0.7
+"""And so short that they do not."""
+CUT_S = 5.0
+"""The network loses everything for so long that the other side is given up."""
+FULL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``spares_all``: nobody must notice. Else whoever was on the wire of the orchestrator that
+    dies may, but for durable requests."""
+
+    name: str
+    spares_all: bool
+    happen: Callable[[World], Awaitable[None]]
+    kills: int = 0
+    """Orchestrators that it ends with SIGKILL."""
+
+
+def kills(number: int, seed: int = 1) -> list[Fault]:
+    """Of one orchestrator; also while it is taking on what the killed one had left."""
+    rng = random.Random(f"kill {number} {seed}")
+
+    async def kill(world: World) -> None:
+        await _kill(world.orchestrators[number])
+        await _start(world.orchestrators[number])
+
+    async def kill_again(world: World) -> None:
+        process = world.orchestrators[number]
+        await _kill(process)
+        starting = asyncio.create_task(process.start())
+        await asyncio.sleep(rng.uniform(0.4, 2.0))
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+        with suppress(StartFailed):
+            await starting
+        await process.stop(0.0)
+        await _start(process)
+
+    return [
+        Fault(f"kill -9 orchestrator {number}", False, kill, 1),
+        Fault(f"kill -9 orchestrator {number}, and as it starts", False, kill_again, 2),
+    ]
+
+
+def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
+    """To one orchestrator."""
+
+    async def restart(world: World) -> None:
+        await _restart_orchestrator(world.orchestrators[number])
+
+    async def pause(world: World) -> None:
+        await _stand_still(alive(world.orchestrators[number].pid), LONG_S)
+
+    return [
+        *kills(number, seed),
+        Fault(f"SIGSTOP orchestrator {number}, {LONG_S:g} s", True, pause),
+        Fault(f"SIGTERM and restart orchestrator {number}", True, restart),
+    ]
+
+
+def triton_faults(number: int) -> list[Fault]:
+    """To one Triton."""
+
+    async def kill_server(world: World) -> None:
+        await _replace(world.tritons[number], server_of(world.tritons[number]))
+
+    async def kill_stub(world: World) -> None:
+        await _replace(world.tritons[number], stubs_of(world.tritons[number])[0])
+
+    async def pause(world: World) -> None:
+        await _stand_still(server_of(world.tritons[number]), LONG_S)
+
+    async def blink(world: World) -> None:
+        await _stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
+
+    return [
+        Fault(f"kill -9 Triton {number}", True, kill_server),
+        Fault(f"kill -9 worker {number}", True, kill_stub),
+        Fault(f"SIGSTOP Triton {number}, {LONG_S:g} s", True, pause),
+        Fault(f"SIGSTOP worker {number}, {SHORT_S:g} s", True, blink),
+    ]
+
+
+def disk_faults(number: int) -> list[Fault]:
+    """To the disk that an orchestrator's journal is on."""
+
+    async def fill(world: World) -> None:
+        folder = world.disks[number]
+        await asyncio.to_thread(disk.fill, folder)
+        try:
+            await asyncio.sleep(FULL_S)
+        finally:
+            await asyncio.to_thread(disk.free, folder)
+        await _healed(world.orchestrators[number])
+
+    return [Fault(f"full disk under journal {number}, {FULL_S:g} s", True, fill)]
+
+
+def network_faults(number: int) -> list[Fault]:
+    """To the network before one Triton or one orchestrator: nobody is told that it is gone."""
+
+    async def lose_triton(world: World) -> None:
+        async with network.lost(_grpc_port(world.tritons[number])):
+            await asyncio.sleep(CUT_S)
+
+    async def lose_triton_for_good(world: World) -> None:
+        triton = world.tritons[number]
+        async with network.lost(_grpc_port(triton)):
+            await triton.stop(0.0)
+            await asyncio.sleep(CUT_S)
+        await triton.start()
+
+    async def lose_clients(world: World) -> None:
+        async with network.lost(world.orchestrators[number].port):
+            await asyncio.sleep(CUT_S)
+
+    async def lose_orchestrator_for_good(world: World) -> None:
+        process = world.orchestrators[number]
+        async with network.lost(_grpc_port(world.tritons[number])):
+            await _kill(process)
+            await asyncio.sleep(CUT_S)
+        await _start(process)
+
+    return [
+        Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", True, lose_triton),
+        Fault(f"Triton {number} is gone without a FIN", True, lose_triton_for_good),
+        Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", True, lose_clients),
+        Fault(f"orchestrator {number} is gone without a FIN", False, lose_orchestrator_for_good, 1),
+    ]
+
+
+async def _restart_all(world: World) -> None:
+    for process in world.orchestrators:
+        await _restart_orchestrator(process)
+    for triton in world.tritons:
+        await triton.stop(GRACE_S)
+        await triton.start()
+        for process in world.orchestrators:
+            await process.wait_ready(READY_S)
+        await asyncio.sleep(1.0)  # until lanes to it are open again
+
+
+ROLLING_RESTART = Fault("rolling restart of everything", True, _restart_all)
+
+
+async def _restart_orchestrator(process: OrchestratorProcess) -> None:
+    await process.stop(GRACE_S + 2.0)
+    await _start(process)
+
+
+async def _kill(process: OrchestratorProcess) -> None:
+    os.kill(alive(process.pid), signal.SIGKILL)
+    await process.stop(0.0)
+
+
+async def _start(process: OrchestratorProcess) -> None:
+    await process.start()
+    await process.wait_ready(READY_S)
+
+
+async def _healed(process: OrchestratorProcess) -> None:
+    """Wait until it accepts durable tasks again: by itself."""
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
+        while True:
+            async with http.get(f"{process.url}/health/ready") as response:
+                if (await response.json())["journal"]["status"] == "ok":
+                    return
+            await asyncio.sleep(0.1)
+
+
+def _grpc_port(triton: TritonInstance) -> int:
+    return int(triton.grpc_address.rpartition(":")[2])
+
+
+async def _replace(triton: TritonInstance, victim: int) -> None:
+    os.kill(victim, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    await triton.stop(0.0)
+    await triton.start()
+
+
+async def _stand_still(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
