@@ -1,12 +1,16 @@
 """A loaded model, whatever engine runs it: what every builder of ``worker.engines`` returns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from worker.core import EngineService
+from worker.core import Clock, EngineService
 from worker.grammar.compiler import GrammarCompiler
 from worker.protocol import ModelCard
+from worker.settings import WorkerSettings
 from worker.text import Tokenizer
+
+EngineLoader = Callable[[WorkerSettings, Clock], "LoadedEngine"]
+"""``worker.engines.load_engine``, or a test's."""
 
 
 @dataclass(frozen=True, slots=True)

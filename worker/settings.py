@@ -112,6 +112,12 @@ class WorkerSettings(BaseSettings):
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)
     """For plain clients that state none."""
+    models: dict[str, Path] = Field(default_factory=dict)
+    """Further models that this worker may be told to serve instead (a swap), by name: a JSON object
+    of paths. An orchestrator loads them when they are asked for."""
+    swap_beside: Literal["auto", "never"] = "auto"
+    """``auto``: where memory allows, a model that is swapped in is loaded while the old one serves.
+    ``never``: the old one is unloaded first."""
     legacy_stub: bool = False
     """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
     special_tokens_in_prompts: bool = True

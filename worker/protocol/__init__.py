@@ -13,7 +13,7 @@
 """
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
-from worker.protocol.card import Feature, ModelCard, Pooling, context_note
+from worker.protocol.card import Feature, Loadable, ModelCard, Pooling, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
@@ -33,6 +33,9 @@ from worker.protocol.messages import (
     Resume,
     Started,
     Submit,
+    Swap,
+    SwapPhase,
+    SwapReport,
     TokenLogprob,
     WorkerStats,
     decode_frame,
@@ -72,6 +75,7 @@ __all__ = [
     "KvReport",
     "LaneError",
     "LaneMessage",
+    "Loadable",
     "ModelCard",
     "OnDeadline",
     "Open",
@@ -84,6 +88,9 @@ __all__ = [
     "SamplingDefaults",
     "Started",
     "Submit",
+    "Swap",
+    "SwapPhase",
+    "SwapReport",
     "TokenLogprob",
     "WorkerStats",
     "block_hashes",

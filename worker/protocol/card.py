@@ -42,6 +42,15 @@ class Feature(StrEnum):
     """It takes prompts as token ids, and answers with them."""
 
 
+class Loadable(msgspec.Struct, frozen=True):
+    """A model that a worker can be told to serve. ``bytes`` is what its files have, ``load_ms`` how
+    long it took to load the last time; 0 where that is not known."""
+
+    name: str
+    bytes: int
+    load_ms: float = 0.0
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """Sent in the first frame of a lane, and again on ``Describe``.
 
@@ -101,6 +110,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     """CUDA's, of the least of its GPUs, such as ``9.0``; empty without one."""
     device_mask: int = 0
     """Bit ``i`` is GPU ``i`` of its host; 0 without one, or where nobody knows."""
+    serving: int = 0
+    """How many models this process had before this one: ``Submit.serving`` says it back."""
+    loadable: tuple[Loadable, ...] = ()
+    """What it can be told to serve instead, by name alone (``Swap``)."""
 
     @property
     def context_note(self) -> str:

@@ -19,8 +19,9 @@ the lane lives::
 ``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
 answered by exactly one ``End``; nothing follows it. An empty frame is a heartbeat.
 
-Who may do what: ``Open`` and ``Drain`` carry the worker's lane token where it has one. The others
-name a lane, which only its opener can: the name is random, and never sent to anybody else.
+Who may do what: ``Open``, ``Drain`` and ``Swap`` carry the worker's lane token where it has one.
+The others name a lane, which only its opener can: the name is random, and never sent to anybody
+else.
 
 Times are milliseconds. Budgets are relative to receipt: clocks need not agree (DL-2).
 Frames are arrays rather than maps on the wire, since they are the hot path; fields are only ever
@@ -30,6 +31,7 @@ appended, with a default.
 import sys
 from array import array
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -75,6 +77,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     text after the first ``stop_after_tokens`` of all that are generated. A text that lacks nothing
     but its end may be sent too, with ``max_tokens`` 0 where that is its length. Only for workers
     whose card says ``can_continue``; others heed it for the grammar alone.
+
+    ``serving`` is that of the card whose tokenizer made the ``token_ids``: a worker that has
+    another model by then hands the job back.
     """
 
     lane: str
@@ -96,6 +101,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     share_ms: float | None = None
     embeds: bool = False
     stop_after_tokens: int = 0
+    serving: int = 0
 
     @property
     def begun(self) -> list[int]:
@@ -154,7 +160,22 @@ class Describe(msgspec.Struct, tag="describe", frozen=True):
     lane: str
 
 
-LaneMessage = Open | Submit | Cancel | Pause | Resume | Drain | Describe
+class Swap(msgspec.Struct, tag="swap", frozen=True, omit_defaults=True):
+    """Have the worker serve another model, in the process that it is.
+
+    ``settings`` are worker settings as ``TIDEGATE_WORKER_…`` spells them, without that beginning
+    (``MODEL_PATH``, ``ENGINE``); all others are those that it was started with. ``MODEL_NAME``
+    alone names one of its card's ``loadable``. What runs has ``grace_ms``, as in a drain. Answered
+    on its own stream: a frame with a ``SwapReport`` for each phase, the last one final. Needs no
+    lane. One at a time.
+    """
+
+    settings: dict[str, str]
+    grace_ms: float = 0.0
+    token: str = ""
+
+
+LaneMessage = Open | Submit | Cancel | Pause | Resume | Drain | Describe | Swap
 
 
 # ── from the worker ──────────────────────────────────────────────────────────────────────────
@@ -368,6 +389,41 @@ class LaneError(msgspec.Struct, array_like=True, frozen=True):
     message: str
 
 
+class SwapPhase(StrEnum):
+    """How far a swap of models is."""
+
+    CHECK = "check"
+    """Nothing has changed yet: is the new one there, whole, and not too large?"""
+    LOAD = "load"
+    DRAIN = "drain"
+    EVICT = "evict"
+    """The old one's engine ends: what its prefix cache has for the disk is written."""
+    UNLOAD = "unload"
+    """Its memory is given back."""
+    RESTORE = "restore"
+    """The new one could not be loaded, and the old one is, again."""
+    DONE = "done"
+    FAILED = "failed"
+    """The old model is served, or the process is about to end; ``error`` says why."""
+
+
+class SwapReport(msgspec.Struct, array_like=True, frozen=True):
+    """How a swap goes, to whoever asked for it and on every lane.
+
+    ``model`` is the new one's name, ``was`` the old one's. ``ms`` is how long each phase took that
+    is over, in their order. ``beside``: the new one is loaded while the old one serves.
+    ``freed_mib`` is by how much memory in use fell as the old one was unloaded.
+    """
+
+    phase: SwapPhase
+    model: str
+    was: str
+    ms: dict[str, float] = {}
+    error: str = ""
+    beside: bool = False
+    freed_mib: float = 0.0
+
+
 class Frame(msgspec.Struct, array_like=True):
     """Everything that happened for one lane since its last frame.
 
@@ -389,6 +445,7 @@ class Frame(msgspec.Struct, array_like=True):
     paused: list[int] = []
     resumed: list[int] = []
     prompts: list[tuple[int, PromptLogprobs]] = []
+    swap: SwapReport | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

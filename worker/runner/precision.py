@@ -12,6 +12,8 @@ from worker.settings import WorkerSettings
 _SMALL_BYTES: Final = 64 * 2**20
 """As float32; below this a layer is over before a second thread has woken up, and the caches
 hold so much of the weights that halving them gains nothing."""
+_THREADS: Final = torch.get_num_threads()
+"""torch's own choice: one per core."""
 _DTYPES: Final = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -40,8 +42,9 @@ def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
     """For this process; ``OMP_NUM_THREADS`` decides where the setting does not."""
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
-    elif "OMP_NUM_THREADS" not in os.environ and is_small(config):
-        torch.set_num_threads(1)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Said in both cases: the model before this one may have been a small one.
+        torch.set_num_threads(1 if is_small(config) else _THREADS)
 
 
 def is_small(config: ModelConfig) -> bool:

@@ -6,9 +6,13 @@
        ▲                                            │
        └────────── nobody stopped it for hold_s ────┘
 
+A swap of models drains as well, but for the lanes, which stay; ``release`` ends that.
+
 Jobs of lanes that have not started are handed back at once (``draining``): their orchestrator sends
 them elsewhere, and moves those that cannot end in time, of which each report tells it.
 """
+
+from collections.abc import Callable
 
 from worker.core import Clock, EngineService
 from worker.log import service_log
@@ -27,7 +31,10 @@ class Drainer:
     def __init__(
         self, engine: EngineService, emitter: Emitter, clock: Clock, *, hold_s: float
     ) -> None:
-        self._engine = engine
+        self.engine = engine
+        """Whose jobs they are."""
+        self.is_swapping = False
+        """It drains for a swap of models: lanes stay, and more may be opened."""
         self._emitter = emitter
         self._clock = clock
         self._hold_s = hold_s
@@ -35,6 +42,7 @@ class Drainer:
         self._drained_at: float | None = None
         self._stops = False
         self._asked_by: list[Responder] = []
+        self._on_drained: Callable[[], None] | None = None
 
     def begin(self, grace_s: float, responder: Responder | None) -> None:
         """Start draining, or shorten a drain that runs. ``responder`` is closed at its end.
@@ -47,14 +55,37 @@ class Drainer:
         else:
             self._asked_by.append(responder)
         self._drained_at = None  # whoever asked again has as long again to stop it
+        self._drain_until(ends_at)
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whoever drains it is about to stop it."""
+        return self._stops or bool(self._asked_by) or self._drained_at is not None
+
+    def begin_swap(self, grace_s: float, on_drained: Callable[[], None]) -> None:
+        """Drain for a swap: ``on_drained`` is called once no job is left; lanes stay open."""
+        self.is_swapping = True
+        self._on_drained = on_drained
+        self._drain_until(self._clock() + grace_s)
+
+    def release(self) -> None:
+        """The swap is over, or given up: take work again, unless the worker is to stop."""
+        self.is_swapping = False
+        self._on_drained = None
+        if not self.is_for_good:
+            self._emitter.draining = False
+
+    def _drain_until(self, ends_at: float) -> None:
         if self._emitter.draining:
             self._emitter.drain_ends_at = min(self._emitter.drain_ends_at, ends_at)
             self._emitter.announce()
             return
-        service_log.info(
-            "draining: %d jobs have %.1f s to finish", len(self._emitter.job_replies), grace_s
-        )
         self._began_at = self._clock()
+        service_log.info(
+            "draining: %d jobs have %.1f s to finish",
+            len(self._emitter.job_replies),
+            ends_at - self._began_at,
+        )
         self._emitter.draining = True
         self._emitter.drain_ends_at = ends_at
         self._emitter.announce()  # first: who gets a job back is to know why
@@ -63,7 +94,7 @@ class Drainer:
     def _hand_back(self) -> None:
         for job, reply in list(self._emitter.job_replies.items()):
             if isinstance(reply, LaneJob) and not reply.has_started and job.abort is None:
-                self._engine.cancel(job, AbortCause.DRAIN)
+                self.engine.cancel(job, AbortCause.DRAIN)
 
     def advance(self) -> None:
         """Take the next step of the drain, if there is one."""
@@ -73,7 +104,12 @@ class Drainer:
             self._hand_back()  # what came while the drain began
             if self._clock() >= self._emitter.drain_ends_at:
                 for job in list(self._emitter.job_replies):
-                    self._engine.cancel(job, AbortCause.DRAIN)
+                    self.engine.cancel(job, AbortCause.DRAIN)
+            return
+        if self._on_drained is not None:
+            on_drained, self._on_drained = self._on_drained, None
+            on_drained()
+        if self.is_swapping and not self.is_for_good:
             return
         self._emitter.close_lanes()
         for responder in self._asked_by:
@@ -84,7 +120,7 @@ class Drainer:
             self._drained_at = now
             took_ms = 1000 * (now - self._began_at)
             service_log.info("drained: graceful_shutdown_duration_ms=%.0f", took_ms)
-        elif not self._stops and now - self._drained_at >= self._hold_s:
+        elif not (self._stops or self.is_swapping) and now - self._drained_at >= self._hold_s:
             service_log.warning(
                 "drained %.0f s ago and not stopped since: accepting work again", self._hold_s
             )

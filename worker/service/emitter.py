@@ -32,7 +32,15 @@ from worker.core import (
 )
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
-from worker.protocol import MOST_MESSAGE_CHARS, AbortCause, End, ModelCard, WorkerStats, excerpt
+from worker.protocol import (
+    MOST_MESSAGE_CHARS,
+    AbortCause,
+    End,
+    ModelCard,
+    SwapReport,
+    WorkerStats,
+    excerpt,
+)
 from worker.service.call import Responder
 from worker.service.kv_events import KvEvents, KvMirror
 from worker.service.lane import Lane
@@ -141,11 +149,28 @@ class Emitter:
         lane.end(end)
         self.flush(lane)
 
-    def announce(self) -> None:
-        """Tell every lane that the worker drains."""
+    def announce(self, swap: SwapReport | None = None) -> None:
+        """Tell every lane whether the worker drains, and how a ``swap`` of its model goes."""
         for lane in self._lanes:
-            lane.report(self._stats(), draining=True)
+            if swap is not None:
+                lane.swap(swap)
+            lane.report(self._stats(), draining=self.draining)
             self.flush(lane)
+
+    def serve(self, engine: EngineService, load_ms: Mapping[str, float]) -> None:
+        """Another engine from here on, with none of the old one's jobs left; the caller starts it.
+
+        Lanes forget what the old one's prefix cache held; their next report says so.
+        """
+        self._engine, self._load_ms = engine, load_ms
+        self._kv_mirror = KvMirror()
+        for lane in self._lanes:
+            lane.kv_events = KvEvents()
+
+    def describe_all(self, card: ModelCard) -> None:
+        """Send a new card and the whole state on every lane."""
+        for lane in self._lanes:
+            self.describe(lane, card)
 
     def close_lanes(self) -> None:
         """End every lane's request, after what is pending on it."""

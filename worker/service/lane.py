@@ -10,6 +10,7 @@ from worker.protocol import (
     ModelCard,
     PromptLogprobs,
     Started,
+    SwapReport,
     WorkerStats,
     encode,
 )
@@ -59,6 +60,11 @@ class Lane:
         self._frame.draining = draining
         if self._frame.cache is None:
             self._frame.cache = self.kv_events.take()
+        self._pending = True
+
+    def swap(self, report: SwapReport) -> None:
+        """Put how a swap of models goes into the next frame; the latest is enough."""
+        self._frame.swap = report
         self._pending = True
 
     def started(self, handle: int, wait_ms: float) -> None:

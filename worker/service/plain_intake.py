@@ -4,11 +4,11 @@ On a thread of its own, so that a long prompt does not delay a lane.
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from worker.core import Clock, Job
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
-from worker.loaded import LoadedEngine
 from worker.log import service_log
 from worker.protocol import InvalidSampling, excerpt
 from worker.protocol.tensors import PARAM_TOKEN
@@ -17,6 +17,7 @@ from worker.service.call import Call, seconds
 from worker.service.emitter import Emitter
 from worker.service.plain_reply import PlainReply
 from worker.service.plain_request import parse_plain
+from worker.service.serving import Serving
 from worker.settings import WorkerSettings
 
 WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
@@ -26,11 +27,14 @@ class PlainIntake:
     """Of one worker; ``accept`` is called on Triton's request thread."""
 
     def __init__(
-        self, loaded: LoadedEngine, settings: WorkerSettings, emitter: Emitter, clock: Clock
+        self,
+        serving: Callable[[], Serving],
+        settings: WorkerSettings,
+        emitter: Emitter,
+        clock: Clock,
     ) -> None:
-        self._engine = loaded.engine
-        self._tokenizer = loaded.tokenizer
-        self._card = loaded.card
+        """``serving`` says which model it is now."""
+        self._serving = serving
         self._default_deadline_ms = settings.default_deadline_ms
         self._emitter = emitter
         self._clock = clock
@@ -59,16 +63,18 @@ class PlainIntake:
             raise Unauthenticated(WRONG_PLAIN_TOKEN)
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
+        serving = self._serving()
+        card, tokenizer = serving.card, serving.tokenizer
         request = parse_plain(
             call,
             default_deadline_ms=self._default_deadline_ms,
             unix_ms=time.time() * 1000,
-            vocab_size=self._card.vocab_size,
-            defaults=self._card.sampling_defaults,
+            vocab_size=card.vocab_size,
+            defaults=card.sampling_defaults,
         )
-        self._check_length(request.prompt)
-        token_ids = self._tokenizer.encode(request.prompt)
-        sampling = request.sampling_for(len(token_ids), self._card)
+        _check_length(request.prompt, serving)
+        token_ids = tokenizer.encode(request.prompt)
+        sampling = request.sampling_for(len(token_ids), card)
         job = Job(
             token_ids=token_ids,
             sampling=sampling,
@@ -78,17 +84,19 @@ class PlainIntake:
             first_token_by=received + seconds(request.first_token_ms),
             token_gap_s=seconds(request.token_gap_ms),
         )
-        text = self._tokenizer.stream_for(sampling)
-        reply = PlainReply(request, job, text, call.responder, self._tokenizer)
+        text = tokenizer.stream_for(sampling)
+        reply = PlainReply(request, job, text, call.responder, tokenizer)
         self._emitter.job_replies[job] = reply
         self._emitter.post(lambda: self._emitter.watch(reply))
-        self._engine.submit(job)
+        serving.engine.submit(job)
 
-    def _check_length(self, prompt: str) -> None:
-        """Raise ``ContextOverflow`` where that is certain without tokenising, which takes a second
-        for a few megabytes."""
-        if len(prompt) > self._card.context_tokens * self._tokenizer.longest_token_bytes:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} characters, more than this model's context of "
-                f"{self._card.context_tokens} tokens can stand for{self._card.context_note}"
-            )
+
+def _check_length(prompt: str, serving: Serving) -> None:
+    """Raise ``ContextOverflow`` where that is certain without tokenising, which takes a second for
+    a few megabytes."""
+    card = serving.card
+    if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} characters, more than this model's context of "
+            f"{card.context_tokens} tokens can stand for{card.context_note}"
+        )

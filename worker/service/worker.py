@@ -10,6 +10,7 @@ import time
 import msgspec
 
 from worker.core import Clock, Job
+from worker.engines import load_engine
 from worker.errors import (
     InvalidCall,
     LaneNotOpen,
@@ -19,7 +20,7 @@ from worker.errors import (
     WorkerDraining,
 )
 from worker.grammar.constraint import Constraint
-from worker.loaded import LoadedEngine
+from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -33,10 +34,12 @@ from worker.protocol import (
     InvalidSampling,
     LaneError,
     LaneMessage,
+    ModelCard,
     Open,
     Pause,
     Resume,
     Submit,
+    Swap,
     decode_message,
     encode,
     excerpt,
@@ -45,16 +48,14 @@ from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.access import Secret, warn_if_open
 from worker.service.begun import begun_text, checked_part, end_of_complete
 from worker.service.call import Call, Responder, Tensors, seconds, strings
-from worker.service.constraints import Constraints
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.lane import Lane, LaneJob, refused
 from worker.service.plain_intake import PlainIntake
+from worker.service.serving import Serving
+from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
 
-MESSAGE_BYTES = 2**20
-"""A lane message has at most as many bytes, and these for each token of the context."""
-BYTES_PER_TOKEN = 5
 STOP_GRACE_S = 2.0
 """How long ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0
@@ -66,27 +67,33 @@ WRONG_LANE_TOKEN = (
 
 
 class Worker:
-    """One model's worker, over an engine that is loaded but not started."""
+    """A worker over an engine that is loaded but not started, and over those that replace it."""
 
     def __init__(
-        self, loaded: LoadedEngine, settings: WorkerSettings, clock: Clock = time.monotonic
+        self,
+        loaded: LoadedEngine,
+        settings: WorkerSettings,
+        clock: Clock = time.monotonic,
+        load: EngineLoader = load_engine,
     ) -> None:
-        self._engine = loaded.engine
-        self._tokenizer = loaded.tokenizer
-        self._card = loaded.card
-        self._max_message_bytes = MESSAGE_BYTES + BYTES_PER_TOKEN * loaded.card.context_tokens
+        """``load`` is for models that it is told to swap to."""
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(
-            self._engine,
+            loaded.engine,
             heartbeat_s=settings.heartbeat_ms / 1000,
             clock=clock,
             load_ms=loaded.load_ms,
         )
-        self._drainer = Drainer(self._engine, self._emitter, clock, hold_s=settings.drain_hold_s)
-        self._lane_token = Secret(settings.lane_token, "a lane or a drain was", clock)
-        self._constraints = Constraints(loaded.grammars)
-        self._plain = PlainIntake(loaded, settings, self._emitter, clock)
+        self._drainer = Drainer(loaded.engine, self._emitter, clock, hold_s=settings.drain_hold_s)
+        self._lane_token = Secret(settings.lane_token, "a lane, a drain or a swap was", clock)
+        self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load)
+        self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
+
+    @property
+    def serving(self) -> Serving:
+        """The model that it has now."""
+        return self._swapper.serving
 
     @property
     def emitter(self) -> Emitter:
@@ -97,7 +104,7 @@ class Worker:
         """Start the threads; requests may come from now on."""
         warn_if_open(self._lane_token)
         self._emitter.each_cycle(self._drainer.advance)
-        self._engine.start(self._emitter.sink)
+        self.serving.engine.start(self._emitter.sink)
         self._emitter.start()
 
     def accept(self, call: Call) -> None:
@@ -106,10 +113,9 @@ class Worker:
             data = call.data(LANE_MESSAGE)
             if data is None:
                 self._plain.accept(call)
-            elif len(data) > self._max_message_bytes:
+            elif len(data) > (most := self.serving.max_message_bytes):
                 raise InvalidCall(
-                    f"a lane message of {len(data)} bytes is too long; at most "
-                    f"{self._max_message_bytes} are taken"
+                    f"a lane message of {len(data)} bytes is too long; at most {most} are taken"
                 )
             else:
                 self._apply(decode_message(data), call)
@@ -127,11 +133,13 @@ class Worker:
         """Abort everything, answer everything, end the threads. Idempotent."""
         self._emitter.post(lambda: self._drainer.begin(0.0, None))
         self._plain.close()
-        self._constraints.close()
+        self._swapper.close()
+        serving = self.serving
+        serving.constraints.close()
         give_up_at = self._clock() + STOP_GRACE_S
         while self._emitter.job_replies and self._clock() < give_up_at:
             time.sleep(0.005)
-        self._engine.stop()
+        serving.engine.stop()
         self._emitter.stop()
 
     # ── lanes ────────────────────────────────────────────────────────────────────────────────
@@ -146,30 +154,34 @@ class Worker:
                 jobs = self._lane(message.lane).jobs
                 for handle in message.handles:
                     if (found := jobs.get(handle)) is not None:
-                        self._engine.cancel(found.job, message.cause)
+                        self.serving.engine.cancel(found.job, message.cause)
                 self._emitter.post(call.responder.close)
             case Pause() | Resume():
                 found = self._lane(message.lane).jobs.get(message.handle)
                 if found is not None:
                     is_pause = isinstance(message, Pause)
-                    (self._engine.pause if is_pause else self._engine.resume)(found.job)
+                    engine = self.serving.engine
+                    (engine.pause if is_pause else engine.resume)(found.job)
                 self._emitter.post(call.responder.close)
             case Describe():
                 lane = self._lane(message.lane)
-                self._emitter.post(lambda: self._emitter.describe(lane, self._card))
+                self._emitter.post(lambda: self._emitter.describe(lane, self.serving.card))
                 self._emitter.post(call.responder.close)
             case Drain():
-                self._drain(message, call)
+                grace_s = self._grace_s(message)
+                self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+            case Swap():
+                self._swapper.swap(message.settings, self._grace_s(message), call.responder)
 
-    def _drain(self, message: Drain, call: Call) -> None:
+    def _grace_s(self, message: Drain | Swap) -> float:
+        """How long what runs has. Raises ``Unauthenticated`` or ``InvalidCall``."""
         if not self._lane_token.admits(message.token):
             raise Unauthenticated(WRONG_LANE_TOKEN)
         if not 0 <= message.grace_ms <= MAX_DRAIN_MS:
             raise InvalidCall(
                 f"grace_ms must be from 0 to {MAX_DRAIN_MS:.0f}, got {message.grace_ms:g}"
             )
-        grace_s = message.grace_ms / 1000
-        self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+        return message.grace_ms / 1000
 
     def _open(self, message: Open, responder: Responder) -> None:
         error: LaneError | None = None
@@ -181,7 +193,7 @@ class Worker:
             )
         elif not self._lane_token.admits(message.token):
             error = LaneError(Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
-        elif self._emitter.draining:
+        elif self._emitter.draining and not self._drainer.is_swapping:
             error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
         if error is not None:
             frame = {FRAME: strings(encode(Frame(0, error=error)))}
@@ -194,7 +206,7 @@ class Worker:
                 f"lane {excerpt(message.lane)} is open already; every lane needs its own name"
             )
         lane = Lane(message.lane, responder)
-        lane.describe(self._card)
+        lane.describe(self.serving.card)
         self._lanes[message.lane] = lane
         self._emitter.post(lambda: self._emitter.open_lane(lane))
 
@@ -204,12 +216,15 @@ class Worker:
             raise InvalidCall(f"handle {message.handle} is in use on this lane")
         constraint: Constraint | None = None
         end: End | None = None
+        serving = self.serving
         try:
-            self._check(message)
-            text = begun_text(self._tokenizer, message)
-            end = end_of_complete(text, message, self._card)
+            self._check(message, serving.card)
+            text = begun_text(serving.tokenizer, message)
+            end = end_of_complete(text, message, serving.card)
             if end is None:
-                constraint = self._constraints.of(message.grammar, message.sampling, message.begun)
+                constraint = serving.constraints.of(
+                    message.grammar, message.sampling, message.begun
+                )
         except (RequestError, InvalidSampling) as error:
             end = refused(message.handle, len(message.token_ids), error)
         if end is not None:
@@ -232,27 +247,29 @@ class Worker:
             due_by=now + seconds(message.share_ms),
             keeps_on=message.keeps_on,
             constraint=constraint,
-            pooling=self._card.pooling if message.embeds else None,
+            pooling=serving.card.pooling if message.embeds else None,
             begun_tokens=message.begun_tokens,
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job
-        self._engine.submit(job)
+        serving.engine.submit(job)
         if lane.ended:  # lost between the look above and the registration: nobody else will stop it
-            self._engine.cancel(job, AbortCause.LANE_LOST)
+            serving.engine.cancel(job, AbortCause.LANE_LOST)
 
-    def _check(self, message: Submit) -> None:
+    def _check(self, message: Submit, card: ModelCard) -> None:
         """Raise ``RequestError`` or ``InvalidSampling`` for what the engine is not to see."""
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
-        checked_part(message).check(self._card.vocab_size)
-        if message.embeds and self._card.pooling is None:
+        if message.serving != card.serving:
+            raise WorkerDraining("the worker has another model by now; retry elsewhere")
+        checked_part(message).check(card.vocab_size)
+        if message.embeds and card.pooling is None:
             raise InvalidCall("this worker has no model to make embeddings with")
         ids = message.token_ids
         # Here and not in the engine alone: block hashes cannot be made of any other number.
-        if ids and (min(ids) < 0 or max(ids) >= self._card.vocab_size):
-            raise InvalidCall(f"token ids are from 0 to {self._card.vocab_size - 1}")
+        if ids and (min(ids) < 0 or max(ids) >= card.vocab_size):
+            raise InvalidCall(f"token ids are from 0 to {card.vocab_size - 1}")
         if not 0 <= message.begun_tokens <= len(ids):
             raise InvalidCall("begun_tokens must be how many of the last token_ids were generated")
         budgets = (

@@ -8,7 +8,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import Job, JobFinished, JobStarted, JobTokens
-from worker.loaded import LoadedEngine
+from worker.engines import load_engine
+from worker.loaded import EngineLoader, LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,
@@ -46,6 +47,7 @@ class Harness:
 
     service: Worker
     engine: FakeEngine
+    """The one that it was started with."""
     tokenizer: Tokenizer
     lane: FakeResponder = field(default_factory=FakeResponder)
 
@@ -94,12 +96,10 @@ class Harness:
         return end
 
 
-@contextmanager
-def serving(tokenizer: Tokenizer, *, token: str = "", **changes: object) -> Iterator[Harness]:
-    """A worker with ``changes`` to its settings, and a lane that was opened with ``token``."""
-    engine = FakeEngine()
+def loaded_by(tokenizer: Tokenizer, engine: FakeEngine, model: str = "fake") -> LoadedEngine:
+    """What a loader would have made."""
     card = ModelCard(
-        model="fake",
+        model=model,
         context_tokens=128,
         vocab_size=256,
         tokenizer_json=b"",
@@ -118,9 +118,23 @@ def serving(tokenizer: Tokenizer, *, token: str = "", **changes: object) -> Iter
         max_waiting=4,
         min_start_budget_ms=0.0,
     )
+    return LoadedEngine(engine, tokenizer, card, {"total": 1234.5})
+
+
+@contextmanager
+def serving(
+    tokenizer: Tokenizer,
+    *,
+    token: str = "",
+    load: EngineLoader = load_engine,
+    **changes: object,
+) -> Iterator[Harness]:
+    """A worker with ``changes`` to its settings, and a lane that was opened with ``token``;
+    ``load`` makes the engines that it swaps to."""
+    engine = FakeEngine()
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
-    service = Worker(LoadedEngine(engine, tokenizer, card, {"total": 1234.5}), settings)
+    service = Worker(loaded_by(tokenizer, engine), settings, load=load)
     service.start()
     harness = Harness(service, engine, tokenizer)
     # an abort is answered the way the real engine answers it

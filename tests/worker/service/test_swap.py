@@ -1,0 +1,389 @@
+"""WK-7: another model in the same process; what fails leaves the old one."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
+from tests.worker.service.conftest import Harness, loaded_by, serving
+from worker.core import Clock, Job, JobFinished
+from worker.errors import BrokenCheckpoint, MemoryLimitExceeded
+from worker.loaded import LoadedEngine
+from worker.protocol import (
+    PROTOCOL_VERSION,
+    AbortCause,
+    Code,
+    FinishReason,
+    KvReport,
+    Loadable,
+    Open,
+    Sampling,
+    Submit,
+    Swap,
+    SwapPhase,
+    SwapReport,
+)
+from worker.service import swap as swapping
+from worker.service import swap_checks
+from worker.service.swap_checks import Checked
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+
+class Models:
+    """Loads fake engines. ``broken`` are names that fail, ``beside`` whether both would fit."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.engines: list[FakeEngine] = []
+        self.asked: list[str] = []
+        self.broken: set[str] = set()
+        self.beside = True
+        self.unfit: Exception | None = None
+        self.may_load = threading.Event()
+        self.may_load.set()
+
+    def load(self, settings: WorkerSettings, clock: Clock) -> LoadedEngine:
+        name = swap_checks.name_of(settings)
+        self.asked.append(name)
+        assert self.may_load.wait(20)
+        if name in self.broken:
+            raise BrokenCheckpoint(f"{name} is no model")
+        engine = FakeEngine()
+        self.engines.append(engine)
+        return loaded_by(self.tokenizer, engine, name)
+
+    def check(self, *_: object) -> Checked:
+        if self.unfit is not None:
+            raise self.unfit
+        return Checked(self.beside)
+
+
+@pytest.fixture
+def models(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Models:
+    models = Models(tokenizer)
+    monkeypatch.setattr(swapping, "check", models.check)
+    return models
+
+
+@pytest.fixture
+def harness(models: Models) -> Iterator[Harness]:
+    with serving(models.tokenizer, load=models.load, model_name="first") as harness:
+        yield harness
+
+
+def swap(harness: Harness, name: str, grace_ms: float = 5000.0, **more: str) -> FakeResponder:
+    return harness.send(Swap({"MODEL_PATH": f"/models/{name}", **more}, grace_ms))
+
+
+def reports(responder: FakeResponder) -> list[SwapReport]:
+    return [frame.swap for frame in responder.frames() if frame.swap is not None]
+
+
+def outcome(responder: FakeResponder) -> SwapReport:
+    responder.wait_final()
+    assert responder.error is None, responder.error
+    return reports(responder)[-1]
+
+
+def phases(responder: FakeResponder) -> list[str]:
+    return [report.phase.value for report in reports(responder)]
+
+
+def test_wk7_another_model_is_loaded_beside_the_old_one_and_announced_on_the_same_lane(
+    harness: Harness, models: Models
+) -> None:
+    harness.engine.reports.append(KvReport([b"old"], [], full=True))
+    done = swap(harness, "second")
+    report = outcome(done)
+    assert (report.phase, report.model, report.was) == (SwapPhase.DONE, "second", "fake")
+    assert report.beside
+    assert list(report.ms) == ["check", "load", "drain", "evict", "unload"]
+    assert phases(done) == [*report.ms, "done"]
+    cards = [frame.card for frame in harness.lane.frames() if frame.card is not None]
+    assert [(card.model, card.serving) for card in cards] == [("fake", 0), ("second", 1)]
+    announced = next(f for f in harness.lane.frames() if f.card is cards[-1] or f.card == cards[-1])
+    assert not announced.draining
+    assert announced.cache is not None and announced.cache.full and not announced.cache.added
+    assert harness.lane.finals == 0, "the lane goes on"
+
+
+def test_wk7_without_room_for_both_the_old_model_is_unloaded_first(
+    harness: Harness, models: Models
+) -> None:
+    models.beside = False
+    done = swap(harness, "second")
+    assert list(outcome(done).ms) == ["check", "drain", "evict", "unload", "load"]
+
+
+def test_wk7_what_runs_finishes_and_what_waits_is_handed_back(
+    harness: Harness, models: Models
+) -> None:
+    running, _ = harness.submit(1)
+    waiting, _ = harness.submit(2)
+    harness.begin(running)
+    harness.lane.wait(lambda: any(f.started for f in harness.lane.frames()), "the start")
+    done = swap(harness, "second")
+    assert harness.engine.wait_cancelled(1) == [(waiting, AbortCause.DRAIN)]
+    harness.lane.wait(lambda: any(f.draining for f in harness.lane.frames()), "the drain")
+    assert "second" in [f.swap.model for f in harness.lane.frames() if f.swap is not None]
+    late = harness.send(Submit("lane", 3, [1], Sampling(max_tokens=1), 1000.0))
+    late.wait_final()
+    assert harness.wait_end(3).code is Code.DRAINING
+    harness.speak(running, "to the end")
+    harness.finish(running)
+    assert outcome(done).phase is SwapPhase.DONE
+    assert harness.wait_end(1).reason is FinishReason.LENGTH
+    assert harness.text(1) == "to the end"
+
+
+def test_wk7_the_new_model_serves_lanes_and_plain_requests(
+    harness: Harness, models: Models
+) -> None:
+    outcome(swap(harness, "second"))
+    (engine,) = models.engines
+    harness.send(Submit("lane", 7, [1], Sampling(max_tokens=1), 1000.0, serving=1))
+    engine.wait_submitted(1)
+    harness.service.accept(plain_call("ab", FakeResponder()))
+    assert len(engine.wait_submitted(2)) == 2
+    assert harness.engine.submitted == []
+    for one in engine.submitted:
+        engine.emit(_ended(one))
+    harness.wait_end(7)
+
+
+def _ended(job: Job) -> JobFinished:
+    return JobFinished(job, FinishReason.LENGTH, None, "", 1, 0, 0, 0.0, 0.0, 0.0, 0.0, None)
+
+
+def test_wk7_token_ids_of_the_old_model_never_reach_the_new_one(
+    harness: Harness, models: Models
+) -> None:
+    outcome(swap(harness, "second"))
+    harness.send(Submit("lane", 7, [1], Sampling(max_tokens=1), 1000.0))
+    assert harness.wait_end(7).code is Code.DRAINING
+    assert models.engines[0].submitted == []
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one(
+    harness: Harness, models: Models, beside: bool
+) -> None:
+    models.beside, models.broken = beside, {"second"}
+    report = outcome(swap(harness, "second"))
+    assert report.phase is SwapPhase.FAILED
+    assert "second is no model" in report.error
+    assert ("restore" in report.ms) is not beside
+    assert models.asked == (["second"] if beside else ["second", "first"])
+    if beside:
+        harness.submit(1)
+        harness.finish(harness.engine.submitted[0])
+    else:
+        harness.send(Submit("lane", 1, [1], Sampling(max_tokens=1), 1000.0, serving=1))
+        (job,) = models.engines[0].wait_submitted(1)
+        models.engines[0].emit(_ended(job))
+    assert harness.wait_end(1).reason is FinishReason.LENGTH
+
+
+def test_wk7_what_can_be_known_before_costs_not_even_a_drain(
+    harness: Harness, models: Models
+) -> None:
+    models.unfit = MemoryLimitExceeded("it is too large")
+    report = outcome(swap(harness, "second"))
+    assert (report.phase, report.error) == (SwapPhase.FAILED, "it is too large")
+    assert models.asked == []
+    assert not any(frame.draining for frame in harness.lane.frames())
+
+
+def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, models: Models) -> None:
+    models.beside, models.broken = False, {"second", "first"}
+    ended = threading.Event()
+    harness.service._swapper._die = ended.set
+    report = outcome(swap(harness, "second"))
+    assert ended.wait(20)
+    assert report.phase is SwapPhase.FAILED
+    assert "cannot be loaded again" in report.error
+
+
+def test_wk7_a_drain_that_does_not_end_is_given_up(
+    harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swapping, "DRAIN_SLACK_S", 0.1)
+    harness.engine.on_cancel = lambda job, cause: None  # an engine that is stuck
+    job, _ = harness.submit(1)
+    harness.begin(job)
+    report = outcome(swap(harness, "second", grace_ms=0.0))
+    assert report.phase is SwapPhase.FAILED and "jobs were still there" in report.error
+    harness.finish(job)
+    harness.wait_end(1)
+    other, _ = harness.submit(2)
+    harness.finish(other)
+    assert harness.wait_end(2).reason is FinishReason.LENGTH
+
+
+def test_wk7_one_at_a_time_and_the_same_one_again_is_joined(
+    harness: Harness, models: Models
+) -> None:
+    models.may_load.clear()
+    first = swap(harness, "second")
+    first.wait(lambda: "load" in phases(first), "the load")
+    other = swap(harness, "third")
+    other.wait_final()
+    assert other.error is not None and other.error[0] == Code.NOT_READY
+    joined = swap(harness, "second")
+    models.may_load.set()
+    assert outcome(first).phase is outcome(joined).phase is SwapPhase.DONE
+    assert models.asked == ["second"]
+    assert outcome(swap(harness, "second")).ms == {}, "it is there"
+    assert models.asked == ["second"]
+
+
+def test_wk7_whoever_asked_may_be_gone(harness: Harness, models: Models) -> None:
+    models.may_load.clear()
+    done = swap(harness, "second")
+    done.wait(lambda: "load" in phases(done), "the load")
+    done.lost = True
+    models.may_load.set()
+    harness.lane.wait(
+        lambda: [f.card.model for f in harness.lane.frames() if f.card is not None][-1] == "second",
+        "the new card",
+    )
+
+
+def test_wk7_a_worker_can_be_stopped_while_it_swaps(models: Models) -> None:
+    with serving(models.tokenizer, load=models.load) as harness:
+        job, _ = harness.submit(1)
+        harness.begin(job)
+        harness.lane.wait(lambda: any(f.started for f in harness.lane.frames()), "the start")
+        harness.engine.on_cancel = lambda job, cause: harness.finish(
+            job, FinishReason.CANCELLED, Code.DRAINING
+        )
+        done = swap(harness, "second")
+        done.wait(lambda: "drain" in phases(done), "the drain")
+    assert job.abort is AbortCause.DRAIN
+
+
+def test_wk7_a_lane_may_be_opened_meanwhile(harness: Harness, models: Models) -> None:
+    """An orchestrator that is started anew in the middle."""
+    job, _ = harness.submit(1)
+    harness.begin(job)
+    done = swap(harness, "second")
+    harness.lane.wait(lambda: any(f.draining for f in harness.lane.frames()), "the drain")
+    other = FakeResponder()
+    harness.service.accept(lane_call(Open(PROTOCOL_VERSION, "other", ""), other))
+    other.wait(lambda: other.sent, "the first frame")
+    assert other.frames()[0].draining and other.frames()[0].error is None
+    harness.finish(job)
+    assert outcome(done).phase is SwapPhase.DONE
+    other.wait(lambda: any(f.card and f.card.serving for f in other.frames()), "the new card")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({}, "MODEL_PATH"),
+        ({"MODEL_NAME": "unheard"}, "knows no model"),
+        ({"MODEL_PATH": "/m", "LANE_TOKEN": "x"}, "process's own"),
+        ({"MODEL_PATH": "/m", "COLOUR": "x"}, "no worker setting"),
+        ({"MODEL_PATH": "/m", "MAX_RUNNING": "none"}, "MAX_RUNNING"),
+    ],
+)
+def test_wk7_what_makes_no_sense_is_refused_at_once(
+    harness: Harness, settings: dict[str, str], word: str
+) -> None:
+    answer = harness.send(Swap(settings))
+    answer.wait_final()
+    assert answer.error is not None
+    assert answer.error[0] == Code.INVALID_REQUEST and word in answer.error[1]
+
+
+def test_wk7_only_who_has_the_lane_token_may(models: Models) -> None:
+    with serving(models.tokenizer, load=models.load, token="key", lane_token="key") as harness:
+        answer = swap(harness, "second")
+        answer.wait_final()
+        assert answer.error is not None and answer.error[0] == Code.UNAUTHENTICATED
+
+
+@contextmanager
+def _known(models: Models, tmp_path: Path) -> Iterator[Harness]:
+    folder = tmp_path / "second"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"12345678")
+    with serving(
+        models.tokenizer, load=models.load, model_name="fake", models={"second": str(folder)}
+    ) as harness:
+        yield harness
+
+
+def test_wk7_models_that_the_settings_list_are_in_the_card_and_need_no_path(
+    models: Models, tmp_path: Path
+) -> None:
+    with _known(models, tmp_path) as harness:
+        (card,) = [f.card for f in harness.lane.frames() if f.card is not None]
+        assert card.loadable == (Loadable("fake", 0, 1234.5), Loadable("second", 8, 0.0))
+        assert outcome(harness.send(Swap({"MODEL_NAME": "second"}, 1000.0))).model == "second"
+        card = [f.card for f in harness.lane.frames() if f.card is not None][-1]
+        assert card.loadable[1] == Loadable("second", 8, 1234.5)
+        assert outcome(harness.send(Swap({"MODEL_NAME": "fake"}, 1000.0))).model == "fake"
+
+
+def _settings(**changes: object) -> WorkerSettings:
+    values: dict[str, object] = {"model_path": "/m", "device": "cpu"}
+    return WorkerSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+class Meter:
+    def __init__(self, used: int, free: int) -> None:
+        self.used, self.free = used, free
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def drop_caches(self) -> None: ...
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "changes", "expected"),
+    [
+        (1000, {}, True),
+        (110, {}, False),
+        (1000, {"swap_beside": "never"}, False),
+        (1000, {"memory_hard_gib": 0.25}, False),
+        (10, {}, MemoryLimitExceeded),
+        (1000, {"memory_hard_gib": 0.15}, MemoryLimitExceeded),
+    ],
+)
+def test_wk7_both_are_held_only_where_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, free_mib: int, changes: dict[str, object], expected: object
+) -> None:
+    """The new one takes 100 MiB, 125 while it loads; the old one 80 of the 150 in use."""
+    sizes: dict[str, int] = {"old": 80 * MIB, "new": 100 * MIB}
+    weigh: Callable[[WorkerSettings], int] = lambda settings: sizes[settings.model_path.name]  # noqa: E731
+    monkeypatch.setattr(swap_checks, "weight_bytes", weigh)
+    monkeypatch.setattr(swap_checks, "_check_files", lambda settings: None)
+    target, current = _settings(model_path="/new", **changes), _settings(model_path="/old")
+    meter = Meter(150 * MIB, free_mib * MIB)
+    if isinstance(expected, bool):
+        assert swap_checks.check(target, current, meter).fits_beside is expected
+    else:
+        with pytest.raises(MemoryLimitExceeded, match="new needs about"):
+            swap_checks.check(target, current, meter)
+
+
+def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:
+    started = _settings(max_running=3, model_name="first")
+    target = swap_checks.target_settings(started, {"MODEL_PATH": "/other", "KV_BLOCKS": "9"})
+    assert (target.max_running, target.kv_blocks, target.model_name) == (3, 9, "")
+    back = swap_checks.target_settings(started, {"MODEL_NAME": "first"})
+    assert back == started
+    assert msgspec.to_builtins(back.model_path.name) == "m"

@@ -1,0 +1,339 @@
+"""Another model in the same process, without a new Triton, a new torch or a new CUDA context.
+
+::
+
+    room for both   check ─▶ load ─▶ drain ─▶ the new one serves ─▶ evict, unload the old one
+    else            check ─▶ drain ─▶ evict, unload ─▶ load ─▶ the new one serves
+                                                         └─ failed ─▶ restore the old one
+
+Whatever fails before the old model is unloaded costs nothing but a drain. Where the old one cannot
+be restored either, the process ends: its supervisor starts it with the settings that it had first.
+
+A swap has a thread of its own, which ends with it: whatever computes on it leaves no OpenMP threads
+behind. The emitter's thread puts the new model in place, between two of its cycles.
+"""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import msgspec
+
+from worker.core import Clock
+from worker.errors import RequestError, ResponderLost, WorkerDraining
+from worker.loaded import EngineLoader, LoadedEngine
+from worker.log import service_log
+from worker.protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
+from worker.protocol.tensors import FRAME
+from worker.service.call import Responder, strings
+from worker.service.constraints import Constraints
+from worker.service.drain import Drainer
+from worker.service.emitter import Emitter
+from worker.service.serving import NoEngine, Serving
+from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
+from worker.settings import WorkerSettings
+
+DRAIN_SLACK_S = 10.0
+"""Jobs that were ended at the end of the grace have so long to be gone."""
+PLACE_S = 10.0
+"""The emitter has so long to put a model in place."""
+LAST_WORDS_S = 1.0
+NICENESS = 10
+"""Of a load beside a model that serves: its steps come first."""
+_MIB = 2**20
+
+
+class SwapBusy(RequestError):
+    """Another swap is under way."""
+
+    code = Code.NOT_READY
+
+
+class SwapFailed(Exception):
+    """The message says why; the old model is served."""
+
+
+class Swapper:
+    """Owns what the worker serves, and replaces it."""
+
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        settings: WorkerSettings,
+        emitter: Emitter,
+        drainer: Drainer,
+        clock: Clock,
+        load: EngineLoader,
+        die: Callable[[], None] = lambda: os._exit(1),
+    ) -> None:
+        """``die`` ends the process: neither model can be served."""
+        self._started = settings
+        self._emitter = emitter
+        self._drainer = drainer
+        self._clock = clock
+        self._load_engine = load
+        self._die = die
+        self._load_ms = {name_of(settings): loaded.load_ms.get("total", 0.0)}
+        self._number = 0
+        self.serving = self._serving_of(loaded, settings)
+        self._old: Serving | None = None
+        """No longer served, and not unloaded yet. Nothing else may hold it: it is the memory."""
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._target = settings
+        self._askers: list[tuple[Responder, int]] = []
+        """With the number of their next frame."""
+        self._report = SwapReport(SwapPhase.DONE, name_of(settings), name_of(settings))
+        self._drained = threading.Event()
+        self._is_closing = False
+
+    def swap(self, asked: Mapping[str, str], grace_s: float, responder: Responder) -> None:
+        """Begin; ``responder`` gets a report for each phase. Raises ``RequestError``.
+
+        One who asks for what is under way hears how that goes.
+        """
+        target = target_settings(self._started, asked)
+        with self._lock:
+            if self._thread is not None:
+                if target != self._target:
+                    raise SwapBusy(
+                        f"this worker is swapping to {name_of(self._target)}; ask again afterwards"
+                    )
+                self._askers.append((responder, 0))
+                return
+            if self._drainer.is_for_good:
+                raise WorkerDraining("the worker is about to stop; swap another one")
+            name, was = name_of(target), self.serving.card.model
+            if target == self.serving.settings:
+                same = SwapReport(SwapPhase.DONE, name, was)
+                self._emitter.post(lambda: _send(responder, 0, same, final=True))
+                return
+            self._target = target
+            self._askers = [(responder, 0)]
+            self._report = SwapReport(SwapPhase.CHECK, name, was)
+            self._thread = threading.Thread(
+                target=self._run, args=(target, grace_s), name="tidegate-swap", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Give up a drain for a swap; a load that is under way comes to nothing. Idempotent."""
+        self._is_closing = True
+        self._drained.set()
+
+    # ── the swap's thread ────────────────────────────────────────────────────────────────────
+
+    def _run(self, target: WorkerSettings, grace_s: float) -> None:
+        began_at = time.monotonic()
+        error = ""
+        try:
+            self._swap(target, grace_s)
+        except Exception as failed:  # whatever a load raises: this one model is not to be had
+            error = excerpt(f"{failed}" or type(failed).__name__, 1000)
+            if not isinstance(failed, SwapFailed | RequestError | OSError | ValueError):
+                service_log.exception("the swap to %s failed", name_of(target))
+        phase = SwapPhase.FAILED if error else SwapPhase.DONE
+        report = msgspec.structs.replace(self._report, phase=phase, error=error)
+        service_log.log(
+            40 if error else 20,
+            "swap from %s to %s %s after %.2f s; ms by phase: %s",
+            report.was,
+            report.model,
+            f"failed ({error})" if error else "done",
+            time.monotonic() - began_at,
+            ", ".join(f"{phase} {ms:.0f}" for phase, ms in report.ms.items()),
+        )
+        with self._lock:
+            self._thread = None
+            askers, self._askers = self._askers, []
+        self._emitter.post(lambda: self._tell(report, askers, final=True))
+
+    def _swap(self, target: WorkerSettings, grace_s: float) -> None:
+        current = self.serving.settings
+        with self._phase(SwapPhase.CHECK):
+            is_beside = check(target, current, meter_of(target)).fits_beside
+        if is_beside:
+            self._report = msgspec.structs.replace(self._report, beside=True)
+            loaded = self._load(target, nicely=target.engine == current.engine)
+            try:
+                self._drain(grace_s)
+            except SwapFailed:
+                loaded.engine.stop()
+                raise
+            self._place(loaded, target)
+            self._unload(current)
+            return
+        self._drain(grace_s)
+        self._retire()
+        self._unload(current)
+        try:
+            loaded = self._load(target)
+        except Exception as error:
+            why = f"{error}" or type(error).__name__
+            service_log.warning("%s cannot be loaded: %s", name_of(target), why)
+        else:
+            self._place(loaded, target)
+            return
+        self._restore(current, why)
+
+    def _load(self, target: WorkerSettings, *, nicely: bool = False) -> LoadedEngine:
+        if nicely:
+            with suppress(OSError):  # of this thread, and of those that it starts
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        with self._phase(SwapPhase.LOAD):
+            return self._load_engine(target, self._clock)
+
+    def _drain(self, grace_s: float) -> None:
+        self._drained.clear()
+        with self._phase(SwapPhase.DRAIN):
+            self._emitter.post(lambda: self._drainer.begin_swap(grace_s, self._drained.set))
+            is_drained = self._drained.wait(grace_s + DRAIN_SLACK_S)
+        if is_drained and not self._is_closing:
+            return
+        self._emitter.post(self._drainer.release)
+        if self._is_closing:
+            raise SwapFailed("the worker is being stopped")
+        raise SwapFailed(
+            f"jobs were still there {DRAIN_SLACK_S:.0f} s after their {grace_s:.0f} s of grace;"
+            " nothing was changed"
+        )
+
+    def _restore(self, settings: WorkerSettings, why: str) -> None:
+        gc.collect()  # what there was of the new one
+        try:
+            with self._phase(SwapPhase.RESTORE):
+                loaded = self._load_engine(settings, self._clock)
+        except Exception as error:
+            service_log.critical(
+                "%s cannot be loaded again (%s): ending the process", name_of(settings), error
+            )
+            self._say_last(f"{why}; and {name_of(settings)} cannot be loaded again: {error}")
+            self._die()
+            raise SwapFailed(why) from None
+        self._place(loaded, settings)
+        raise SwapFailed(f"{why}; {name_of(settings)} is served again")
+
+    def _say_last(self, error: str) -> None:
+        report = msgspec.structs.replace(
+            self._report, phase=SwapPhase.FAILED, error=excerpt(error, 1000)
+        )
+        with self._lock:
+            askers, self._askers = self._askers, []
+        said = threading.Event()
+        self._emitter.post(lambda: self._tell(report, askers, final=True))
+        self._emitter.post(said.set)
+        said.wait(LAST_WORDS_S)
+
+    # ── what is served ───────────────────────────────────────────────────────────────────────
+
+    def _serving_of(self, loaded: LoadedEngine, settings: WorkerSettings) -> Serving:
+        card = msgspec.structs.replace(
+            loaded.card, serving=self._number, loadable=loadable(self._started, self._load_ms)
+        )
+        return Serving.of(loaded, settings, card)
+
+    def _place(self, loaded: LoadedEngine, settings: WorkerSettings) -> None:
+        """Serve ``loaded`` from here on."""
+        self._number += 1
+        self._load_ms[name_of(settings)] = loaded.load_ms.get("total", 0.0)
+        serving = self._serving_of(loaded, settings)
+
+        def place() -> None:
+            self._replace(serving)
+            # Here, so that the engine's thread has none of a swap's niceness.
+            serving.engine.start(self._emitter.sink)
+            self._drainer.release()
+            self._emitter.describe_all(serving.card)
+
+        self._on_emitter(place)
+
+    def _retire(self) -> None:
+        """Serve nothing; lanes and what is asked meanwhile are answered all the same."""
+        empty = replace(
+            self.serving,
+            engine=NoEngine(self._emitter.sink),
+            constraints=Constraints(None),
+            load_ms={},
+        )
+        self._on_emitter(lambda: self._replace(empty))
+
+    def _replace(self, serving: Serving) -> None:
+        """On the emitter's thread."""
+        if not isinstance(self.serving.engine, NoEngine):
+            self._old = self.serving
+        self.serving = serving
+        self._drainer.engine = serving.engine
+        self._emitter.serve(serving.engine, serving.load_ms)
+
+    def _on_emitter(self, action: Callable[[], None]) -> None:
+        done = threading.Event()
+        failed: list[Exception] = []
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:
+                failed.append(error)
+            done.set()
+
+        self._emitter.post(act)
+        if not done.wait(PLACE_S):
+            raise SwapFailed("the worker is being stopped")
+        if failed:
+            raise failed[0]
+
+    def _unload(self, settings: WorkerSettings) -> None:
+        """End the old model's engine and give its memory back."""
+        old, self._old = self._old, None
+        assert old is not None
+        meter = meter_of(settings)
+        before = meter.used_bytes()
+        with self._phase(SwapPhase.EVICT):
+            old.engine.stop()
+            old.constraints.close()
+        with self._phase(SwapPhase.UNLOAD):
+            del old
+            was_frozen = gc.get_freeze_count() > 0
+            gc.unfreeze()  # what was loaded at the start was kept from the collector
+            meter.drop_caches()
+            if was_frozen:
+                gc.freeze()
+        freed = max(0, before - meter.used_bytes())
+        self._report = msgspec.structs.replace(self._report, freed_mib=round(freed / _MIB, 1))
+
+    # ── how it goes ──────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _phase(self, phase: SwapPhase) -> Iterator[None]:
+        began_at = time.monotonic()
+        self._report = report = msgspec.structs.replace(self._report, phase=phase)
+        with self._lock:
+            askers = self._askers
+            self._askers = [(responder, seq + 1) for responder, seq in askers]
+        self._emitter.post(lambda: self._tell(report, askers))
+        try:
+            yield
+        finally:
+            ms = 1000 * (time.monotonic() - began_at)
+            self._report = msgspec.structs.replace(
+                self._report, ms=self._report.ms | {phase.value: round(ms, 1)}
+            )
+
+    def _tell(
+        self, report: SwapReport, askers: list[tuple[Responder, int]], *, final: bool = False
+    ) -> None:
+        """On the emitter's thread."""
+        for responder, seq in askers:
+            _send(responder, seq, report, final=final)
+        self._emitter.announce(report)
+
+
+def _send(responder: Responder, seq: int, report: SwapReport, *, final: bool) -> None:
+    try:
+        responder.send({FRAME: strings(encode(Frame(seq, swap=report)))}, final=final)
+    except ResponderLost as error:
+        service_log.info("whoever asked for a swap is gone: %s", error)

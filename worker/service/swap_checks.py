@@ -1,0 +1,178 @@
+"""What can be known of a swap before anything changes: is the model there, whole, not too large."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from worker.errors import BrokenCheckpoint, InvalidCall, MemoryLimitExceeded
+from worker.memory import GIB
+from worker.models.config import read_config
+from worker.models.folder import model_name, why_unservable
+from worker.protocol import Loadable
+from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory
+from worker.settings import WorkerSettings
+
+_OF_THE_PROCESS = frozenset(
+    {
+        "default_deadline_ms",
+        "drain_hold_s",
+        "heartbeat_ms",
+        "instances",
+        "lane_token",
+        "legacy_stub",
+        "models",
+        "plain_token",
+    }
+)
+"""Settings that no swap changes."""
+_LOADING_SHARE = 1.25
+"""What a load takes at its peak, of what the weights take in the end: they are packed by layers."""
+_SUFFIXES = (".safetensors", ".gguf")
+
+
+def name_of(settings: WorkerSettings) -> str:
+    """What clients will call the model."""
+    return settings.model_name or model_name(settings.model_path)
+
+
+def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> WorkerSettings:
+    """Those that the worker was ``started`` with, and what is ``asked`` over them.
+
+    Raises ``InvalidCall`` for what is no setting, does not fit, or names no model that is known.
+    """
+    values: dict[str, object] = {name.lower(): value for name, value in asked.items()}
+    for name in values:
+        if name in _OF_THE_PROCESS or name not in WorkerSettings.model_fields:
+            what = "is the process's own" if name in _OF_THE_PROCESS else "is no worker setting"
+            raise InvalidCall(f"a swap cannot set {name.upper()[:64]}: it {what}")
+    if "model_path" in values:
+        values.setdefault("model_name", "")
+    else:
+        values["model_path"] = _path_of(started, str(values.get("model_name", "")))
+    try:
+        return WorkerSettings(**(started.model_dump() | values))
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors()
+        )
+        raise InvalidCall(f"these settings do not fit: {wrong}") from None
+
+
+def _path_of(started: WorkerSettings, name: str) -> Path:
+    if not name:
+        raise InvalidCall("a swap names its model: MODEL_PATH, or MODEL_NAME for one that is known")
+    known = known_models(started)
+    if name not in known:
+        raise InvalidCall(
+            f"this worker knows no model {name[:128]!r}; it knows {', '.join(sorted(known))}:"
+            " state MODEL_PATH, or name it in TIDEGATE_WORKER_MODELS"
+        )
+    return known[name]
+
+
+def known_models(started: WorkerSettings) -> dict[str, Path]:
+    """By name: the one that the worker was started with, and those that its settings list."""
+    return {name_of(started): started.model_path} | dict(started.models)
+
+
+def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loadable, ...]:
+    """For the card; empty where the settings list no models. ``load_ms`` by name, as measured."""
+    if not started.models:
+        return ()
+    return tuple(
+        Loadable(name, file_bytes(path), round(load_ms.get(name, 0.0), 1))
+        for name, path in sorted(known_models(started).items())
+    )
+
+
+def file_bytes(path: Path) -> int:
+    """Of a model's weight files; 0 where there are none."""
+    try:
+        if path.is_file():
+            return path.stat().st_size
+        return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _SUFFIXES)
+    except OSError:
+        return 0
+
+
+def meter_of(settings: WorkerSettings) -> MemoryMeter:
+    """Of what this worker's models take memory from."""
+    return CudaMemory(0) if settings.device == "cuda" and _computes(settings) else ProcessMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``fits_beside``: there is room for the new model while the old one is loaded."""
+
+    fits_beside: bool
+
+
+def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> Checked:
+    """Raise what makes a swap to ``target`` pointless, as far as it can be known beforehand.
+
+    ``BrokenCheckpoint``, ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
+    """
+    _check_files(target)
+    needed, freed = weight_bytes(target), weight_bytes(current)
+    free, used = meter.free_bytes(), meter.used_bytes()
+    peak = int(needed * _LOADING_SHARE)
+    hard = round(target.memory_hard_gib * GIB)
+    room = free + freed
+    if hard:
+        room = min(room, hard - max(0, used - freed))
+    if peak > room:
+        limit = "TIDEGATE_WORKER_MEMORY_HARD_GIB" if hard and room < free + freed else "the machine"
+        raise MemoryLimitExceeded(
+            f"{name_of(target)} needs about {peak / GIB:.2f} GiB to load, and {limit} leaves"
+            f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
+            " a smaller model, or quantize it"
+        )
+    # A pool on CUDA is sized by what is free: beside another one it would be far too small.
+    is_sized = target.device == "cpu" or not _computes(target) or target.kv_blocks > 0
+    fits = is_sized and peak <= free and (not hard or used + peak <= hard)
+    return Checked(fits and target.swap_beside == "auto")
+
+
+def weight_bytes(settings: WorkerSettings) -> int:
+    """What a model's weights will take in memory, about."""
+    if not _computes(settings) or (settings.device == "cpu" and settings.weights == "mapped"):
+        return 0
+    stored = file_bytes(settings.model_path)
+    if settings.engine != "torch":
+        return stored
+    import torch
+
+    from worker.runner.precision import choose_dtype
+
+    try:
+        config = read_config(settings.model_path)
+    except (OSError, ValueError):  # of the model that is to go: its files may be gone already
+        return stored
+    kept = choose_dtype(settings, config, torch.device(settings.device))
+    own = {"float32": 4}.get(config.dtype, 2)
+    return stored * kept.itemsize // own
+
+
+def _check_files(target: WorkerSettings) -> None:
+    path = target.model_path
+    if target.engine == "torch":
+        if (problem := why_unservable(path)) is not None:
+            raise BrokenCheckpoint(problem)
+        read_config(path)
+        from worker.models.checkpoint import Checkpoint
+
+        with Checkpoint(path):  # headers and lengths, not the weights
+            return
+    if not path.exists():
+        raise BrokenCheckpoint(f"{path} does not exist")
+    if target.engine.startswith("synthetic"):
+        read_config(path)
+    else:
+        importlib.import_module(f"worker.engines.{target.engine}.build")
+
+
+def _computes(settings: WorkerSettings) -> bool:
+    return not settings.engine.startswith("synthetic")
