@@ -3,6 +3,9 @@
 ``load_engine`` is what the Triton model calls. Each engine but our own lives in a package here that
 has ``build_engine(settings, clock)``, and is imported only when it is asked for: what it needs is
 an optional extra.
+
+- ``backend``  what such an engine has to do: batch, compute, sample
+- ``stepped``  what is done for it: deadlines, aborts, order, accounts; ``needs``, ``stats``
 """
 
 import time

@@ -67,11 +67,11 @@ class Backend(Protocol):
         """
 
     def interrupt(self) -> None:
-        """Any thread: have a ``step`` that waits return soon, since there is news. May do nothing
-        where ``step`` computes by itself."""
+        """Any thread: have a ``step`` that waits return soon, since there is news, or the next one
+        if none waits. May do nothing where ``step`` computes by itself."""
 
     def load(self) -> BackendLoad:
-        """How full it is."""
+        """How full it is; asked several times a step."""
 
     def close(self) -> None:
         """Release everything. Idempotent."""

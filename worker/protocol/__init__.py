@@ -5,6 +5,7 @@
 - ``sampling``  what a client may ask of the engine, with its limits checked
 - ``plain``     what the plain contract's parameters may say
 - ``card``      what a worker tells about its model when a lane opens
+- ``features``  what of an engine a request needs
 - ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways
 - ``blocks``    the chained hashes of KV blocks
@@ -15,6 +16,7 @@
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
 from worker.protocol.card import Feature, Loadable, ModelCard, Pooling, context_note
 from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
+from worker.protocol.features import features_of
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -99,6 +101,7 @@ __all__ = [
     "decode_message",
     "encode",
     "excerpt",
+    "features_of",
     "hash_block",
     "prefix_salt",
     "read_logit_bias",

@@ -3,7 +3,7 @@
 - ``scheduler``     admits, starts, pauses and ends requests; plans a step
 - ``plan``          what it has decided for one step
 - ``config``        its limits
-- ``request``       a job inside the engine; ``end_reason`` why it ends
+- ``request``       a job inside the engine; ``end_reason`` why it ends, ``refusal`` why not begun
 - ``block_pool``    KV pages, references, hashes; ``prefix_cache`` shares them
 - ``step_time``     what a step takes
 - ``order``         who is served first; ``backfill`` who may go before one that lacks blocks

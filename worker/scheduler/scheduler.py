@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from worker.protocol import Code, FinishReason, context_note
 from worker.scheduler.backfill import not_delaying
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
-from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
+from worker.scheduler.end_reason import EndReason
 from worker.scheduler.order import latest_start, most_urgent_first
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
+from worker.scheduler.refusal import Limits
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
 from worker.scheduler.step_time import StepTime
@@ -53,6 +53,13 @@ class Scheduler:
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
         self._block_tokens = config.block_tokens
+        self._limits = Limits(
+            self.capacity_tokens,
+            config.context_tokens,
+            config.vocab_size,
+            config.max_running + config.max_waiting,
+            config.min_start_budget_s,
+        )
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._pinned: Counter[int] = Counter()
         """Blocks that are being copied, and how often."""
@@ -70,7 +77,8 @@ class Scheduler:
 
     def enqueue(self, request: Request, now: float) -> EndReason | None:
         """Put a request in the queue, or say why not."""
-        refusal = self._refusal(request, now)
+        held = len(self.running) + len(self.waiting) + len(self.paused)
+        refusal = self._limits.refusal(request, held, now)
         if refusal is None:
             # One that only reads its prompt makes a token all the same, which nobody is told of.
             wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
@@ -268,32 +276,6 @@ class Scheduler:
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
         assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
 
-    def _refusal(self, request: Request, now: float) -> EndReason | None:
-        if not request.tokens:
-            return _refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
-        if request.prompt_tokens >= self.capacity_tokens:
-            return _refused(
-                Code.CONTEXT_OVERFLOW,
-                f"the prompt has {request.prompt_tokens} tokens; at most"
-                f" {self.capacity_tokens - 1} leave room for a token of the answer"
-                + context_note(self.capacity_tokens, self.config.context_tokens),
-            )
-        if min(request.tokens) < 0 or max(request.tokens) >= self.config.vocab_size:
-            return _refused(
-                Code.INVALID_REQUEST,
-                f"the prompt has token ids outside 0 to {self.config.vocab_size - 1}, the"
-                " model's vocabulary; encode it with the model's own tokenizer",
-            )
-        if request.job.deadline - now <= self.config.min_start_budget_s:
-            return TOO_LATE_TO_START
-        held = len(self.running) + len(self.waiting) + len(self.paused)
-        if held >= self.config.max_running + self.config.max_waiting:
-            return _refused(
-                Code.NO_CAPACITY,
-                f"the worker holds {held} jobs, its maximum; try again later or elsewhere",
-            )
-        return None
-
     def _has_unregistered_blocks(self, request: Request) -> bool:
         """A step that was launched fills them, and has not been read yet."""
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
@@ -402,7 +384,3 @@ def _queue_order(request: Request) -> tuple[float, float]:
 
 def _is_before(one: Request, other: Request) -> bool:
     return _queue_order(one) < _queue_order(other)
-
-
-def _refused(code: Code, message: str) -> EndReason:
-    return EndReason(FinishReason.ERROR, code, message)

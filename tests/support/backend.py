@@ -1,0 +1,143 @@
+"""An engine that others wrote, as a test needs it: on a clock that only its steps move."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from tests.support.engine import EOS, VOCABULARY, FakeClock
+from worker.core import Event, Job
+from worker.engines.backend import BackendLoad, Produced
+from worker.engines.stepped import SteppedConfig, SteppedEngine
+from worker.errors import InvalidCall
+from worker.protocol import FinishReason, OnDeadline, Sampling
+
+
+@dataclass
+class FakeBackend:
+    """Gives every job the token 7 in each step of ``step_s``; ends it after its ``max_tokens``.
+
+    What was aborted keeps its place until the next step has returned, unless it ``frees_at_once``.
+    """
+
+    clock: FakeClock
+    step_s: float = 0.01
+    most: int = 4
+    frees_at_once: bool = False
+    ends_jobs: bool = True
+    refuses: bool = False
+    fails: bool = False
+    during: Callable[[], None] = lambda: None
+    answer: Callable[[int, Job], Produced | None] | None = None
+    jobs: dict[int, tuple[Job, int]] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)
+    going: set[int] = field(default_factory=set)
+    order: list[Job] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    steps: int = 0
+    read: int = 0
+    interrupts: int = 0
+    closed: int = 0
+
+    def add(self, handle: int, job: Job, max_tokens: int) -> None:
+        if self.refuses:
+            raise InvalidCall("not this one")
+        assert handle not in self.jobs and handle not in self.going
+        assert max_tokens >= 1 and not self.closed
+        self.jobs[handle] = job, max_tokens
+        self.given[handle] = 0
+        self.order.append(job)
+        assert len(self.jobs) + len(self.going) <= self.most, "more jobs than max_running"
+
+    def abort(self, handles: Collection[int]) -> None:
+        for handle in handles:
+            if self.jobs.pop(handle, None) and not self.frees_at_once:
+                self.going.add(handle)
+
+    def step(self, wait_s: float) -> Sequence[Produced]:
+        self.waits.append(wait_s)
+        if not self.jobs:
+            self.going.clear()
+            self.clock.now += wait_s
+            return []
+        self.steps += 1
+        self.clock.now += self.step_s
+        self.during()
+        if self.fails:
+            raise RuntimeError("the device is gone")
+        made = [one for handle in list(self.jobs) if (one := self._answer(handle)) is not None]
+        self.going.clear()
+        return made
+
+    def _answer(self, handle: int) -> Produced | None:
+        job, max_tokens = self.jobs[handle]
+        made = Produced(handle, [7]) if self.answer is None else self.answer(handle, job)
+        if made is None:
+            return None
+        if not self.given[handle]:
+            self.read += len(job.token_ids)
+        self.given[handle] += len(made.ids)
+        if self.ends_jobs and made.end is None:
+            if not job.sampling.ignore_eos and EOS in made.ids:
+                made.end = FinishReason.STOP
+            elif self.given[handle] >= max_tokens:
+                made.end = FinishReason.LENGTH
+        if made.end is not None:
+            del self.jobs[handle]
+        return made
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+    def load(self) -> BackendLoad:
+        held = len(self.jobs) + len(self.going)
+        return BackendLoad(64, 2 * held, held, 0, prompt_tokens_total=self.read)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class SteppedBench:
+    """A ``SteppedEngine`` that is stepped by hand."""
+
+    def __init__(self, *, frees_at_once: bool = False, **changes: object) -> None:
+        self.clock = FakeClock()
+        values: dict[str, object] = {
+            "context_tokens": 64,
+            "max_running": 4,
+            "max_waiting": 4,
+            "min_start_s": 0.1,
+            "eos_token_ids": [EOS],
+            "vocab_size": VOCABULARY,
+            "frees_at_once": frees_at_once,
+        }
+        config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
+        self.backend = FakeBackend(self.clock, most=config.max_running, frees_at_once=frees_at_once)
+        self.engine = SteppedEngine(self.backend, config, clock=self.clock)
+
+    def submit(
+        self,
+        prompt: int | Sequence[int] = 3,
+        *,
+        left_s: float = 100.0,
+        on_deadline: OnDeadline = OnDeadline.ERROR,
+        first_token_s: float | None = None,
+        keeps_on: bool = False,
+        **sampling: object,
+    ) -> Job:
+        parameters = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
+        ids = [9] * prompt if isinstance(prompt, int) else prompt
+        now = self.clock.now
+        job = Job(ids, parameters, now + left_s, on_deadline, keeps_on=keeps_on)
+        if first_token_s is not None:
+            job.first_token_by = now + first_token_s
+        self.engine.submit(job)
+        return job
+
+    def step(self, steps: int = 1) -> list[Event]:
+        return [event for _ in range(steps) for event in self.engine.step()]
+
+    def finish(self) -> list[Event]:
+        """Step until nothing is left."""
+        events = self.step()
+        while self.engine.has_work:
+            events += self.step()
+        return events

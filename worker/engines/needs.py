@@ -1,0 +1,25 @@
+"""What a job needs of an engine that others wrote, held against what that lacks."""
+
+from collections.abc import Collection
+
+from worker.core import Job
+from worker.protocol import Code, Feature, features_of
+from worker.scheduler.end_reason import EndReason
+from worker.scheduler.refusal import refused
+
+
+def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
+    """Why a job cannot be had here; None if it can. Orchestrators place it elsewhere before."""
+    needed = list(features_of(job.sampling))
+    if job.constraint is not None:
+        needed.append(Feature.GRAMMAR)
+    if job.pooling is not None:
+        needed.append(Feature.EMBEDDINGS)
+    missing = [feature.value for feature in needed if feature in lacks]
+    if not missing:
+        return None
+    return refused(
+        Code.INVALID_REQUEST,
+        f"this worker's engine has no {', '.join(missing)}; leave that out, or ask for a model that"
+        " an instance with another engine serves",
+    )

@@ -1,0 +1,506 @@
+"""``SteppedEngine``: deadlines, aborts and accounts for an engine that others wrote.
+
+::
+
+    any thread      submit ─▶ inbox      cancel ─▶ plain flags of the job     (interrupt)
+                                │                    │                           │
+    engine thread   ┌───────────▼────────────────────▼───────────────────────────▼──────┐
+                    │ take commands → expire → admit → backend.step → apply             │ ─▶ sink
+                    └──────────────────────── at most one step ─────────────────────────┘
+
+    waiting ──admit──▶ running ──the backend's own end──────────▶ ended
+       │                  └──abort──▶ leaving ──the next step──────▶ ended
+       └──────────────────────abort, deadline──────────────────────▶ ended
+
+A job that leaves keeps its place until its blocks are free, which a backend may owe until its next
+step returns; none is told of as ended before.
+"""
+
+import itertools
+import math
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from worker.core import (
+    Clock,
+    Event,
+    EventSink,
+    Job,
+    JobFinished,
+    JobPrompt,
+    JobStarted,
+    JobTokens,
+)
+from worker.engine.expiry import ExpiryCheck
+from worker.engines.backend import Backend, BackendLoad, Produced
+from worker.engines.needs import lacking
+from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
+from worker.errors import RequestError
+from worker.log import engine_log
+from worker.protocol import AbortCause, Code, Feature, FinishReason, KvReport, WorkerStats
+from worker.scheduler.end_reason import (
+    ABORTED,
+    DRAINED,
+    LENGTH,
+    STOPPED,
+    TOO_LATE_TO_START,
+    EndReason,
+    finished,
+    grammar_failed,
+)
+from worker.scheduler.order import latest_start
+from worker.scheduler.refusal import Limits, refused
+from worker.scheduler.request import Request, make_request
+from worker.scheduler.step_time import StepTime
+
+MOST_WAIT_S: Final = 0.1
+"""So long a backend may wait for a step of its own, unless a deadline is nearer."""
+LEAST_WAIT_S: Final = 0.001
+STATS_AGE_S: Final = 0.02
+_ANY_TOKEN: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedConfig:
+    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
+
+    context_tokens: int
+    """The most tokens that one job can have: the model's context, or what the backend's memory
+    holds of it."""
+    max_running: int
+    max_waiting: int
+    min_start_s: float
+    eos_token_ids: Collection[int] = ()
+    vocab_size: int = _ANY_TOKEN
+    full_context_tokens: int = 0
+    """The model's own context, where ``context_tokens`` is less."""
+    max_step_tokens: int = 512
+    lacks: Collection[Feature] = ()
+    """A job that needs one of these is refused."""
+    frees_at_once: bool = False
+    """What ``Backend.abort`` gave up is free when that returns, not only after the next step."""
+
+    @property
+    def limits(self) -> Limits:
+        """What is refused."""
+        return Limits(
+            self.context_tokens,
+            max(self.context_tokens, self.full_context_tokens),
+            self.vocab_size,
+            self.max_running + self.max_waiting,
+            self.min_start_s,
+        )
+
+
+class SteppedEngine:
+    """An ``EngineService`` over any ``Backend``, which it starts jobs on, least slack first.
+
+    ``start`` runs it on a thread of its own; tests call ``step`` instead. ``kv_reports`` tells what
+    entered and left a backend's prefix cache since the last call. Jobs stand still for nobody:
+    ``pause`` is ignored, and the card must not say ``can_pause``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: SteppedConfig,
+        *,
+        kv_reports: Callable[[], list[KvReport]] = list,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._config = config
+        self._limits = config.limits
+        self._eos = frozenset(config.eos_token_ids)
+        self._lacks = frozenset(config.lacks)
+        self._read_kv_reports = kv_reports
+        self._clock = clock
+        self._handles = itertools.count(1)
+        self._waiting: list[Request] = []  # least slack first
+        self._running: dict[int, Request] = {}
+        self._leaving: dict[Request, EndReason] = {}
+        """Given up, and perhaps still in the backend's memory."""
+        self._step_time = StepTime()
+        self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
+        self._step_began: float | None = None
+        """When the backend's step began; None while it has nothing to do."""
+        self._prompt_tokens_seen = 0
+        self._totals = BackendTotals()
+        self._inbox: deque[Request] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._stopped = False
+        self._has_failed = False
+        self._news = False
+        """Something was submitted, aborted or compiled since the latest look."""
+        self._thread: threading.Thread | None = None
+        self._sink: EventSink | None = None
+        self._events: list[Event] = []
+        """Not told yet, per job in order."""
+        self._stats_at = -math.inf
+        self._stats_due = False
+        self._stats = self._snapshot()
+
+    # ── the surface: any thread ──────────────────────────────────────────────────────────────
+
+    def start(self, sink: EventSink) -> None:
+        """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
+        if self._thread is not None or self._stopped:
+            raise RuntimeError("an engine starts once; build another one")
+        self.connect(sink)
+        self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
+        self._thread.start()
+
+    def connect(self, sink: EventSink) -> None:
+        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
+        self._sink = sink
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
+        request = make_request(job, submitted_at=self._clock(), own_seed=0)
+        request.end_ids = frozenset() if job.sampling.ignore_eos else self._eos
+        request.end_ids = request.end_ids.union(job.sampling.stop_token_ids)
+        request.compiling = job.constraint is not None
+        with self._wake:
+            is_taken = not self._stopped
+            if is_taken:
+                self._inbox.append(request)
+        if not is_taken:
+            self._publish([self._record(request, DRAINED)])
+        elif job.constraint is not None:
+            job.constraint.when_ready(self._tell)
+        self._tell()
+
+    def cancel(self, job: Job, cause: AbortCause) -> None:
+        """Stop a job within one step. Idempotent; the first cause wins."""
+        with self._wake:
+            if job.abort is not None:
+                return
+            job.aborted_at = self._clock()
+            job.abort = cause
+        self._tell()
+
+    def pause(self, job: Job) -> None:
+        """Ignored."""
+
+    def resume(self, job: Job) -> None:
+        """Ignored."""
+
+    def stats(self) -> WorkerStats:
+        """The state after a step, ``STATS_AGE_S`` old at most while there is work; never older than
+        an end that was told."""
+        return self._stats
+
+    def kv_reports(self) -> list[KvReport]:
+        """See ``EngineService``."""
+        return self._read_kv_reports()
+
+    def stop(self) -> None:
+        """Abort what runs, release everything, end the thread. Idempotent."""
+        self._stopping = True
+        self._tell()
+        if self._thread is None:
+            self._shut_down()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _tell(self) -> None:
+        """There is news: neither sleep nor a long wait in the backend for what runs."""
+        with self._wake:
+            self._news = True
+            self._wake.notify()
+            if not self._stopped:
+                self._backend.interrupt()
+
+    # ── the loop: the engine's thread ────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._publish(self.step())
+        except Exception:
+            self._has_failed = True
+            engine_log.exception("engine thread failed; ending all jobs, accepting no more")
+        finally:
+            self._shut_down()
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when it is time to stop."""
+        with self._wake:
+            if not self._running and not self._leaving:
+                patience_s = self._patience_s() if self._waiting else None
+                self._wake.wait_for(lambda: self._news or self._stopping, patience_s)
+            return not self._stopping
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any job is here that has not ended."""
+        return bool(self._inbox or self._waiting or self._running or self._leaving)
+
+    def step(self) -> list[Event]:
+        """Do at most one step; the events that were not published during it, per job in order."""
+        self._news = False
+        now = self._clock()
+        self._take_commands(now)
+        self._take_compiled()
+        self._end_expired(now)
+        self._admit(now)
+        if self._sink is not None:  # starts and ends need not wait for a step of others
+            self._publish(self._take_events())
+        if self._running or self._leaving:
+            self._compute()
+        if self._stats_due or now >= self._stats_at + STATS_AGE_S:
+            self._stats_at = now
+            self._stats = self._snapshot()
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _take_commands(self, now: float) -> None:
+        while self._inbox:
+            request = self._inbox.popleft()
+            job = request.job
+            self._totals.jobs += 1
+            if job.abort is not None:
+                self._told(request, ABORTED[job.abort])
+                continue
+            held = len(self._running) + len(self._leaving) + len(self._waiting)
+            refusal = lacking(job, self._lacks) or self._limits.refusal(request, held, now)
+            if refusal is not None:
+                self._told(request, refusal)
+                continue
+            # One that only reads its prompt makes a token all the same, which nobody is told of.
+            wanted = request.prompt_tokens + max(1, job.sampling.max_tokens)
+            request.limit_tokens = min(wanted, self._limits.capacity_tokens)
+            room = request.limit_tokens - request.prompt_tokens
+            request.least_tokens = min(request.least_tokens, room)
+            request.latest_start = latest_start(request, self._step_time)
+            insort(self._waiting, request, key=_queue_order)
+            self._stats_due = True
+
+    def _take_compiled(self) -> None:
+        """Have those start whose grammars are ready, and those end whose grammars are none."""
+        for request in [one for one in self._waiting if one.compiling]:
+            constraint = request.job.constraint
+            if constraint is not None and constraint.is_ready:
+                request.compiling = False
+                if constraint.error:
+                    self._drop(request, grammar_failed(constraint.error))
+
+    def _end_expired(self, now: float) -> None:
+        running = list(self._running.values())
+        expired = self._expiry.expired(running, now, self._next_prompt_tokens)
+        if expired:
+            self._give_up({one: self._expiry.end_reason(one, now) for one in expired})
+        if not self._waiting:
+            return
+        for request in self._expiry.unfinishable(self._waiting, now):
+            self._drop(request, self._expiry.end_reason(request, now))
+        floor = now + self._limits.min_start_budget_s
+        for request in [one for one in self._waiting if one.deadline <= floor]:
+            self._drop(request, TOO_LATE_TO_START)
+
+    def _next_prompt_tokens(self) -> int:
+        """The most that the next step may carry of prompts, as far as can be told from here."""
+        begun = [one for one in self._running.values() if one.first_token_at is None]
+        tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self._waiting))
+        return min(tokens, self._config.max_step_tokens)
+
+    def _admit(self, now: float) -> None:
+        for request in [one for one in self._waiting if not one.compiling]:
+            if len(self._running) + len(self._leaving) >= self._config.max_running:
+                return
+            job, handle = request.job, next(self._handles)
+            try:
+                self._backend.add(handle, job, request.limit_tokens - request.prompt_tokens)
+            except RequestError as error:
+                self._drop(request, refused(error.code, str(error)))
+                continue
+            self._waiting.remove(request)
+            self._running[handle] = request
+            request.slot = handle
+            # It may have been submitted since the step began, which is what ``now`` says.
+            request.started_at = max(now, request.submitted_at)
+            self._stats_due = True
+            self._events.append(JobStarted(job, (request.started_at - request.submitted_at) * 1e3))
+
+    def _compute(self) -> None:
+        """One step of the backend, and what came of it."""
+        if self._step_began is None:
+            self._step_began = self._clock()
+            self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
+        rows = len(self._running)
+        produced = self._backend.step(self._patience_s() if rows else 0.0)
+        now = self._clock()
+        while self._leaving:
+            self._told(*self._leaving.popitem())
+        if any(one.ids or one.end or one.prompt for one in produced):
+            self._measure(now - self._step_began, rows, produced)
+            self._step_began = now
+        for one in produced:
+            found = self._running.get(one.handle)
+            if found is not None:  # else it was given up
+                self._apply(one, found, now)
+        if not self._running:
+            self._step_began = None
+
+    def _patience_s(self) -> float:
+        """Until the next deadline; no longer than ``MOST_WAIT_S``."""
+        now = self._clock()
+        slow_s = self._step_time.slow_step_s(0)
+        nearest = now + MOST_WAIT_S
+        for request in itertools.chain(self._running.values(), self._waiting):
+            early_s = slow_s if request.ends_cleanly else 0.0
+            nearest = min(nearest, request.deadline - early_s)
+        return max(LEAST_WAIT_S, nearest - now)
+
+    def _measure(self, duration_s: float, rows: int, produced: Sequence[Produced]) -> None:
+        read = self._backend.load().prompt_tokens_total
+        prompt_tokens = max(0, read - self._prompt_tokens_seen)
+        self._prompt_tokens_seen = read
+        most = max(len(one.ids) for one in produced)
+        if most:
+            self._step_time.decoded(duration_s, most, rows=rows, prompt_tokens=prompt_tokens)
+        self._step_time.prefilled(duration_s, prompt_tokens)
+        self._totals.steps += 1
+        self._totals.busy_s += duration_s
+        self._totals.prompt_tokens += prompt_tokens
+
+    def _apply(self, made: Produced, request: Request, now: float) -> None:
+        """Count and tell what a step made of a job, unless that was to stop meanwhile."""
+        job = request.job
+        if job.abort is not None or now >= job.deadline:
+            why = self._expiry.end_reason(request, now)
+            if why.reason is not FinishReason.STOP:
+                request.late_tokens += len(made.ids)
+                self._totals.late_tokens += len(made.ids)
+            self._end(made, request, why)
+            return
+        if made.cached_tokens:
+            self._totals.cached_tokens += made.cached_tokens - request.cached_tokens
+            request.cached_tokens = made.cached_tokens
+        if made.prompt is not None:
+            self._events.append(JobPrompt(job, made.prompt))
+        end_reason = _own_end(made)
+        ids, logprobs = list(made.ids), made.logprobs
+        if ids and (end_reason is None or end_reason.code is None):
+            if request.first_token_at is None:
+                request.first_token_at = now
+            room = request.limit_tokens - len(request.tokens)
+            kept = next((i for i, one in enumerate(ids, 1) if one in request.end_ids), 0)
+            if kept and kept <= room:
+                ids, end_reason = ids[:kept], STOPPED
+            elif len(ids) >= room:
+                ids, end_reason = ids[:room], end_reason or LENGTH
+            if job.sampling.max_tokens:
+                request.tokens += ids
+                request.least_tokens = max(0, request.least_tokens - len(ids))
+                self._totals.tokens += len(ids)
+                self._events.append(JobTokens(job, ids, logprobs and logprobs[: len(ids)]))
+        if end_reason is not None:
+            if end_reason.code is None and request.generated:
+                self._step_time.answered(request.generated)
+            self._end(made, request, end_reason)
+
+    # ── endings ──────────────────────────────────────────────────────────────────────────────
+
+    def _end(self, made: Produced, request: Request, why: EndReason) -> None:
+        """End a job after a step: at once where the backend has, too."""
+        if made.end is None:
+            self._give_up({request: why})
+        else:
+            del self._running[request.slot]
+            self._told(request, why)
+
+    def _give_up(self, ends: dict[Request, EndReason]) -> None:
+        """Have the backend drop running jobs; they end now or when its next step returns."""
+        self._backend.abort([request.slot for request in ends])
+        for request, why in ends.items():
+            del self._running[request.slot]
+            if self._config.frees_at_once:
+                self._told(request, why)
+            else:
+                self._leaving[request] = why
+
+    def _drop(self, request: Request, why: EndReason) -> None:
+        """End a waiting job."""
+        self._waiting.remove(request)
+        self._told(request, why)
+
+    def _told(self, request: Request, why: EndReason) -> None:
+        """The last event of a job that is nowhere any more."""
+        self._stats_due = True
+        self._events.append(self._record(request, why))
+
+    def _record(self, request: Request, why: EndReason) -> JobFinished:
+        if request.job.constraint is not None:
+            request.job.constraint.drop()
+        return finished(request, why, self._clock())
+
+    def _shut_down(self) -> None:
+        """End every job that is left and release the backend. Idempotent."""
+        with self._wake:
+            if self._stopped:
+                return
+            self._stopped = True
+            inbox = list(self._inbox)
+            self._inbox.clear()
+        try:
+            if self._running and not self._has_failed:
+                self._backend.abort(list(self._running))
+            self._backend.close()
+        except Exception:
+            engine_log.exception("the engine could not be closed; its process must end")
+        ends = self._leaving | dict.fromkeys([*self._running.values(), *self._waiting], DRAINED)
+        for request, why in (ends | dict.fromkeys(inbox, DRAINED)).items():
+            self._told(request, why)
+        for held in (self._running, self._waiting, self._leaving):
+            held.clear()
+        self._stats = self._snapshot(NO_LOAD)
+        self._publish(self._take_events())
+
+    def _publish(self, events: list[Event]) -> None:
+        if not events or self._sink is None:
+            return
+        if self._stats_due and not self._stopped:
+            # Whoever hears of an end must not count its job by older statistics.
+            self._stats = self._snapshot()
+        try:
+            self._sink(events)
+        except Exception:
+            engine_log.exception("event sink failed; %d events lost", len(events))
+
+    def _snapshot(self, load: BackendLoad | None = None) -> WorkerStats:
+        self._stats_due = False
+        return snapshot(
+            load or self._backend.load(),
+            self._totals,
+            self._step_time,
+            held=len(self._running) + len(self._leaving),
+            waiting=len(self._waiting),
+            check_us=self._expiry.check_us,
+        )
+
+
+def _queue_order(request: Request) -> tuple[float, float]:
+    return request.latest_start, request.submitted_at
+
+
+def _own_end(made: Produced) -> EndReason | None:
+    """Why the backend ended a job by itself."""
+    match made.end:
+        case None:
+            return None
+        case FinishReason.STOP:
+            return STOPPED
+        case FinishReason.LENGTH:
+            return LENGTH
+        case _:
+            return refused(made.code or Code.ENGINE_ERROR, made.message)

@@ -1,0 +1,51 @@
+"""What no engine takes on, whoever wrote it."""
+
+from dataclasses import dataclass
+
+from worker.protocol import Code, FinishReason, context_note
+from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
+from worker.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one engine; ``max_held`` jobs run, wait and stand still together."""
+
+    capacity_tokens: int
+    """The most tokens that one request can have."""
+    context_tokens: int
+    """The model's own context, which may be longer."""
+    vocab_size: int
+    max_held: int
+    min_start_budget_s: float
+
+    def refusal(self, request: Request, held: int, now: float) -> EndReason | None:
+        """Why an engine that holds ``held`` jobs does not queue this one; None if it does."""
+        if not request.tokens:
+            return refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
+        if request.prompt_tokens >= self.capacity_tokens:
+            return refused(
+                Code.CONTEXT_OVERFLOW,
+                f"the prompt has {request.prompt_tokens} tokens; at most"
+                f" {self.capacity_tokens - 1} leave room for a token of the answer"
+                + context_note(self.capacity_tokens, self.context_tokens),
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.vocab_size:
+            return refused(
+                Code.INVALID_REQUEST,
+                f"the prompt has token ids outside 0 to {self.vocab_size - 1}, the"
+                " model's vocabulary; encode it with the model's own tokenizer",
+            )
+        if request.job.deadline - now <= self.min_start_budget_s:
+            return TOO_LATE_TO_START
+        if held >= self.max_held:
+            return refused(
+                Code.NO_CAPACITY,
+                f"the worker holds {held} jobs, its maximum; try again later or elsewhere",
+            )
+        return None
+
+
+def refused(code: Code, message: str) -> EndReason:
+    """A job that is not taken on."""
+    return EndReason(FinishReason.ERROR, code, message)
