@@ -6,6 +6,10 @@ ProvisionError
  │   └─ NoEngine       none anywhere: one can be fetched
  ├─ FetchFailed        it could not be fetched, or is being fetched by somebody else
  ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
+ ├─ StagingFailed      a model could not be fetched, or is not what it should be
+ │   ├─ DamagedModel   a file is not what its format or its digest says
+ │   ├─ NoRoom         the disk, or what models may take of it, is full
+ │   └─ NoMemory       a model does not fit into memory, so it is not loaded ahead
  ├─ CatalogUnusable    the file of models or engines cannot be read or written  (also OSError)
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
@@ -41,6 +45,22 @@ class FetchFailed(ProvisionError):
 
 class ModelNotFound(ProvisionError, FileNotFoundError):
     """Nothing on this machine is called so, or it is not complete."""
+
+
+class StagingFailed(ProvisionError):
+    """A model could not be brought here; what was fetched is kept for the next try."""
+
+
+class DamagedModel(StagingFailed):
+    """A file is cut, changed, or was never what it is called."""
+
+
+class NoRoom(StagingFailed):
+    """A model does not fit on the disk, or only if others are removed."""
+
+
+class NoMemory(StagingFailed):
+    """A model is larger than the memory that could hold it ahead of its use."""
 
 
 class CatalogUnusable(ProvisionError, OSError):

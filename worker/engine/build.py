@@ -15,10 +15,10 @@ from worker.kv_disk.build import open_disk_tier
 from worker.loaded import LoadedEngine
 from worker.log import model_log
 from worker.models.config import ModelConfig, read_config
-from worker.models.digest import model_digest
 from worker.models.folder import why_unservable
 from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version
+from worker.protocol.model_digest import model_digest
 from worker.runner.base import BuiltRunner
 from worker.runner.memory import text_limits
 from worker.runner.out_of_memory import StepMemory

@@ -8,6 +8,7 @@
 - ``features``  what of an engine a request needs
 - ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways
+- ``model_digest``  a name for a checkpoint's contents
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
 - ``slot``      what the slot model says of itself

@@ -12,6 +12,7 @@ anew from them.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
-from orchestrator.pool.errors import ModelNotFound
+from orchestrator.pool.errors import CatalogUnusable, ModelNotFound, StagingFailed
 from orchestrator.pool.shared_file import SharedFile, sync_folder, write_atomically
 
 MANIFEST = ".tidegate.json"
@@ -59,7 +60,7 @@ class ModelCatalog:
     def models(self) -> Models:
         """All entries, oldest first, with the count of changes that they are of."""
         models = self._file.read()
-        if all(self.path_of(entry).is_dir() for entry in models.entries):
+        if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
             return models
         # a folder was moved and nobody lived to write it down; whoever changes something next does
         entries = self._settled({entry.id: entry for entry in models.entries})
@@ -100,11 +101,49 @@ class ModelCatalog:
         gguf = entry.gguf
         return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
 
+    @contextlib.contextmanager
+    def claim(self, id: str) -> Iterator[None]:
+        """Be the only one who stages, verifies or removes that model; ends with the process.
+
+        Raises ``StagingFailed`` while somebody else does.
+        """
+        folder = self.folder / "locks"
+        try:
+            self._make(folder)
+            lock = os.open(folder / id, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CatalogUnusable(f"cannot write to {folder}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StagingFailed(
+                    f"another process is at work on the model {id}: wait until it is done"
+                ) from None
+            yield
+        finally:
+            os.close(lock)
+
+    def is_claimed(self, id: str) -> bool:
+        """Whether somebody stages, verifies or removes it right now."""
+        try:
+            with self.claim(id):
+                return False
+        except StagingFailed:
+            return True
+
     def stage(self, entry: ModelEntry) -> Path:
-        """Write down that a model's files are on their way; the folder that they go to."""
+        """Write down that a model's files are on their way; the folder that they go to.
+
+        Of one that is broken what is there goes back to where it can be completed.
+        """
         with self._editing() as entries:
-            folder = self.folder / "staging" / entry.id
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder, broken = (self.folder / kind / entry.id for kind in ("staging", "store"))
+            if broken.exists():
+                self._throw_away(folder)
+                self._make(folder.parent)
+                os.rename(broken, folder)
+            self._make(folder)
             write_atomically(folder / MANIFEST, msgspec.json.encode(entry))
             entries[entry.id] = entry
         return folder
@@ -114,10 +153,9 @@ class ModelCatalog:
         active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
         with self._editing() as entries:
             staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
-            final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make(final.parent)
             write_atomically(staged / MANIFEST, msgspec.json.encode(active))
-            if final.exists():  # of a broken one that was added again
-                self._throw_away(final)
+            self._throw_away(final)
             os.rename(staged, final)
             sync_folder(final.parent)
             entries[entry.id] = active
@@ -130,12 +168,13 @@ class ModelCatalog:
                 entries[entry.id] = entry
 
     def remove(self, entry: ModelEntry) -> None:
-        """Delete a model, complete or not. It is gone from the file before its files are."""
-        with self._editing() as entries:
+        """Delete a model, complete or not. It is gone from the file before its files are.
+
+        Raises ``StagingFailed`` while somebody is at work on it.
+        """
+        with self.claim(entry.id), self._editing() as entries:
             for kind in ("store", "staging"):
-                folder = self.folder / kind / entry.id
-                if folder.exists():
-                    self._throw_away(folder)
+                self._throw_away(self.folder / kind / entry.id)
             entries.pop(entry.id, None)
         self.empty_trash()
 
@@ -149,9 +188,16 @@ class ModelCatalog:
         """Note that a model is used; the least recently used make room for others."""
         self.update(msgspec.structs.replace(entry, used_ms=self._now_ms()))
 
+    def _make(self, folder: Path) -> None:
+        """``folder`` and what it is in, for their owner only."""
+        for each in (self.folder, folder.parent, folder):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     def _throw_away(self, folder: Path) -> None:
+        if not folder.exists():
+            return
         trash = self.folder / "trash"
-        trash.mkdir(exist_ok=True, mode=0o700)
+        self._make(trash)
         os.rename(folder, trash / f"{folder.name}-{secrets.token_hex(4)}")
 
     @contextlib.contextmanager
@@ -178,15 +224,19 @@ class ModelCatalog:
     def _numbered(self, entries: dict[str, ModelEntry], version: int) -> Models:
         return Models(version + 1, self._now_ms(), _ordered(entries))
 
+    def _model_folders(self) -> Iterator[Path]:
+        for kind in ("staging", "store"):
+            yield from (self.folder / kind).glob("*")
+
     def _scan(self) -> dict[str, ModelEntry]:
         """By id, of every folder with a readable manifest; complete ones count before others."""
         found: dict[str, ModelEntry] = {}
-        for kind in ("staging", "store"):
-            for manifest in sorted(self.folder.glob(f"{kind}/*/{MANIFEST}")):
-                with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    entry = msgspec.json.decode(manifest.read_bytes(), type=ModelEntry)
-                    if entry.id == manifest.parent.name:
-                        found[entry.id] = entry if kind == "store" else _staging(entry)
+        for folder in self._model_folders():
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ModelEntry)
+                if entry.id == folder.name:
+                    is_complete = folder.parent.name == "store"
+                    found[entry.id] = entry if is_complete else _staging(entry)
         return found
 
 
