@@ -3,6 +3,7 @@
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from worker.protocol import Feature, Sampling
+from worker.protocol import features_of as sampling_features
 
 NOTHING: frozenset[Feature] = frozenset()
 
@@ -28,35 +29,13 @@ def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
     A conversation's kept KV and the news of a prefix cache are never needed: they spare work. Nor
     is a seed that we made up ourselves, so that a text can go on elsewhere.
     """
-    needed: list[Feature] = [*job.placement.capabilities]
+    needed = [*job.placement.capabilities, *sampling_features(sampling)]
     if job.embeds:
         needed.append(Feature.EMBEDDINGS)
     if job.grammar is not None:
         needed.append(Feature.GRAMMAR)
-    if sampling.ignore_eos:
-        needed.append(Feature.IGNORE_EOS)
-    if sampling.logit_bias:
-        needed.append(Feature.LOGIT_BIAS)
-    if sampling.logprobs is not None:
-        needed.append(Feature.LOGPROBS)
-    if sampling.min_p:
-        needed.append(Feature.MIN_P)
-    if sampling.min_tokens:
-        needed.append(Feature.MIN_TOKENS)
-    if (
-        sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
-    ):
-        needed.append(Feature.PENALTIES)
-    if sampling.prompt_logprobs is not None:
-        needed.append(Feature.PROMPT_LOGPROBS)
     if job.sampling.seed is not None and sampling.temperature:
         needed.append(Feature.SEED)
-    if not sampling.skip_special_tokens:
-        needed.append(Feature.SPECIAL_TEXT)
-    if sampling.stop_token_ids:
-        needed.append(Feature.STOP_TOKEN_IDS)
     if job.needs_ids or job.durable:  # what is written down is taken up again by its ids
         needed.append(Feature.TOKEN_IDS)
     return frozenset(needed) if needed else NOTHING

@@ -9,8 +9,9 @@ from worker.scheduler.refusal import refused
 
 
 def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
-    """Why a job cannot be had here; None if it can. Orchestrators place it elsewhere before."""
-    needed = list(features_of(job.sampling))
+    """Why a job cannot be had here; None if it can. Orchestrators place it
+    elsewhere before."""
+    needed = features_of(job.sampling)
     if job.constraint is not None:
         needed.append(Feature.GRAMMAR)
     if job.pooling is not None:

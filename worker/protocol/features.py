@@ -4,20 +4,32 @@ from worker.protocol.card import Feature
 from worker.protocol.sampling import Sampling
 
 
-def features_of(sampling: Sampling) -> tuple[Feature, ...]:
-    """Sorted. A worker whose card ``lacks`` one of them would answer something else."""
-    asked = {
-        Feature.IGNORE_EOS: sampling.ignore_eos,
-        Feature.LOGIT_BIAS: bool(sampling.logit_bias),
-        Feature.LOGPROBS: sampling.logprobs is not None,
-        Feature.MIN_TOKENS: sampling.min_tokens > 0,
-        Feature.PENALTIES: (
-            sampling.repetition_penalty != 1.0
-            or sampling.presence_penalty != 0.0
-            or sampling.frequency_penalty != 0.0
-        ),
-        Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
-        Feature.SEED: sampling.seed is not None and sampling.temperature > 0,
-        Feature.STOP_TOKEN_IDS: bool(sampling.stop_token_ids),
-    }
-    return tuple([feature for feature, is_asked in asked.items() if is_asked])
+def features_of(sampling: Sampling) -> list[Feature]:
+    """A worker whose card ``lacks`` one of them would answer something else.
+
+    A seed is none of them: an orchestrator may have made it up, so that a text can go on elsewhere.
+    """
+    needed: list[Feature] = []
+    if sampling.ignore_eos:
+        needed.append(Feature.IGNORE_EOS)
+    if sampling.logit_bias:
+        needed.append(Feature.LOGIT_BIAS)
+    if sampling.logprobs is not None:
+        needed.append(Feature.LOGPROBS)
+    if sampling.min_p:
+        needed.append(Feature.MIN_P)
+    if sampling.min_tokens:
+        needed.append(Feature.MIN_TOKENS)
+    if (
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0
+    ):
+        needed.append(Feature.PENALTIES)
+    if sampling.prompt_logprobs is not None:
+        needed.append(Feature.PROMPT_LOGPROBS)
+    if not sampling.skip_special_tokens:
+        needed.append(Feature.SPECIAL_TEXT)
+    if sampling.stop_token_ids:
+        needed.append(Feature.STOP_TOKEN_IDS)
+    return needed

@@ -258,15 +258,15 @@ def test_what_the_backend_does_not_take_up_is_refused_with_its_words() -> None:
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    bench = SteppedBench(lacks=[Feature.SEED, Feature.EMBEDDINGS, Feature.GRAMMAR])
-    drawn, greedy = bench.submit(seed=3), bench.submit(seed=3, temperature=0.0)
+    bench = SteppedBench(lacks=[Feature.MIN_P, Feature.EMBEDDINGS, Feature.GRAMMAR])
+    drawn, plain = bench.submit(min_p=0.1), bench.submit()
     embeds = Job([1], Sampling(max_tokens=1), 100.0, pooling=Pooling.LAST)
     bench.engine.submit(embeds)
     constrained = Job([1], Sampling(max_tokens=1), 100.0, constraint=Constraint())
     bench.engine.submit(constrained)
     events = bench.finish()
-    assert end_of(greedy, events).code is None
-    for job, name in ((drawn, "seed"), (embeds, "embeddings"), (constrained, "grammar")):
+    assert end_of(plain, events).code is None
+    for job, name in ((drawn, "min_p"), (embeds, "embeddings"), (constrained, "grammar")):
         end = end_of(job, events)
         assert end.code is Code.INVALID_REQUEST and f"no {name};" in end.message
 
