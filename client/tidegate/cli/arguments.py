@@ -1,6 +1,7 @@
 """What the commands' arguments have in common, with errors that say what was expected."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ MOST_INSTANCES = 128
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -42,6 +44,7 @@ class Number(click.ParamType[float | int]):
 
 
 PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
+SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
 POSITIVE = Number("number", 1, math.inf, "must be at least 1")
 SECONDS = Number("seconds", 0, math.inf, "must be seconds from 0 up", is_whole=False)
 RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False)
@@ -60,6 +63,21 @@ class Instances(Number):
         if number > MOST_INSTANCES:
             self.fail(f"must be at most {MOST_INSTANCES}, got {number}", param, ctx)
         return number
+
+
+class Size(click.ParamType[int]):
+    """Bytes: ``200GB``, ``64MiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"expected a size such as 200GB or 64MiB, got {value!r}", param, ctx)
+        base = 1024 if found[3] else 1000
+        return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
 
 
 class Words(click.ParamType[tuple[str, ...]]):
@@ -136,6 +154,18 @@ class Group(_KeepsLines, click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
+
+
+class GroupWithDefault(Group):
+    """A command that does something by itself, and has commands; ``ctx.invoked_subcommand`` says
+    which was given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return click.Group.parse_args(self, ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        Command.format_options(self, ctx, formatter)  # type: ignore[arg-type]
 
 
 def option(*names: str, **settings: Any) -> Callable[[_F], _F]:

@@ -4,8 +4,9 @@ import click
 
 from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
-from tidegate.cli.lists import models, sessions, tasks
+from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.measure import bench, top
+from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
@@ -20,6 +21,7 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
   tidegate chat                          talk to it
   tidegate slot "Good morning."          have a clip rendered (tidegate up --slot)
+  tidegate models add ORG/NAME           bring a model here, verified file by file
   tidegate doctor                        what this machine lacks, and what to do about it
 """
 

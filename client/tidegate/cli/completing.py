@@ -27,6 +27,26 @@ def model_names(
     return _ask(ctx, incomplete, lambda client: [(name, "") for name in client.models()])
 
 
+def models_here(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Of this machine's catalog, which no service is asked for."""
+    from tidegate.cli import runtime
+
+    runtime.add_to_path()
+    from orchestrator.pool.artifacts.catalog import ModelCatalog
+    from orchestrator.pool.errors import ProvisionError
+    from orchestrator.pool.paths import state_dir
+
+    try:
+        known = [(entry.name, entry.state.value) for entry in ModelCatalog(state_dir()).entries()]
+    except ProvisionError:
+        return []
+    return [
+        CompletionItem(name, help=state) for name, state in known if name.startswith(incomplete)
+    ]
+
+
 def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ask(
         ctx,

@@ -1,4 +1,4 @@
-"""``tidegate models``, ``tidegate tasks`` and ``tidegate sessions``: their arguments."""
+"""``tidegate tasks`` and ``tidegate sessions``: their arguments."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -8,7 +8,6 @@ import click
 from tidegate.cli.arguments import (
     POSITIVE,
     Choice,
-    Command,
     Group,
     json_option,
     option,
@@ -37,15 +36,6 @@ Conversations that a service keeps for its clients, with their KV.
 """
 
 
-@click.command(cls=Command, help="Models that a service has.", short_help="what is served")
-@server_options
-@json_option
-def models(url: str, token: str | None, as_json: bool) -> int:
-    with importing():
-        from tidegate.cli import show
-    return _ask("models", url, token, lambda client: show.models(client, as_json=as_json))
-
-
 @click.group(
     cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on", no_args_is_help=False
 )
@@ -65,7 +55,7 @@ def tasks() -> None:
 def list_tasks(url: str, token: str | None, status: str | None, limit: int, as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask(
+    return ask(
         "tasks list",
         url,
         token,
@@ -80,7 +70,7 @@ def list_tasks(url: str, token: str | None, status: str | None, limit: int, as_j
 def show_task(url: str, token: str | None, task: str, as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask("tasks show", url, token, lambda client: show.task(client, task, as_json=as_json))
+    return ask("tasks show", url, token, lambda client: show.task(client, task, as_json=as_json))
 
 
 @tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
@@ -90,7 +80,7 @@ def show_task(url: str, token: str | None, task: str, as_json: bool) -> int:
 def cancel_tasks(url: str, token: str | None, task: tuple[str, ...], as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask("tasks cancel", url, token, lambda client: show.cancel(client, task, as_json))
+    return ask("tasks cancel", url, token, lambda client: show.cancel(client, task, as_json))
 
 
 @click.group(
@@ -106,7 +96,7 @@ def sessions() -> None:
 def list_sessions(url: str, token: str | None, as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask("sessions list", url, token, lambda client: show.sessions(client, as_json=as_json))
+    return ask("sessions list", url, token, lambda client: show.sessions(client, as_json=as_json))
 
 
 @sessions.command("show", help="One session, with what was said.", short_help="one session")
@@ -116,7 +106,7 @@ def list_sessions(url: str, token: str | None, as_json: bool) -> int:
 def show_session(url: str, token: str | None, session: str, as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask(
+    return ask(
         "sessions show", url, token, lambda client: show.session(client, session, as_json=as_json)
     )
 
@@ -130,12 +120,13 @@ def show_session(url: str, token: str | None, session: str, as_json: bool) -> in
 def delete_sessions(url: str, token: str | None, session: tuple[str, ...], as_json: bool) -> int:
     with importing():
         from tidegate.cli import show
-    return _ask("sessions delete", url, token, lambda client: show.delete(client, session, as_json))
+    return ask("sessions delete", url, token, lambda client: show.delete(client, session, as_json))
 
 
-def _ask(
+def ask(
     command: str, url: str, token: str | None, action: Callable[["Client"], Awaitable[int]]
 ) -> int:
+    """Run ``action`` against a service; the exit status."""
     with importing():
         from tidegate.cli import asking
     return asking.ask(command, url, token, action)

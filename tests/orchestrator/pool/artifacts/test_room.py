@@ -14,7 +14,7 @@ from orchestrator.pool.artifacts.room import (
     to_remove,
     users_of,
 )
-from orchestrator.pool.artifacts.sizes import read_size, size
+from orchestrator.pool.artifacts.sizes import size
 from orchestrator.pool.errors import NoRoom
 from tests.orchestrator.pool.artifacts.test_staging_local import add, make_folder
 from tests.support.model_files import checkpoint
@@ -85,18 +85,6 @@ async def test_a_model_that_a_process_reads_from_is_kept(
         make_room(catalog, 1000, DiskBudget(0.0, most_bytes=1000), agreed=True)
     mapped.close()
     assert users_of(folder) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("200GB", 200 * 10**9), ("64 MiB", 64 * 2**20), ("17", 17), ("1.5k", 1500)]
-)
-def test_sizes_are_read(text: str, count: int) -> None:
-    assert read_size(text) == count
-
-
-def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a size such as 200GB or 64MiB, got 'much'"):
-        read_size("much")
 
 
 def test_sizes_are_shown() -> None:

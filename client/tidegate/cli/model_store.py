@@ -1,0 +1,256 @@
+"""``tidegate models add``, ``list``, ``show``, ``verify``, ``load``, ``remove``: what they do.
+
+Imported after ``runtime.add_to_path``, which finds ``orchestrator``.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from orchestrator.pool.artifacts import staging
+from orchestrator.pool.artifacts.catalog import ModelCatalog
+from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
+from orchestrator.pool.artifacts.residency import preload, residency
+from orchestrator.pool.artifacts.room import users_of
+from orchestrator.pool.artifacts.sizes import size
+from orchestrator.pool.artifacts.source import Choice, Listing
+from orchestrator.pool.artifacts.verify import verify_model
+from orchestrator.pool.errors import NoMemory, ProvisionError, StagingFailed
+from orchestrator.pool.paths import state_dir
+from tidegate.cli.terminal import console, duration, print_json, table
+
+FAILED = 1
+
+
+def add(wish: staging.Wish, *, load: bool, as_json: bool) -> int:
+    """The exit status, as of all of these."""
+
+    def work(catalog: ModelCatalog) -> int:
+        with _progress() as bar:
+            shown = _Shown(bar)
+            entry = asyncio.run(staging.add_model(catalog, wish, shown))
+        if load:
+            _preload(catalog, entry)
+        if as_json:
+            print_json(_described(catalog, entry))
+        else:
+            out = console()
+            out.print(f"{entry.name}: {_about(entry)}")
+            out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
+            out.print(f"try it: tidegate up --model {entry.name}")
+        return 0
+
+    return _told("add", work)
+
+
+def listing(*, as_json: bool) -> int:
+    def work(catalog: ModelCatalog) -> int:
+        entries = catalog.entries()
+        if as_json:
+            print_json([_described(catalog, entry) for entry in entries])
+            return 0
+        columns = ("MODEL", "STATE", "FORMAT", "SIZE", "IN MEMORY", "LICENCE", "USED", "SOURCE")
+        rows = [_row(catalog, entry) for entry in entries]
+        console().print(table(columns, rows, numbers=("SIZE", "IN MEMORY", "USED")))
+        return 0
+
+    return _told("list", work)
+
+
+def show(name: str, *, as_json: bool) -> int:
+    def work(catalog: ModelCatalog) -> int:
+        entry = catalog.get(name)
+        if as_json:
+            print_json(_described(catalog, entry))
+            return 0
+        facts = {
+            "model": entry.name,
+            "id": entry.id,
+            "state": _state(catalog, entry),
+            "problem": entry.problem,
+            "format": entry.format.value,
+            "source": entry.source,
+            "revision": entry.revision,
+            "licence": entry.licence or "not stated",
+            "size": size(entry.bytes),
+            "in memory": _in_memory(catalog, entry),
+            "verified": _ago(entry.verified_ms),
+            "used": _ago(entry.used_ms),
+            "digest": entry.digest,
+            "path": str(catalog.servable_path(entry)),
+        }
+        out = console()
+        for fact, value in facts.items():
+            if value:
+                out.print(f"{fact:<12}{value}", soft_wrap=True)
+        for file in entry.files:
+            out.print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
+        return 0
+
+    return _told("show", work)
+
+
+def verify(names: Sequence[str], *, as_json: bool) -> int:
+    def work(catalog: ModelCatalog) -> int:
+        chosen = [catalog.get(name) for name in names] or [
+            entry for entry in catalog.entries() if entry.state is not ModelState.STAGING
+        ]
+        seen = []
+        for entry in chosen:
+            with catalog.claim(entry.id):
+                seen.append(verify_model(catalog, entry))
+            if not as_json:
+                console().print(f"{entry.name}: {seen[-1].problem or 'every byte is as it was'}")
+        if as_json:
+            print_json([_described(catalog, entry) for entry in seen])
+        return FAILED if any(entry.state is ModelState.BROKEN for entry in seen) else 0
+
+    return _told("verify", work)
+
+
+def load(names: Sequence[str], *, as_json: bool) -> int:
+    def work(catalog: ModelCatalog) -> int:
+        entries = [catalog.get(name) for name in names]
+        missing = [entry for entry in entries if not _preload(catalog, entry)]
+        if as_json:
+            print_json([_described(catalog, entry) for entry in entries])
+        else:
+            for entry in entries:
+                console().print(f"{entry.name}: {_in_memory(catalog, entry)} in memory")
+        return FAILED if missing else 0
+
+    return _told("load", work)
+
+
+def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
+    def work(catalog: ModelCatalog) -> int:
+        entries = [catalog.get(name) for name in names]
+        for entry in entries:
+            if not force and (users := users_of(catalog.path_of(entry))):
+                raise StagingFailed(
+                    f"{entry.name} is in use by process {users[0]}: end that first, or give --force"
+                )
+        for entry in entries:
+            catalog.remove(entry)
+            if not as_json:
+                console().print(f"removed {entry.name} ({size(entry.bytes)})")
+        if as_json:
+            print_json({"removed": [entry.id for entry in entries]})
+        return 0
+
+    return _told("remove", work)
+
+
+class _Shown(staging.Progress):
+    """What will be fetched as a line, and how far it is as a bar."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+
+    def chosen(self, listing: Listing, choice: Choice) -> None:
+        about = f"{choice.format.value}, {len(choice.files)} files, {size(choice.bytes)}"
+        print(
+            f"{listing.source.removeprefix('hub:')}: {about}, licence {listing.licence or '–'}",
+            file=sys.stderr,
+        )
+        self._task = self._bar.add_task(listing.name, total=choice.bytes)
+
+    def came(self, count: int) -> None:
+        if self._task is not None:
+            self._bar.advance(self._task, count)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    err = console(to_stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        yield bar
+
+
+def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
+    """Whether it fits into memory, which is said where it does not."""
+    with _progress() as bar:
+        task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
+        try:
+            preload(_paths(catalog, entry), lambda count: bar.advance(task, count))
+        except NoMemory as error:
+            print(f"tidegate models: {entry.name} is not in memory: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def _told(command: str, work: Callable[[ModelCatalog], int]) -> int:
+    try:
+        return work(ModelCatalog(state_dir()))
+    except ProvisionError as error:
+        print(f"tidegate models {command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _described(catalog: ModelCatalog, entry: ModelEntry) -> dict[str, object]:
+    return {
+        **msgspec.to_builtins(entry),
+        "bytes": entry.bytes,
+        "path": str(catalog.servable_path(entry)),
+        "resident_bytes": residency(_paths(catalog, entry)).resident,
+    }
+
+
+def _row(catalog: ModelCatalog, entry: ModelEntry) -> tuple[str, ...]:
+    return (
+        entry.name,
+        _state(catalog, entry),
+        entry.format.value,
+        size(entry.bytes),
+        _in_memory(catalog, entry),
+        entry.licence or "–",
+        _ago(entry.used_ms) or "–",
+        entry.source,
+    )
+
+
+def _state(catalog: ModelCatalog, entry: ModelEntry) -> str:
+    if entry.state is ModelState.STAGING and not catalog.is_claimed(entry.id):
+        return "interrupted"
+    return entry.state.value
+
+
+def _in_memory(catalog: ModelCatalog, entry: ModelEntry) -> str:
+    return f"{residency(_paths(catalog, entry)).share:.0%}"
+
+
+def _paths(catalog: ModelCatalog, entry: ModelEntry) -> list[Path]:
+    """Of its files those that are there; what is on its way has other names until it is."""
+    folder = catalog.path_of(entry)
+    return [folder / file.path for file in entry.files if (folder / file.path).is_file()]
+
+
+def _about(entry: ModelEntry) -> str:
+    licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
+    return f"{size(entry.bytes)}, {entry.format.value}, {licence}"
+
+
+def _ago(unix_ms: int) -> str:
+    return f"{duration(1000 * time.time() - unix_ms)} ago" if unix_ms else ""

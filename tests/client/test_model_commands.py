@@ -1,0 +1,80 @@
+"""``tidegate models add`` and its kin, on this machine's catalog."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.pool.artifacts.catalog import ModelCatalog
+from tests.orchestrator.pool.artifacts.test_staging_local import make_folder
+from tests.support.model_files import checkpoint, gguf
+from tidegate.cli.main import main
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path / "home"
+
+
+def run(*argv: str) -> int:
+    return main(["models", *argv])
+
+
+def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_folder(tmp_path / "mine", checkpoint(5000))
+    assert run("add", str(source), "--keep-free", "0", "--copy", "--load") == 0
+    out, err = capsys.readouterr()
+    assert f"{source}: safetensors, 4 files, 5.1 kB, licence apache-2.0" in err
+    assert "mine: 5.1 kB, safetensors, licence apache-2.0" in out
+    assert "tidegate up --model mine" in out
+
+    assert run("list") == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["MODEL", "STATE", "FORMAT"]
+    assert line.split()[:6] == ["mine", "active", "safetensors", "5.1", "kB", "100%"]
+
+    assert run("show", "mine") == 0
+    assert "model.safetensors" in capsys.readouterr().out
+    assert run("show", "mine", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["state"], shown["licence"]) == ("mine", "active", "apache-2.0")
+    assert shown["resident_bytes"] == shown["bytes"]
+
+    assert run("load", "mine") == 0
+    assert capsys.readouterr().out == "mine: 100% in memory\n"
+    assert run("verify") == 0
+    assert capsys.readouterr().out == "mine: every byte is as it was\n"
+    config = Path(shown["path"]) / "config.json"
+    config.write_bytes(config.read_bytes()[:-1] + b" ")
+    assert run("verify", "mine") == 1
+    assert "config.json has changed" in capsys.readouterr().out
+
+    assert run("remove", "mine") == 0
+    assert capsys.readouterr().out == "removed mine (5.1 kB)\n"
+    assert ModelCatalog(home).entries() == ()
+
+
+def test_what_goes_wrong_is_one_line_and_status_1(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("show", "none") == 1
+    assert capsys.readouterr().err == (
+        "tidegate models show: there is no model 'none' on this machine: there are none;"
+        " tidegate models add HF_ID, PATH or FILE.gguf gets one\n"
+    )
+    make_folder(tmp_path, {"bad.gguf": gguf()[:-1]})
+    assert run("add", str(tmp_path / "bad.gguf"), "--keep-free", "0") == 1
+    assert "bad.gguf: its tensors need" in capsys.readouterr().err
+    assert run("list") == 0
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_a_size_that_is_none_is_wrong_usage(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("add", "org/name", "--max-disk", "much")
+    assert end.value.code == 2
+    assert "expected a size such as 200GB or 64MiB, got 'much'" in capsys.readouterr().err
