@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.pool import command
 from orchestrator.pool.artifacts.catalog import ModelCatalog
+from orchestrator.pool.spec import LaunchSpec
 from tests.orchestrator.pool.artifacts.test_staging_local import make_folder
 from tests.support.model_files import checkpoint, gguf
 from tidegate.cli.main import main
@@ -78,3 +80,31 @@ def test_a_size_that_is_none_is_wrong_usage(home: Path, capsys: pytest.CaptureFi
         run("add", "org/name", "--max-disk", "much")
     assert end.value.code == 2
     assert "expected a size such as 200GB or 64MiB, got 'much'" in capsys.readouterr().err
+
+
+def test_up_takes_a_model_by_its_name(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        launched.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    monkeypatch.chdir(tmp_path)
+    source = make_folder(tmp_path / "source", checkpoint(5000))
+    assert run("add", str(source), "--keep-free", "0", "--name", "mine") == 0
+    assert main(["up", "--model", "mine"]) == 0
+    catalog = ModelCatalog(home)
+    assert launched[0].worker_env["TIDEGATE_WORKER_MODEL_NAME"] == "mine"
+    path = launched[0].worker_env["TIDEGATE_WORKER_MODEL_PATH"]
+    assert path == str(catalog.servable_path(catalog.get("mine")))
+
+    config = Path(path) / "config.json"
+    config.write_bytes(b"{}")
+    assert run("verify") == 1
+    capsys.readouterr()
+    assert main(["up", "--model", "mine"]) == 1
+    assert "is broken (config.json has" in capsys.readouterr().err
+    assert len(launched) == 1

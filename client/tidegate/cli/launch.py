@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 from orchestrator.pool import command
+from orchestrator.pool.artifacts.catalog import ModelCatalog
+from orchestrator.pool.artifacts.resolve import resolve_model
 from orchestrator.pool.console import curl_line
 from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.errors import MachineUnfit
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from orchestrator.pool.errors import MachineUnfit, ProvisionError
+from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.pool.preflight.slot import check_slot
 from orchestrator.pool.spec import LaunchSpec
 from tidegate.cli.options import LaunchOptions
@@ -37,7 +39,11 @@ _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 def run(args: LaunchOptions) -> int:
     """Triton, and the orchestrator where that is asked for; the exit status."""
-    worker_env = _worker_env(args)
+    try:
+        worker_env = _worker_env(args)
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return command.EXIT_FAILED
     model_path = worker_env[_MODEL_PATH]
     if not args.no_llm and not os.path.isfile(os.path.join(model_path, "config.json")):
         print(
@@ -105,7 +111,10 @@ def _lane_token(worker_env: dict[str, str]) -> str:
 
 
 def _worker_env(args: LaunchOptions) -> dict[str, str]:
-    """``TIDEGATE_WORKER_…``: what was asked for here, over the environment, over the demo model."""
+    """``TIDEGATE_WORKER_…``: what was asked for here, over the environment, over the demo model.
+
+    Raises ``ProvisionError`` for a registered model that is not complete.
+    """
     env = {key: value for key, value in os.environ.items() if key.startswith("TIDEGATE_WORKER_")}
     asked = {
         _MODEL_PATH: args.model and os.path.abspath(args.model),
@@ -114,6 +123,11 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         "TIDEGATE_WORKER_ENGINE": args.engine,
     }
     env |= {key: str(value) for key, value in asked.items() if value}
+    if args.model and not args.model.exists():  # what there is counts before what is registered
+        registered = ModelCatalog(state_dir()).find(str(args.model))
+        if registered is not None:
+            env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
+            env.setdefault(_MODEL_NAME, registered.name)
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)

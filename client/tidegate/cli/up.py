@@ -78,7 +78,11 @@ def _worker_options(function: _F) -> _F:
     choices: list[tuple[str, dict[str, Any]]] = [
         (
             "--model",
-            {"type": Path, "metavar": "PATH", "help": "checkpoint directory (the demo model)"},
+            {
+                "type": Path,
+                "metavar": "PATH",
+                "help": "checkpoint directory, or a name of tidegate models list (the demo model)",
+            },
         ),
         ("--model-name", {"metavar": "NAME", "help": "what clients call it (its directory)"}),
         (
