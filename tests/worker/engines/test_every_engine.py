@@ -1,0 +1,384 @@
+"""One suite over all engines: a job's promises hold whatever computes its tokens.
+
+Through a real worker and its lanes, on the demo model. What an engine's card says it lacks is
+skipped by name, and so is an engine that is not installed.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engines import ENGINES, MAX_RUNNING, Answer, EngineCase, LaneClient, Served
+from worker.protocol import (
+    Code,
+    Feature,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    OnDeadline,
+    Sampling,
+    features_of,
+)
+
+CLOSE = 1e-3
+"""Two tokens of which one is likelier by no more than this may change places between engines."""
+LONG = 1500
+PROMPT = "What is a tide?"
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    case: EngineCase = request.param
+    if case.missing:
+        pytest.skip(case.missing)
+    served = Served(case, tmp_path_factory.mktemp(case.name))
+    yield served
+    lane = served.lane()
+    left = [lane.submit(served.encode(PROMPT), max_tokens=LONG) for _ in range(2 * MAX_RUNNING)]
+    lane.begin(left[0])
+    served.close()
+    assert {lane.end(handle).code for handle in left} <= {None, Code.DRAINING}
+    assert lane.responder.finals == 1
+    served.close()
+
+
+@pytest.fixture
+def lane(served: Served) -> Iterator[LaneClient]:
+    lane = served.lane()
+    yield lane
+    if not lane.responder.finals:
+        lane.lose()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answer]:
+    """Our own engine's answer to ``PROMPT``, with what was likely at each token."""
+    reference = Served(ENGINES[0], tmp_path_factory.mktemp("reference"))
+    yield reference.lane().run(reference.encode(PROMPT), max_tokens=400, logprobs=5)
+    reference.close()
+
+
+def needs(served: Served, *features: Feature) -> None:
+    missing = [feature.value for feature in features if served.lacks(feature)]
+    if missing:
+        pytest.skip(f"{served.case} has no {', '.join(missing)}: its card says so")
+
+
+def assert_same(served: Served, got: list[int], expected: Answer, *, start: int = 0) -> int:
+    """``got`` is what ``expected`` has from ``start`` on; returns how many tokens were equal.
+
+    From where two tokens are as good as equally likely on, texts may go apart.
+    """
+    for place, token in enumerate(got):
+        at = place + start
+        if token == expected.ids[at]:
+            continue
+        likely = dict(expected.logprobs[at].top)
+        gap = expected.logprobs[at].logprob - likely.get(token, float("-inf"))
+        assert gap < CLOSE, f"token {at} is {token}, not {expected.ids[at]}"
+        return place
+    return len(got)
+
+
+def _features(asked: dict[str, object]) -> list[Feature]:
+    return features_of(Sampling(**({"max_tokens": 16} | asked)))  # type: ignore[arg-type]
+
+
+def _endless(served: Served) -> dict[str, object]:
+    """To go on for as long as may be; some engines' texts end all the same."""
+    goes_on = not served.lacks(Feature.IGNORE_EOS)
+    return {"max_tokens": LONG} | ({"ignore_eos": True} if goes_on else {})
+
+
+def exact(served: Served) -> None:
+    if not served.case.is_exact:
+        pytest.skip(f"{served.case} computes with other numbers than ours")
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_greedy_text_is_our_own_engines(
+    served: Served, lane: LaneClient, expected: Answer
+) -> None:
+    exact(served)
+    answer = lane.run(served.encode(PROMPT), max_tokens=400)
+    equal = assert_same(served, answer.ids, expected)
+    assert equal >= 20
+    if equal == len(expected.ids):
+        assert answer.text == expected.text
+        assert answer.end.reason is FinishReason.STOP
+        assert answer.ids[-1] in served.card.eos_token_ids
+
+
+def test_max_tokens_is_the_length(served: Served, lane: LaneClient) -> None:
+    answer = lane.run(served.encode(PROMPT), max_tokens=7)
+    assert (answer.end.reason, answer.end.code) == (FinishReason.LENGTH, None)
+    assert len(answer.ids) == answer.end.completion_tokens == 7
+    assert answer.end.prompt_tokens == len(served.encode(PROMPT))
+    assert lane.run(served.encode(PROMPT), max_tokens=1).end.completion_tokens == 1
+
+
+def test_an_answer_ends_by_itself_and_goes_on_where_that_is_ignored(
+    served: Served, lane: LaneClient
+) -> None:
+    short = served.encode("hello")
+    answer = lane.run(short, max_tokens=200)
+    assert answer.end.reason is FinishReason.STOP
+    assert answer.ids[-1] in served.card.eos_token_ids
+    needs(served, Feature.IGNORE_EOS)
+    longer = lane.run(short, max_tokens=len(answer.ids) + 20, ignore_eos=True)
+    assert longer.end.reason is FinishReason.LENGTH
+    assert longer.end.completion_tokens == len(answer.ids) + 20
+
+
+def test_min_tokens_hold_the_end_back(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.MIN_TOKENS)
+    short = served.encode("hello")
+    before = lane.run(short, max_tokens=200).end.completion_tokens
+    answer = lane.run(short, max_tokens=200, min_tokens=before + 10)
+    assert answer.end.completion_tokens > before + 10
+    assert not set(answer.ids[: before + 10]) & set(served.card.eos_token_ids)
+
+
+def test_a_stop_token_ends_the_answer(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.STOP_TOKEN_IDS)
+    ids = lane.run(served.encode(PROMPT), max_tokens=40).ids
+    place = next(i for i in range(4, len(ids)) if ids[i] not in ids[:i])
+    answer = lane.run(served.encode(PROMPT), max_tokens=40, stop_token_ids=(ids[place],))
+    assert answer.end.reason is FinishReason.STOP
+    assert answer.end.stop_token_id == ids[place]
+    assert answer.ids == ids[: place + 1]
+
+
+def test_a_stop_string_ends_the_answer(served: Served, lane: LaneClient) -> None:
+    whole = lane.run(served.encode(PROMPT), max_tokens=40).text
+    stop = whole[10:14]
+    answer = lane.run(served.encode(PROMPT), max_tokens=40, stop=(stop,))
+    assert (answer.end.reason, answer.end.code, answer.end.stop) == (FinishReason.STOP, None, stop)
+    assert answer.text == whole[: whole.index(stop)]
+
+
+def test_a_seed_repeats_and_another_one_does_not(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.SEED)
+
+    def drawn(seed: int) -> list[int]:
+        asked = {"max_tokens": 30, "temperature": 1.2, "seed": seed}
+        if not served.lacks(Feature.IGNORE_EOS):
+            asked["ignore_eos"] = True
+        return lane.run(served.encode(PROMPT), **asked).ids
+
+    assert drawn(11) == drawn(11)
+    assert len({tuple(drawn(seed)) for seed in (11, 12, 13)}) > 1
+
+
+def test_logprobs_are_told_for_every_token(
+    served: Served, lane: LaneClient, expected: Answer
+) -> None:
+    needs(served, Feature.LOGPROBS)
+    answer = lane.run(served.encode(PROMPT), max_tokens=12, logprobs=3)
+    assert len(answer.logprobs) == len(answer.ids) == 12
+    for token, one in zip(answer.ids, answer.logprobs, strict=True):
+        assert len(one.top) == 3
+        assert one.top[0] == (token, one.logprob)  # greedy
+        assert one.logprob <= 0 and one.rank in (0, 1)
+    exact(served)
+    for mine, ours in zip(answer.logprobs, expected.logprobs, strict=False):
+        assert mine.logprob == pytest.approx(ours.logprob, abs=0.01)
+
+
+def test_logprobs_of_the_prompt(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.PROMPT_LOGPROBS)
+    prompt = served.encode(PROMPT)
+    handle = lane.submit(prompt, max_tokens=0, prompt_logprobs=2)
+    end = lane.end(handle)
+    pieces = lane.prompts(handle)
+    assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 0)
+    assert [piece.first for piece in pieces][:1] == [1]
+    assert sum(map(len, pieces)) == len(prompt) - 1
+
+
+def test_penalties_and_biases_change_the_text(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.PENALTIES, Feature.LOGIT_BIAS)
+    prompt = served.encode(PROMPT)
+    plain = lane.run(prompt, max_tokens=30).ids
+    banned = lane.run(prompt, max_tokens=30, logit_bias=((plain[0], -100.0),)).ids
+    assert plain[0] not in banned
+    varied = lane.run(prompt, max_tokens=60, frequency_penalty=2.0).ids
+    same = lane.run(prompt, max_tokens=60).ids
+    assert len(set(varied)) / len(varied) > len(set(same)) / len(same)
+
+
+def test_a_begun_answer_goes_on_where_it_was_left(
+    served: Served, lane: LaneClient, expected: Answer
+) -> None:
+    if not served.card.can_continue:
+        pytest.skip(f"{served.case} cannot continue an answer: its card says so")
+    exact(served)
+    prompt = served.encode(PROMPT) + expected.ids[:9]
+    answer = lane.run(prompt, max_tokens=20, begun=9)
+    assert assert_same(served, answer.ids, expected, start=9) >= 10
+    assert answer.end.completion_tokens == 20
+
+
+def test_a_grammar_is_kept_to(served: Served, lane: LaneClient) -> None:
+    needs(served, Feature.GRAMMAR)
+    assert served.card.grammars
+    grammar = Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}")
+    answer = lane.run(served.encode(PROMPT), max_tokens=40, grammar=grammar)
+    assert answer.end.code is None
+    text = answer.text
+    assert len(text) == 7 and text[4] == "-" and text.replace("-", "").isdigit()
+
+
+def test_what_it_lacks_is_refused_by_name(served: Served, lane: LaneClient) -> None:
+    asked: list[dict[str, object]] = [
+        {"ignore_eos": True},
+        {"logit_bias": ((3, 1.0),)},
+        {"logprobs": 1},
+        {"min_p": 0.1},
+        {"min_tokens": 2},
+        {"frequency_penalty": 1.0},
+        {"prompt_logprobs": 1},
+        {"skip_special_tokens": False},
+        {"stop_token_ids": (3,)},
+    ]
+    lacking = [one for one in asked if set(_features(one)) & set(served.card.lacks)]
+    if not lacking:
+        pytest.skip(f"{served.case} lacks nothing that sampling can ask for")
+    for one in lacking:
+        end = lane.run(served.encode(PROMPT), **one).end
+        (feature,) = _features(one)
+        assert end.code is Code.INVALID_REQUEST and feature.value in end.message
+
+
+# ── aborts and deadlines ─────────────────────────────────────────────────────────────────────
+
+
+def test_dl4_a_cancelled_job_is_gone_within_a_step(served: Served, lane: LaneClient) -> None:
+    """Counted in tokens: what the step under way made of it is all that comes too late."""
+    jobs = [lane.submit(served.encode(PROMPT), **_endless(served)) for _ in range(MAX_RUNNING)]
+    for handle in jobs:
+        lane.begin(handle)
+    lane.cancel(*jobs[1:])
+    for handle in jobs[1:]:
+        end = lane.end(handle)
+        if end.code is not None:  # else it was faster than the cancel
+            assert (end.reason, end.code) == (FinishReason.CANCELLED, Code.CANCELLED)
+            assert end.late_tokens <= 2
+            assert end.completion_tokens == len(lane.ids(handle)) < LONG
+            assert end.abort_ms is not None and end.abort_ms >= 0
+    assert not lane.ends(jobs[0]) or lane.end(jobs[0]).code is None
+    lane.cancel(*jobs)
+    lane.end(jobs[0])
+
+
+def test_a_job_that_waits_is_cancelled_without_a_step(served: Served, lane: LaneClient) -> None:
+    running = [lane.submit(served.encode(PROMPT), **_endless(served)) for _ in range(MAX_RUNNING)]
+    for handle in running:
+        lane.begin(handle)
+    waiting = lane.submit(served.encode(PROMPT), max_tokens=5)
+    lane.cancel(waiting)
+    end = lane.end(waiting)
+    assert end.code is Code.CANCELLED or end.completion_tokens == 5  # a slot was free by then
+    lane.cancel(*running)
+    for handle in running:
+        lane.end(handle)
+
+
+def test_a_deadline_is_an_error(served: Served, lane: LaneClient) -> None:
+    end = lane.end(lane.submit(served.encode(PROMPT), budget_ms=150.0, **_endless(served)))
+    assert (end.reason, end.code) == (FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED)
+    assert end.late_tokens <= 2
+
+
+def test_dl6_a_deadline_is_a_clean_end_where_the_client_takes_what_there_is(
+    served: Served, lane: LaneClient
+) -> None:
+    handle = lane.submit(
+        served.encode(PROMPT),
+        budget_ms=400.0,
+        on_deadline=OnDeadline.PARTIAL,
+        **_endless(served),
+    )
+    end = lane.end(handle)
+    assert (end.reason, end.code, end.message) == (FinishReason.DEADLINE, None, "")
+    assert end.completion_tokens == len(lane.ids(handle)) < LONG
+
+
+def test_dl3_no_time_to_start_is_no_start(served: Served, lane: LaneClient) -> None:
+    answer = lane.run(served.encode(PROMPT), budget_ms=0.5)
+    assert (answer.end.code, answer.ids) == (Code.DEADLINE_EXCEEDED, [])
+
+
+def test_a_lost_lane_takes_its_jobs_with_it(served: Served) -> None:
+    lost, kept = served.lane(), served.lane()
+    jobs = [lost.submit(served.encode(PROMPT), **_endless(served)) for _ in range(MAX_RUNNING)]
+    for handle in jobs:
+        lost.begin(handle)
+    lost.lose()
+    # All slots were taken: this one can only end when the others are gone, or done.
+    answer = kept.run(served.encode(PROMPT), max_tokens=5)
+    assert answer.end.completion_tokens == 5
+    kept.lose()
+
+
+def test_a_drain_ends_what_runs_and_what_waits(served: Served) -> None:
+    lane = served.lane()
+    jobs = [lane.submit(served.encode(PROMPT), **_endless(served)) for _ in range(2 * MAX_RUNNING)]
+    lane.begin(jobs[0])
+    lane.drain()
+    codes = {lane.end(handle).code for handle in jobs}
+    assert codes <= {None, Code.DRAINING}
+    lane.wait(lambda: lane.responder.finals, "the lane's end")
+    last = served.lane_after_drain()  # nobody stopped it, so it takes work again
+    assert last.run(served.encode(PROMPT), max_tokens=3).end.completion_tokens == 3
+    last.lose()
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_jobs_at_once_all_end_once(served: Served, lane: LaneClient) -> None:
+    before = served.stats()
+    lengths = [1 + 3 * i % 17 for i in range(5 * MAX_RUNNING)]
+    texts = ["hello", PROMPT, "The deadline", "Tide and time"]
+    jobs = [
+        lane.submit(served.encode(texts[i % 4]), max_tokens=length)
+        for i, length in enumerate(lengths)
+    ]
+    ends = [lane.end(handle) for handle in jobs]
+    for handle, length, end in zip(jobs, lengths, ends, strict=True):
+        assert end.code is None
+        assert end.reason in (FinishReason.LENGTH, FinishReason.STOP)
+        assert end.completion_tokens == len(lane.ids(handle)) <= length
+        assert end.completion_tokens == length or end.reason is FinishReason.STOP
+    after = served.stats()
+    assert after.jobs_total - before.jobs_total == len(jobs)
+    told = sum(end.completion_tokens for end in ends)
+    assert after.tokens_total - before.tokens_total == told
+    assert (after.running, after.waiting) == (0, 0)
+    assert after.steps_total > before.steps_total
+    assert after.kv_blocks_used + after.kv_blocks_free == after.kv_blocks_total
+
+
+def test_a_prompt_beyond_the_context_is_a_clear_error(served: Served, lane: LaneClient) -> None:
+    end = lane.run([9] * served.card.context_tokens).end
+    assert end.code is Code.CONTEXT_OVERFLOW
+    assert str(served.card.context_tokens - 1) in end.message
+
+
+def test_an_answer_ends_with_the_context(served: Served, lane: LaneClient) -> None:
+    room = 5
+    prompt = (served.encode(PROMPT) * served.card.context_tokens)[
+        : served.card.context_tokens - room
+    ]
+    end = lane.run(prompt, max_tokens=100).end
+    assert end.code is None
+    assert end.completion_tokens == room or end.reason is FinishReason.STOP
+
+
+def test_no_prompt_is_refused(served: Served, lane: LaneClient) -> None:
+    assert lane.run([]).end.code is Code.INVALID_REQUEST
