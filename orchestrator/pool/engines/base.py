@@ -1,0 +1,66 @@
+"""What an engine on this machine is, however it came here.
+
+A provider finds or makes one; what it yields names everything that decides what the engine does,
+and stands in the engine catalog under an id of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+ComputeMode = Literal["cpu", "cuda"]
+EnvironmentVars = Mapping[str, str]
+"""Variables of a process, to go over those that it has."""
+
+
+class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One engine as the catalog keeps it. ``created_ms`` is Unix time."""
+
+    id: str
+    engine: str
+    """``triton``, ``vllm``, ``llamacpp``."""
+    version: str
+    build_ref: str
+    """What it was made from: ``wheel nvidia-pytriton==0.7.0``, ``path /opt/tritonserver``."""
+    created_ms: int
+    digest: str = ""
+    """Hex SHA-256 over what was installed."""
+    build_flags: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    """Paths of what belongs to it alone."""
+    compute_mode: ComputeMode = "cpu"
+    binary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEngine:
+    """An engine that can be started."""
+
+    name: str
+    version: str
+    build_ref: str
+    digest: str
+    flags: tuple[str, ...]
+    compute_mode: ComputeMode
+    binary: Path
+    """The server, or the Python of its environment."""
+    catalog_id: str
+    environment: EnvironmentVars = field(default_factory=dict)
+    """For the process that runs it."""
+
+
+class EngineProvider(Protocol):
+    """One way to come by an engine."""
+
+    @property
+    def name(self) -> str:
+        """Of the engine."""
+
+    async def ensure(self, home: Path) -> PreparedEngine:
+        """Have it below the state directory ``home``, and in the catalog; quick where it is.
+
+        Raises ``ProvisionError`` that says what is missing, with the command that mends it.
+        """

@@ -1,0 +1,88 @@
+"""``tidegate engines``, on this machine's catalog."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.pool import command
+from orchestrator.pool.engines.base import EngineEntry
+from orchestrator.pool.engines.catalog import EngineCatalog
+from orchestrator.pool.spec import LaunchSpec
+from tests.orchestrator.pool.engines.test_triton_provider import make_server
+from tidegate.cli.main import main
+
+
+def test_an_engine_is_ensured_listed_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    root = make_server(tmp_path / "own")
+    assert main(["engines", "ensure", "triton", "--triton", str(root), "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)
+    assert (entry["engine"], entry["version"]) == ("triton", "2.60.0")
+    assert entry["build_ref"] == f"path {root}"
+    assert main(["engines", "list"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["ENGINE", "VERSION", "DEVICE"]
+    assert line.split()[:2] == ["triton", "2.60.0"] and line.endswith(entry["id"])
+    assert main(["engines", "show", "triton"]) == 0
+    assert entry["digest"] in capsys.readouterr().out
+    assert main(["engines", "show", "vllm"]) == 1
+    assert "tidegate engines ensure vllm gets one" in capsys.readouterr().err
+
+
+def test_how_docker_runs_an_image_is_printed_and_not_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["engines", "ensure", "triton", "--image", "an/image:1", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("docker run --rm") and out.endswith("an/image:1\n")
+    with pytest.raises(SystemExit):
+        main(["engines", "ensure", "vllm", "--image", "an/image:1"])
+
+
+def test_the_toolchain_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["engines", "toolchain"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "gpus",
+        "driver",
+        "kernels",
+    ]
+
+
+def test_up_runs_an_engine_in_the_environment_that_was_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        launched.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TIDEGATE_WORKER_ENGINE", "llamacpp")
+    assert main(["up"]) == 0
+    assert "VIRTUAL_ENV" not in launched[0].worker_env
+    python = tmp_path / "engines" / "llamacpp-1" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    EngineCatalog(tmp_path).put(
+        EngineEntry(
+            id="llamacpp-1",
+            engine="llamacpp",
+            version="1",
+            build_ref="pip x",
+            created_ms=1,
+            binary=str(python),
+        )
+    )
+    assert main(["up"]) == 0
+    assert launched[1].worker_env["VIRTUAL_ENV"] == str(python.parents[1])
+    assert launched[1].worker_env["PATH"].startswith(f"{python.parent}:")

