@@ -81,6 +81,12 @@ def compiled_once(
     """What ``compiler`` (numba's ``njit`` or ``cfunc``) makes of ``function``, kept on disk where
     there is room. ``constants`` as of ``compiled``.
     """
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if hasattr(cell.cell_contents, "_uuid"):
+            raise TypeError(
+                f"{function.__name__} takes {name}, compiled code, from a closure: numba's cache"
+                " would find it in no other process; have it in the module's globals"
+            )
     # numba keeps all versions of a name under one index that it writes without a lock: two
     # processes with different constants would swap theirs. So each gets a name of its own.
     parts = inspect.getsource(function), repr(signature), FASTMATH, constants, toolchain()

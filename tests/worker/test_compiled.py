@@ -32,6 +32,15 @@ def test_functions_of_different_constants_keep_apart() -> None:
     assert times(2).__qualname__ == two.__qualname__
 
 
+def test_compiled_code_in_a_closure_is_refused_since_each_start_would_compile_it_anew() -> None:
+    inner = times(7)
+    with pytest.raises(TypeError, match="takes inner"):
+
+        @compiled("i8(i8)")
+        def twice(x: int) -> int:
+            return inner(inner(x))  # type: ignore[no-any-return]
+
+
 def test_where_nothing_can_be_kept_each_start_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
