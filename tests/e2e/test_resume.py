@@ -15,7 +15,7 @@ from tests.support.stack import Orchestrator, Triton, eventually, running
 
 pytestmark = pytest.mark.e2e
 
-PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
+PROMPTS = ("The old sailor", "Once upon a time", "A small fox")
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {"temperature": 0},
     {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.4, "stop": ["\n\n\n"]},
@@ -56,7 +56,7 @@ async def submit(http: aiohttp.ClientSession, body: dict[str, object]) -> str:
 async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: Pair) -> None:
     """Greedy and seeded; no token is lost, repeated or drawn differently."""
     bodies = [
-        {"model": "demo", "prompt": prompt, "max_tokens": 240, "ignore_eos": True} | sampling
+        {"model": "demo", "prompt": prompt, "max_tokens": 160, "ignore_eos": True} | sampling
         for prompt in PROMPTS
         for sampling in SAMPLINGS
     ]
@@ -88,4 +88,8 @@ async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: 
             assert [id for token in tokens for id in token["token_ids"]] == ids
             assert "".join(token["text"] for token in tokens) == text
         assert metric("tidegate_retries_total", kind="continue") >= 1
-        assert metric("tidegate_offered_total") == metric("tidegate_outcomes_total") == 16
+        assert (
+            metric("tidegate_offered_total")
+            == metric("tidegate_outcomes_total")
+            == 4 * len(PROMPTS)
+        )

@@ -263,9 +263,9 @@ async def test_or11_stalled_and_slow_clients_by_the_hundred(pair: Pair) -> None:
             client.close()
 
 
-async def test_wp2_a_storm_of_ten_thousand_cancels(pair: Pair) -> None:
+async def test_wp2_a_storm_of_two_thousand_cancels(pair: Pair) -> None:
     """WP-2: each task is cancelled four times over, some while they run, most while they wait."""
-    tasks, again = 2500, 4
+    tasks, again = 500, 4
     metric = pair.orchestrator.metric
     before = metric("tidegate_outcomes_total", outcome="aborted")
     body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}

@@ -38,7 +38,7 @@ def chat(at_s: float, length: int, **changes: object) -> Arrival:
 
 
 @pytest.mark.parametrize("on_deadline", OnDeadline)
-@pytest.mark.parametrize("before", [0, 30])
+@pytest.mark.parametrize("before", [0, 12])
 def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     on_deadline: OnDeadline, before: int
 ) -> None:
@@ -56,7 +56,7 @@ def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
     assert {result.outcome for result in run.results} == {Outcome.MET}
 
 
-@pytest.mark.parametrize("at_s", [0.5, 30.0])
+@pytest.mark.parametrize("at_s", [0.5, 12.0])
 def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None:
     """DL-7: nothing refused, and no first token later for a prediction."""
     rng = random.Random(3)
@@ -86,8 +86,8 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 30.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 30.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 20.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 20.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
@@ -132,7 +132,7 @@ def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str
     return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
     seed=st.integers(0, 2**20),
@@ -168,7 +168,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
 
 def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
     """A crowd, then none: those who waited in the background are met if their time is not over."""
-    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 10.0, SEED))
+    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 8.0, SEED))
     run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
     patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
     assert len(patient) > 50

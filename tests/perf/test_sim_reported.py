@@ -38,7 +38,7 @@ def together(many: Iterable[Reported]) -> Reported:
 
 @pytest.fixture(scope="module")
 def overload() -> Reported:
-    return together(reported_at(1.5, 18.0, seed=seed) for seed in SEEDS)
+    return together(reported_at(1.5, 16.0, seed=seed) for seed in SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
 
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
-    reported = reported_at(1.5, 30.0, queue=8)
+    reported = reported_at(1.5, 22.0, queue=8)
     assert len(reported.retries) > 30
     assert 1 / 1.5 <= median_ratio(reported.retries) <= 1.5
 

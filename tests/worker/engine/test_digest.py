@@ -6,9 +6,12 @@ from worker.engine.digest import RESULT_CODE
 NO_SAY = {
     "__init__.py",
     "demo_model",
+    "engine_args.py",
+    "engines",  # those of others have digests of their own
     "environment.py",
     "errors.py",
     "kv_disk",
+    "loaded.py",
     "log.py",
     "media",
     "memory.py",
