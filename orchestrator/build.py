@@ -34,7 +34,7 @@ from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
 from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import LaneConfig, StreamLane
+from orchestrator.lanes import LaneConfig, LaneFactory
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.parsing import FormatConfig
 from orchestrator.placement import Placer
@@ -106,7 +106,7 @@ def build(
     rng: random.Random,
     journal: Journal,
     *,
-    make_lane: LaneMaker = StreamLane,
+    make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
 ) -> Components:
     """One orchestrator, not started yet. ``file`` is where durable tasks are written down."""
@@ -135,7 +135,7 @@ def build(
         ),
         clock,
         rng,
-        make_lane,
+        LaneFactory() if make_lane is None else make_lane,
     )
     models = ServedModels(registry, executor, special_in_prompts=settings.special_tokens_in_prompts)
     monitor = InstanceMonitor(
@@ -249,7 +249,7 @@ def build(
             lane_config,
             settings.suspect_after_s,
             settings.down_after_s,
-            is_watching=make_lane is StreamLane,
+            is_watching=make_lane is None,
         ),
         clock,
         rng,

@@ -287,7 +287,7 @@ class Orchestrator:
         task.token_ids = await self._encode(task, encoder, prompt)
         task.prompt_tokens = len(task.token_ids)
         task.block_tokens = encoder.card.block_tokens
-        if stages.registry.prefixes and _may_be_cached(task.job):
+        if stages.registry.prefixes and task.block_tokens and _may_be_cached(task.job):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:

@@ -26,7 +26,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from orchestrator.instances.discovery.addresses import check_entry
+from orchestrator.instances.discovery.addresses import check_entry, is_source
+from orchestrator.lanes import name_of
 from orchestrator.placement.policy import Policy
 from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
@@ -156,7 +157,8 @@ class Settings(BaseSettings):
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
     """``host:port`` of each instance's gRPC endpoint, comma-separated. ``dns:host:port`` stands for
     every address of a name, ``file:path`` for a file with one address per line; both are followed.
-    """
+    Servers of other kinds are URLs such as ``vllm+http://host:port?tokenizer=DIR``
+    (docs/engines.md)."""
     read_instances_every_s: float = Field(default=2.0, gt=0)
     """How often names are resolved and files looked at."""
     leave_grace_s: float = Field(default=30.0, ge=0)
@@ -344,11 +346,14 @@ class Settings(BaseSettings):
     @classmethod
     def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("at least one host:port, dns:host:port or file:path is needed")
+            raise ValueError("at least one host:port, dns:host:port, file:path or URL is needed")
         if len(set(value)) != len(value):
             raise ValueError("an instance is named twice")
         for entry in value:
             check_entry(entry)
+        names = [name_of(entry) for entry in value if not is_source(entry)]
+        if len(set(names)) < len(names):
+            raise ValueError("two instances have the same name; give one another (name=…)")
         return value
 
     @field_validator("allowed_hosts")

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
-from orchestrator.lanes import Lane
+from orchestrator.lanes import Lane, kind_of
 from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard, WorkerStats
@@ -45,8 +45,11 @@ class Instance:
     ``concurrency`` and ``round_trip_ms`` of its jobs, and the monitor writes all else.
     """
 
-    def __init__(self, address: str, max_backlog: int = 0) -> None:
+    def __init__(self, address: str, max_backlog: int = 0, entry: str = "") -> None:
         self.address = address
+        self.entry = entry or address
+        """As the settings or a source name it: a URL for one of another kind."""
+        self.kind = kind_of(self.entry)
         self.concurrency = ConcurrencyLimit(max_backlog)
         self.lanes: list[Lane] = []
         self.reporter: Lane | None = None

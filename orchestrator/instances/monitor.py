@@ -20,6 +20,7 @@ from orchestrator.telemetry.log import fields, lane_log
 from orchestrator.telemetry.narration import (
     INSTANCE_AWAY,
     INSTANCE_DOWN,
+    INSTANCE_LACKS,
     INSTANCE_READY,
     INSTANCE_SUSPECT,
     narrate,
@@ -232,8 +233,21 @@ class InstanceMonitor:
         if instance.removed or encoder.card != instance.announced_card:
             return
         if instance.take_encoder(encoder):
+            self._tell_lacks(instance, encoder.card)
             self._registry.changed()
         self._check(instance)
+
+    def _tell_lacks(self, instance: Instance, card: ModelCard) -> None:
+        if card.lacks:
+            narrate(
+                lane_log,
+                INSTANCE_LACKS,
+                instance.address,
+                instance=instance.address,
+                engine=card.engine,
+                lacks=",".join(card.lacks),
+                abort_ms=card.abort_ms,
+            )
 
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 

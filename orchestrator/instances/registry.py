@@ -17,7 +17,7 @@ from orchestrator.instances.breaker import Breakers
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.lanes import Lane, LaneConfig, LaneOwner, StreamLane
+from orchestrator.lanes import Kind, Lane, LaneConfig, LaneOwner, StreamLane, name_of
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
 
@@ -46,7 +46,7 @@ class Registry:
 
     def __init__(
         self,
-        addresses: tuple[str, ...],
+        entries: tuple[str, ...],
         config: RegistryConfig,
         clock: Clock,
         rng: random.Random,
@@ -63,8 +63,8 @@ class Registry:
         self._make_lane = make_lane
         self._owner: LaneOwner | None = None
         self._listeners: list[InstancesListener] = []
-        for address in addresses:
-            self.add(address)
+        for entry in entries:
+            self.add(entry)
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.instances.values())
@@ -98,38 +98,43 @@ class Registry:
     # ── which instances there are ────────────────────────────────────────────────────────────
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance, and since when it is retiring if it is."""
-        return {instance.address: instance.retiring_since for instance in self}
+        """Every instance by its entry, and since when it is retiring if it is."""
+        return {instance.entry: instance.retiring_since for instance in self}
 
-    def idle(self, address: str) -> bool:
+    def idle(self, entry: str) -> bool:
         """Whether no job and no slot of ours is on an instance."""
-        instance = self.instances[address]
+        instance = self.instances[name_of(entry)]
         return not (instance.lane_load or instance.slots_running)
 
-    def add(self, address: str) -> None:
-        """Open lanes to one more instance, or keep one that was retiring. Idempotent."""
+    def add(self, entry: str) -> None:
+        """Open lanes to one more instance, or keep one that was retiring. Idempotent.
+
+        One whose name another entry still has is not added yet: that one has to go first.
+        """
+        address = name_of(entry)
         instance = self.instances.get(address)
         if instance is None:
-            instance = self.instances[address] = Instance(address, self._config.max_backlog)
+            instance = Instance(address, self._config.max_backlog, entry)
+            self.instances[address] = instance
             if self._owner is not None:
                 lane_log.info("instance added", extra=fields(instance=address))
                 self._open_lanes(instance, self._owner)
-        elif instance.retiring_since is None or instance.removed:
+        elif instance.retiring_since is None or instance.removed or instance.entry != entry:
             return
         instance.retiring_since = None
         self.changed()
 
-    def retire(self, address: str) -> None:
+    def retire(self, entry: str) -> None:
         """Give an instance no new work, for it is about to be removed. Idempotent."""
-        instance = self.instances[address]
+        instance = self.instances[address := name_of(entry)]
         if instance.retiring_since is None:
             instance.retiring_since = self._clock.now()
             lane_log.info("instance retiring", extra=fields(instance=address))
             self.changed()
 
-    async def remove(self, address: str) -> None:
+    async def remove(self, entry: str) -> None:
         """Close an instance's lanes, whatever still runs on them, and drop it."""
-        instance = self.instances[address]
+        instance = self.instances[address := name_of(entry)]
         instance.removed = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
         del self.instances[address]
@@ -169,9 +174,11 @@ class Registry:
         return instance
 
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
+        # Others' jobs have a request each: one lane knows of them all.
+        is_own = instance.kind is Kind.TIDEGATE
         instance.lanes = [
-            self._make_lane(instance.address, self._config.lane, owner, self._clock, self._rng)
-            for _ in range(self._config.lanes_per_instance)
+            self._make_lane(instance.entry, self._config.lane, owner, self._clock, self._rng)
+            for _ in range(self._config.lanes_per_instance if is_own else 1)
         ]
         for lane in instance.lanes:
             lane.start()

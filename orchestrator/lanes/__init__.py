@@ -1,12 +1,29 @@
-"""Lanes: few long-lived calls that carry every job to a Triton instance.
+"""Lanes: ways to an instance that carry every job to it.
 
 - ``base``   what every kind of lane is and does, and who hears of it
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
 - ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
+- ``endpoint`` how instances of other kinds are named; ``factory`` makes the lane for each
+- ``polled`` what those kinds share: jobs with deadlines, health by asking (``lane_job``, ``meter``)
+- ``plain_lane`` Triton's LLM backends by their plain contract, which ``plain_contract`` speaks
+- ``http/``  servers over HTTP
+- ``model_folder``, ``cards`` what is known of their models; ``text_only`` for those without ids
 """
 
 from orchestrator.lanes.base import JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.endpoint import Kind, kind_of, name_of
+from orchestrator.lanes.factory import LaneFactory
 from orchestrator.lanes.lane import StreamLane
 
-__all__ = ["JobSink", "Lane", "LaneConfig", "LaneOwner", "StreamLane"]
+__all__ = [
+    "JobSink",
+    "Kind",
+    "Lane",
+    "LaneConfig",
+    "LaneFactory",
+    "LaneOwner",
+    "StreamLane",
+    "kind_of",
+    "name_of",
+]

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
-from orchestrator.lanes import LaneConfig
+from orchestrator.lanes import Kind, LaneConfig
 from orchestrator.slots.attempt import Attempt
 from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, Line
 from orchestrator.slots.link import SlotLink
@@ -201,7 +201,7 @@ class SlotFleet:
         self._known_version = self._registry.snapshot_version
         known = self._registry.instances
         for address in known.keys() - self._links.keys():
-            if not known[address].removed:
+            if not known[address].removed and known[address].kind is Kind.TIDEGATE:
                 self.instances[address] = SlotInstance(address)
                 link = SlotLink(address, self._config.lane, self, self._clock, self._rng)
                 self._links[address] = link

@@ -86,6 +86,11 @@ INSTANCE_DOWN = Narration(
 INSTANCE_AWAY = Narration(
     Actor.WORKER, Action.LOSE, "An instance cannot be used now, and is being connected to."
 )
+INSTANCE_LACKS = Narration(
+    Actor.WORKER,
+    Action.DEGRADE,
+    "An instance's engine cannot do all that others can: what needs it goes elsewhere.",
+)
 READINESS = {
     "ready": Narration(Actor.ORCHESTRATOR, Action.READY, "The service is ready for work."),
     "not_ready": Narration(

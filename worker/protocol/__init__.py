@@ -20,6 +20,7 @@ from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
 from worker.protocol.features import features_of
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
+    NO_TOKEN_ID,
     PROTOCOL_VERSION,
     Cancel,
     Delta,
@@ -60,6 +61,7 @@ __all__ = [
     "MAX_GRAMMAR_BYTES",
     "MAX_LOGIT_BIASES",
     "MOST_MESSAGE_CHARS",
+    "NO_TOKEN_ID",
     "PROTOCOL_VERSION",
     "AbortCause",
     "Cancel",

@@ -42,6 +42,9 @@ from worker.protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from worker.protocol.sampling import Sampling
 
 PROTOCOL_VERSION = 2
+NO_TOKEN_ID = -1
+"""Stands for a token whose id is not known: of engines that answer with text alone. Tidegate's own
+worker never sends it."""
 
 
 # ── to the worker ────────────────────────────────────────────────────────────────────────────

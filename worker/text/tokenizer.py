@@ -1,6 +1,5 @@
 """A checkpoint's tokenizer, and what its files say about special tokens and the chat template."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
@@ -12,6 +11,11 @@ from tokenizers import Tokenizer as HfTokenizer
 from worker.errors import TokenizerError
 from worker.protocol import Sampling
 from worker.protocol.token_bytes import TokenPieces, token_bytes_of
+from worker.protocol.tokenizer_files import (
+    UnreadableTokenizer,
+    read_tokenizer_files,
+    special_tokens_of,
+)
 from worker.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -19,8 +23,6 @@ from worker.text.detokenizer import (
     TokenTexts,
 )
 from worker.text.text_stream import StopTokenStream, TextStream
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
@@ -44,7 +46,7 @@ class Tokenizer:
         """The file ``tokenizer.json``, as the model card carries it."""
         self.chat_template = chat_template
         """Jinja source; empty when the model has none."""
-        self.special_tokens = _special_tokens(settings)
+        self.special_tokens = special_tokens_of(settings)
         """The chat template's variables (``bos_token`` …) with their text."""
         self._hf = HfTokenizer.from_buffer(tokenizer_json)
         self._hf.no_truncation()
@@ -70,31 +72,14 @@ class Tokenizer:
 
         Only the first must exist. Raises ``TokenizerError``.
         """
-        settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
-        file = path / "tokenizer.json"
         try:
-            tokenizer_json = file.read_bytes()
-            file = settings_file
-            settings = json.loads(file.read_text("utf-8")) if file.exists() else {}
-            template = (
-                template_file.read_text("utf-8")
-                if template_file.exists()
-                else _default_template(settings.get("chat_template"))
-            )
-            file = path / "tokenizer.json"
-            return cls(
-                tokenizer_json,
-                settings,
-                template,
-                silent_ids,
-                special_in_prompts=special_in_prompts,
-            )
-        except FileNotFoundError as error:
-            raise TokenizerError(
-                f"{error.filename} is missing; the checkpoint directory must hold tokenizer.json"
-            ) from error
+            files = read_tokenizer_files(path)
+        except UnreadableTokenizer as error:
+            raise TokenizerError(str(error)) from error
+        try:
+            return cls(*files, silent_ids, special_in_prompts=special_in_prompts)
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"{file} cannot be read: {error}") from error
+            raise TokenizerError(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
 
     @property
     def bos_token_id(self) -> int | None:
@@ -155,22 +140,3 @@ class Tokenizer:
 
 def _is_plain_word(text: str) -> bool:
     return text.startswith(" ") and text[1:].isascii() and text[1:].isalpha()
-
-
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in _NAMED_TOKENS:
-        token = settings.get(name)
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
-
-
-def _default_template(template: Any) -> str:
-    """A template is a string, or a list of named ones of which ``default`` is meant."""
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template or ""

@@ -58,6 +58,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     running = None if stats is None else stats.running
     return {
         "address": instance.address,
+        "kind": instance.kind.value,
         "state": instance.state.value,
         "ready": instance.ready,
         "draining": instance.draining or instance.cordoned,

@@ -1,11 +1,21 @@
-"""How an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``."""
+"""How an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``, and a URL for one of
+another kind (``orchestrator.lanes.endpoint``).
+"""
+
+from orchestrator.lanes.endpoint import is_url, read_endpoint
 
 DNS_PREFIX = "dns:"
 FILE_PREFIX = "file:"
 
 
 def check_address(text: str) -> str:
-    """``text`` if it is ``host:port``, with an IPv6 host in brackets. Raises ``ValueError``."""
+    """``text`` if it is ``host:port``, with an IPv6 host in brackets, or a URL of another kind.
+
+    Raises ``ValueError``.
+    """
+    if is_url(text):
+        read_endpoint(text)
+        return text
     if "/" in text:
         raise ValueError(f"expected host:port without a scheme or path, got {text!r}")
     if any(character.isspace() for character in text):
@@ -26,6 +36,8 @@ def check_entry(text: str) -> str:
         if not text.removeprefix(FILE_PREFIX):
             raise ValueError(f"expected file:path, got {text!r}")
         return text
+    if text.startswith(DNS_PREFIX) and is_url(text):
+        raise ValueError(f"expected dns:host:port, got {text[:256]!r}: a URL names one instance")
     check_address(text.removeprefix(DNS_PREFIX))
     return text
 

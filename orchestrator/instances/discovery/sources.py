@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.instances.discovery.addresses import DNS_PREFIX, FILE_PREFIX, check_address
+from orchestrator.lanes import name_of
 
 MAX_FILE_BYTES = 2**20
 
@@ -105,12 +106,16 @@ def parse_addresses(data: bytes) -> frozenset[str]:
     if text and not text.endswith("\n"):
         raise SourceError("the last line has no end; end it if the file is complete")
     addresses = set()
+    names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         address = line.partition("#")[0].strip()
         if not address:
             continue
         try:
-            addresses.add(check_address(address))
+            name = name_of(check_address(address))
+            if names.setdefault(name, address) != address:
+                raise ValueError(f"an instance called {name} is there already")
+            addresses.add(address)
         except ValueError as error:
             raise SourceError(f"line {number}: {error}") from None
     if not addresses:

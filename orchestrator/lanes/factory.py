@@ -1,0 +1,38 @@
+"""Makes lanes by the kind of the instance."""
+
+import random
+
+from orchestrator.clock import Clock
+from orchestrator.lanes.base import Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.endpoint import Kind, is_url, read_endpoint
+from orchestrator.lanes.http.http_lane import HttpLane
+from orchestrator.lanes.http.llamacpp import LlamaCppLane
+from orchestrator.lanes.http.pool import HttpPool
+from orchestrator.lanes.http.tgi import TgiLane
+from orchestrator.lanes.http.vllm import VllmLane
+from orchestrator.lanes.lane import StreamLane
+from orchestrator.lanes.plain_lane import PlainLane
+
+_HTTP: dict[Kind, type[HttpLane]] = {
+    Kind.VLLM: VllmLane,
+    Kind.LLAMACPP: LlamaCppLane,
+    Kind.TGI: TgiLane,
+}
+
+
+class LaneFactory:
+    """Lanes of all kinds, with one HTTP client for those that need one."""
+
+    def __init__(self) -> None:
+        self._pool = HttpPool()
+
+    def __call__(
+        self, entry: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
+    ) -> Lane:
+        """A lane to what ``entry`` names, not started."""
+        if not is_url(entry):
+            return StreamLane(entry, config, owner, clock, rng)
+        endpoint = read_endpoint(entry)
+        if endpoint.kind is Kind.TRITON:
+            return PlainLane(endpoint, config, owner, clock, rng)
+        return _HTTP[endpoint.kind](endpoint, config, owner, clock, rng, self._pool)

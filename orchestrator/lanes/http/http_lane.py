@@ -1,0 +1,186 @@
+"""What lanes over HTTP have in common: requests, event streams, and what their failures mean."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.lanes.base import LaneConfig, LaneOwner
+from orchestrator.lanes.endpoint import Endpoint
+from orchestrator.lanes.http.pool import HttpPool
+from orchestrator.lanes.http.sse import EventTooLong, SseDecoder, SseEvent
+from orchestrator.lanes.lane_job import JobFailed, LaneJob, ServerLost
+from orchestrator.lanes.model_folder import BadFolder
+from orchestrator.lanes.polled import PolledLane
+from worker.protocol import Code, excerpt
+
+MAX_ANSWER_BYTES = 2**20
+"""Of anything but a stream."""
+_CODES = {
+    400: Code.INVALID_REQUEST,
+    401: Code.ENGINE_ERROR,
+    403: Code.ENGINE_ERROR,
+    404: Code.ENGINE_ERROR,
+    413: Code.CONTEXT_OVERFLOW,
+    422: Code.INVALID_REQUEST,
+    424: Code.ENGINE_ERROR,
+    429: Code.QUEUE_FULL,
+    502: Code.NO_CAPACITY,
+    503: Code.NO_CAPACITY,
+    504: Code.NO_CAPACITY,
+}
+"""What a status means for a job; every other one is the engine's fault."""
+
+
+class HttpLane(PolledLane):
+    """A server's API over HTTP, by the pool that all lanes share."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: LaneConfig,
+        owner: LaneOwner,
+        clock: Clock,
+        rng: random.Random,
+        pool: HttpPool,
+    ) -> None:
+        super().__init__(endpoint, config, owner, clock, rng)
+        self._pool = pool
+        self._http: aiohttp.ClientSession | None = None
+        self._headers: dict[str, str] = {}
+
+    def start(self) -> None:
+        if self._http is None:
+            self._http = self._pool.acquire()
+        super().start()
+
+    async def _disconnect(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await self._pool.release()
+
+    async def _read_key(self) -> None:
+        """What the server asks for, read anew at each connection, so that it can be changed."""
+        path = self.endpoint.key_file
+        if path is None:
+            return
+        try:
+            key = (await asyncio.to_thread(path.read_text, "utf-8")).strip()
+        except (OSError, ValueError) as error:
+            raise BadFolder(f"key_file {path} cannot be read: {error}") from None
+        self._headers = {"Authorization": f"Bearer {key}"}
+
+    async def _get(self, path: str) -> bytes:
+        """The body of a 200. Raises ``ServerLost``, also for any other status."""
+        assert self._http is not None
+        try:
+            url = f"{self.endpoint.base_url}{path}"
+            async with self._http.get(url, headers=self._headers) as response:
+                body = await response.content.read(MAX_ANSWER_BYTES)
+        except aiohttp.ClientError as error:
+            raise ServerLost(f"cannot reach {self.endpoint.base_url}: {_said(error)}") from None
+        if response.status != 200:
+            said = _message(body)
+            raise ServerLost(f"{path} answers {response.status}{f': {said}' if said else ''}")
+        return body
+
+    async def _get_or(self, path: str, otherwise: bytes) -> bytes:
+        """The same of what not every server has."""
+        try:
+            return await self._get(path)
+        except ServerLost:
+            return otherwise
+
+    async def _events(
+        self, job: LaneJob, path: str, body: dict[str, Any]
+    ) -> AsyncIterator[SseEvent]:
+        """Events of the answer to a request. Whoever stops reading closes the connection, which is
+        how the server hears that nobody wants the rest.
+
+        Raises ``JobFailed`` and ``ServerLost``; a body that just ends is for the reader to judge.
+        """
+        assert self._http is not None
+        headers = {**self._headers, "Content-Type": "application/json"}
+        if job.correlation_id:
+            headers["X-Request-Id"] = job.correlation_id
+        url = f"{self.endpoint.base_url}{path}"
+        decoder = SseDecoder()
+        try:
+            response = await self._http.post(url, data=msgspec.json.encode(body), headers=headers)
+            try:
+                if response.status != 200:
+                    said = _message(await response.content.read(MAX_ANSWER_BYTES))
+                    raise _failed(response.status, said)
+                async for chunk in response.content.iter_any():
+                    for event in decoder.feed(chunk):
+                        yield event
+            finally:
+                if response.content.at_eof():
+                    response.release()  # its connection is used again
+                else:
+                    response.close()
+        except aiohttp.ClientError as error:
+            raise ServerLost(f"its connection broke: {_said(error)}") from None
+        except EventTooLong as error:
+            raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
+
+
+class ServerEvent(msgspec.Struct):
+    """What events of every server may be: an error in the middle of a text."""
+
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_E = TypeVar("_E", bound=ServerEvent)
+
+
+def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
+    """One event. Raises ``JobFailed`` for an error, and for what is none of the server's API."""
+    try:
+        event = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = f"its server sent no event of its API: {error}"
+        raise JobFailed(Code.ENGINE_ERROR, what) from None
+    if bytes(event.error) != b"null":
+        said = error_text(msgspec.json.decode(event.error))
+        is_full = "overloaded" in said.lower()  # text-generation-inference's word for a full queue
+        code = Code.QUEUE_FULL if is_full else Code.ENGINE_ERROR
+        raise JobFailed(code, f"its server failed: {excerpt(said, 300)}")
+    return event
+
+
+def closing(events: AsyncIterator[SseEvent]) -> "aclosing[Any]":
+    """``events`` for ``async with``: a reader that leaves early closes the connection at once."""
+    return aclosing(events)
+
+
+def _failed(status: int, said: str) -> Exception:
+    code = _CODES.get(status, Code.ENGINE_ERROR)
+    return JobFailed(code, f"its server answers {status}{f': {said}' if said else ''}")
+
+
+def _message(body: bytes) -> str:
+    """What an error's body says for people, whatever its shape."""
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return excerpt(body.decode(errors="replace").strip(), 200)
+    return excerpt(error_text(value), 300)
+
+
+def error_text(value: object) -> str:
+    """The message in ``{"error": {"message": …}}``, ``{"error": …}`` or ``{"message": …}``."""
+    if isinstance(value, dict):
+        for name in ("error", "message", "detail"):
+            if value.get(name):
+                return error_text(value[name])
+    return value if isinstance(value, str) else str(value)
+
+
+def _said(error: Exception) -> str:
+    return excerpt(str(error) or type(error).__name__, 200)

@@ -1,0 +1,118 @@
+"""llama.cpp's own server, by ``/completion``: token ids in, text out, most ids beside it.
+
+It leaves out the ids of tokens that end within a character or within what may be a stop string, so
+its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it counts from
+the first token on and looks at line ends, so it is a second net and no deadline. A closed
+connection is noticed with the next token that is sent; while a prompt is computed, once a second.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
+from orchestrator.lanes.model_folder import ModelFolder
+from worker.protocol import NO_TOKEN_ID, Feature, FinishReason, ModelCard
+
+ABORT_MS: Final = 1000.0
+LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+_RUNNING = re.compile(
+    rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
+)
+
+
+class _Event(ServerEvent):
+    content: str = ""
+    tokens: list[int] = msgspec.field(default_factory=list)
+    stop: bool = False
+    stop_type: str = ""
+    stopping_word: str = ""
+    tokens_predicted: int = 0
+    tokens_cached: int = 0
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class LlamaCppLane(HttpLane):
+    """One ``llama-server``."""
+
+    _has_metrics = True
+
+    async def _reach(self, folder: ModelFolder) -> ModelCard:
+        await self._read_key()
+        await self._get("/health")
+        props = msgspec.json.decode(await self._get("/props"))
+        path = str(props.get("model_alias") or props.get("model_path") or "")
+        name = self.endpoint.model or path.rpartition("/")[2].removesuffix(".gguf") or "llamacpp"
+        slots, settings = props.get("total_slots"), props.get("default_generation_settings") or {}
+        context = settings.get("n_ctx")
+        return make_card(
+            self.endpoint,
+            folder,
+            Told(
+                name,
+                "llamacpp-server",
+                str(props.get("build_info") or ""),
+                context_tokens=context if isinstance(context, int) else 0,
+                slots=slots if isinstance(slots, int) else 0,
+            ),
+            lacks=LACKS,
+            abort_ms=ABORT_MS,
+            slots=1,
+            takes_ids=False,
+        )
+
+    async def _poll(self) -> int | None:
+        await self._get("/health")
+        if self._has_metrics:
+            found = _RUNNING.findall(await self._get_or("/metrics", b""))
+            self._has_metrics = bool(found)
+            return round(sum(map(float, found))) if found else None
+        slots = msgspec.json.decode(await self._get_or("/slots", b"[]"))
+        return sum(bool(slot.get("is_processing")) for slot in slots) if slots else None
+
+    async def _generate(self, job: LaneJob) -> Finish:
+        async with closing(self._events(job, "/completion", self._request(job))) as events:
+            async for event in events:
+                one = decoded(_decoder, event.data)
+                # The tokens that it keeps to itself are counted, not named.
+                silent = one.tokens_predicted - job.completion_tokens - len(one.tokens)
+                ids = [NO_TOKEN_ID] * max(0, silent) + one.tokens
+                self._deliver(job, Piece(ids, one.content))
+                if one.stop:
+                    return _finish_of(one)
+        raise ServerLost("its answer broke off")
+
+    def _request(self, job: LaneJob) -> dict[str, Any]:
+        sampling = job.sampling
+        body: dict[str, Any] = {
+            "prompt": job.token_ids,
+            "n_predict": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": max(0, sampling.top_k),
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repetition_penalty,
+            "repeat_last_n": -1,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop": list(sampling.stop),
+            "ignore_eos": sampling.ignore_eos,
+            "logit_bias": [list(pair) for pair in sampling.logit_bias],
+            "seed": -1 if sampling.seed is None else sampling.seed % (2**32 - 1),
+            "t_max_predict_ms": max(1, int(1000 * job.left_s(self._clock.now()))),
+            "cache_prompt": True,
+            "return_tokens": True,
+            "stream": True,
+        }
+        return body
+
+
+def _finish_of(event: _Event) -> Finish:
+    if event.stop_type == "word":
+        return Finish(FinishReason.STOP, stop=event.stopping_word)
+    return Finish(FinishReason.STOP if event.stop_type == "eos" else FinishReason.LENGTH)

@@ -1,0 +1,138 @@
+"""Hugging Face's text-generation-inference, by ``/generate_stream``: text in, tokens and text out.
+
+It takes no token ids, so prompts are sent as text (``text_only`` says what that loses); its answers
+name each token. It leaves stop strings in the text, which is cut here. Closing the connection drops
+the request from its batch after the step under way. It has no deadline.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.model_folder import ModelFolder
+from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
+from worker.protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
+
+ABORT_MS: Final = 100.0
+SLOTS: Final = 32
+MOST_STOPS: Final = 4
+"""What it takes unless its operator allows more; the text is cut here at any number of them."""
+LACKS: Final = (
+    Feature.IGNORE_EOS,
+    Feature.LOGIT_BIAS,
+    Feature.MIN_P,
+    Feature.MIN_TOKENS,
+    Feature.PENALTIES,
+    Feature.STOP_TOKEN_IDS,
+)
+
+
+class _Token(msgspec.Struct):
+    id: int
+    text: str = ""
+    logprob: float | None = None
+    special: bool = False
+
+
+class _Details(msgspec.Struct):
+    finish_reason: str = ""
+
+
+class _Event(ServerEvent):
+    token: _Token | None = None
+    top_tokens: list[_Token] = msgspec.field(default_factory=list)
+    details: _Details | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class TgiLane(HttpLane):
+    """One ``text-generation-launcher``."""
+
+    _text: PromptText | None = None
+
+    async def _reach(self, folder: ModelFolder) -> ModelCard:
+        await self._read_key()
+        if self._text is None:
+            self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
+        await self._get("/health")
+        info = msgspec.json.decode(await self._get("/info"))
+        context = info.get("max_total_tokens")
+        return make_card(
+            self.endpoint,
+            folder,
+            Told(
+                self.endpoint.model or str(info.get("model_id") or "tgi"),
+                "tgi",
+                str(info.get("version") or ""),
+                context_tokens=context if isinstance(context, int) else 0,
+                quantization=str(info.get("quantize") or ""),
+            ),
+            lacks=LACKS,
+            abort_ms=ABORT_MS,
+            slots=SLOTS,
+            takes_ids=False,
+        )
+
+    async def _poll(self) -> int | None:
+        await self._get("/health")
+        return None
+
+    async def _generate(self, job: LaneJob) -> Finish:
+        assert self._text is not None
+        try:
+            if len(job.token_ids) <= INLINE_IDS:
+                prompt = self._text.text_of(job.token_ids)
+            else:
+                prompt = await asyncio.to_thread(self._text.text_of, job.token_ids)
+        except UnsendablePrompt as error:
+            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
+        cutter = StopCutter(job.sampling.stop)
+        is_silent = job.sampling.skip_special_tokens
+        async with closing(self._events(job, "/generate_stream", _request(job, prompt))) as events:
+            async for event in events:
+                one = decoded(_decoder, event.data)
+                if one.token is not None:
+                    text = "" if one.token.special and is_silent else one.token.text
+                    shown = cutter.feed(text)
+                    self._deliver(job, Piece([one.token.id], shown, _logprobs(job, one)))
+                if cutter.found:
+                    return Finish(FinishReason.STOP, stop=cutter.found)
+                if one.details is not None:
+                    is_length = one.details.finish_reason == "length"
+                    reason = FinishReason.LENGTH if is_length else FinishReason.STOP
+                    return Finish(reason, tail=cutter.flush())
+        raise ServerLost("its answer broke off")
+
+
+def _request(job: LaneJob, prompt: str) -> dict[str, Any]:
+    sampling = job.sampling
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "details": True,
+        "stop": list(sampling.stop[:MOST_STOPS]),
+        "do_sample": sampling.temperature > 0,
+    }
+    if sampling.temperature > 0:
+        parameters["temperature"] = sampling.temperature
+        if sampling.top_p < 1:
+            parameters["top_p"] = sampling.top_p
+        if sampling.top_k > 0:
+            parameters["top_k"] = sampling.top_k
+        if sampling.seed is not None:
+            parameters["seed"] = sampling.seed % 2**64
+    if sampling.logprobs:
+        parameters["top_n_tokens"] = sampling.logprobs
+    return {"inputs": prompt, "parameters": parameters}
+
+
+def _logprobs(job: LaneJob, event: _Event) -> list[TokenLogprob] | None:
+    if job.sampling.logprobs is None or event.token is None:
+        return None
+    top = [(t.id, t.logprob or 0.0) for t in event.top_tokens[: job.sampling.logprobs]]
+    return [TokenLogprob(event.token.logprob or 0.0, top)]

@@ -1,0 +1,214 @@
+"""vLLM's own server, by its OpenAI completions: token ids in, token ids and text out.
+
+A closed connection aborts the request in vLLM's engine, after the step under way and the server's
+own turn. It has no deadline: the lane's is all there is.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.model_folder import ModelFolder
+from worker.protocol import (
+    NO_TOKEN_ID,
+    Code,
+    FinishReason,
+    ModelCard,
+    Sampling,
+    TokenLogprob,
+)
+
+ABORT_MS: Final = 50.0
+"""From closing to the slot being free: a step, and a turn of the server's loop."""
+SLOTS: Final = 64
+"""Jobs at once where the operator does not say; vLLM takes more and queues them itself."""
+_IDS_SINCE: Final = (0, 10, 2)
+_RUNNING = re.compile(
+    rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
+)
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_TOKEN = "token_id:"
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(ServerEvent):
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    usage: _Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+class VllmLane(HttpLane):
+    """One ``vllm serve``."""
+
+    _model = ""
+    _has_ids = True
+
+    async def _reach(self, folder: ModelFolder) -> ModelCard:
+        await self._read_key()
+        await self._get("/health")
+        models = msgspec.json.decode(await self._get("/v1/models")).get("data") or []
+        served = {str(one.get("id")): one for one in models}
+        wanted = self.endpoint.model
+        if not served or (wanted and wanted not in served):
+            raise ServerLost(f"it serves {', '.join(served) or 'no model'}, not {wanted!r}")
+        self._model = wanted or next(iter(served))
+        version = msgspec.json.decode(await self._get_or("/version", b"{}")).get("version", "")
+        found = _VERSION.match(str(version))
+        # An unknown version is taken for a new one.
+        self._has_ids = found is None or tuple(int(n or 0) for n in found.groups()) >= _IDS_SINCE
+        context = served[self._model].get("max_model_len")
+        return make_card(
+            self.endpoint,
+            folder,
+            Told(
+                self._model,
+                "vllm-server",
+                str(version),
+                context_tokens=context if isinstance(context, int) else 0,
+            ),
+            lacks=(),
+            abort_ms=ABORT_MS,
+            slots=SLOTS,
+            takes_ids=self._has_ids,
+        )
+
+    async def _poll(self) -> int | None:
+        await self._get("/health")
+        found = _RUNNING.findall(await self._get_or("/metrics", b""))
+        return round(sum(map(float, found))) if found else None
+
+    async def _generate(self, job: LaneJob) -> Finish:
+        finish: Finish | None = None
+        body = request_of(job, self._model, returns_ids=self._has_ids)
+        async with closing(self._events(job, "/v1/completions", body)) as events:
+            async for event in events:
+                if event.data == b"[DONE]":
+                    break
+                chunk = decoded(_decoder, event.data)
+                usage = chunk.usage
+                if chunk.choices:
+                    choice = chunk.choices[0]
+                    finish = _finish_of(choice) or finish
+                    ids = choice.token_ids
+                    if ids is None:
+                        made = (usage.completion_tokens or 0) if usage is not None else 0
+                        ids = [NO_TOKEN_ID] * max(0, made - job.completion_tokens)
+                    logprobs = _logprobs_of(choice, ids, job.sampling.logprobs)
+                    self._deliver(job, Piece(ids, choice.text, logprobs))
+                elif usage is not None and finish is not None:
+                    details = usage.prompt_tokens_details
+                    cached = None if details is None else details.cached_tokens
+                    finish = finish._replace(cached_tokens=cached or 0)
+        if finish is None:
+            raise ServerLost("its answer broke off")
+        return finish
+
+
+def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[str, Any]:
+    """The body of a job's request."""
+    sampling = job.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": job.token_ids,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": not returns_ids},
+    }
+    if returns_ids:
+        body["return_token_ids"] = True
+    body |= _unusual(sampling)
+    if sampling.logprobs is not None:
+        body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
+    return body
+
+
+_USUAL = Sampling(max_tokens=1)
+_UNUSUAL = (
+    "min_tokens",
+    "ignore_eos",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "skip_special_tokens",
+)
+
+
+def _unusual(sampling: Sampling) -> dict[str, Any]:
+    """What few requests say."""
+    stated = {n: v for n in _UNUSUAL if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
+    if sampling.stop:
+        stated["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        stated["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.seed is not None:  # 64 bits here, of which theirs has a sign
+        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
+    return stated
+
+
+def _finish_of(choice: _Choice) -> Finish | None:
+    reason, stopped_by = choice.finish_reason, choice.stop_reason
+    if reason is None:
+        return None
+    if reason == "length":
+        return Finish(FinishReason.LENGTH)
+    if reason == "stop":
+        return Finish(
+            FinishReason.STOP,
+            stop=stopped_by if isinstance(stopped_by, str) else "",
+            stop_token_id=stopped_by if isinstance(stopped_by, int) else None,
+        )
+    raise JobFailed(Code.ENGINE_ERROR, f"its server ended it: {reason[:64]}")
+
+
+def _logprobs_of(choice: _Choice, ids: list[int], wanted: int | None) -> list[TokenLogprob] | None:
+    told = choice.logprobs
+    if wanted is None or not ids:
+        return None
+    if told is None or len(told.token_logprobs) != len(ids):
+        raise JobFailed(Code.ENGINE_ERROR, "its server sent tokens without log-probabilities")
+    tops = told.top_logprobs or [None] * len(ids)
+    return [
+        TokenLogprob(0.0 if logprob is None else logprob, _likeliest(top or {}, wanted))
+        for logprob, top in zip(told.token_logprobs, tops, strict=True)
+    ]
+
+
+def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
+    """The chosen token is among them there, likely or not."""
+    pairs = [(int(t.removeprefix(_TOKEN)), v) for t, v in top.items() if t.startswith(_TOKEN)]
+    return sorted(pairs, key=lambda pair: -pair[1])[:wanted]

@@ -1,0 +1,68 @@
+"""One job on a lane to another kind of server, and how it can fail."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.clock import Timer
+from orchestrator.lanes.base import JobSink
+from worker.protocol import Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+
+
+class ServerLost(Exception):
+    """The server cannot be reached, or went away within an answer; the message says how."""
+
+
+class JobFailed(Exception):
+    """The server will not do a job, or failed at it."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Finish(NamedTuple):
+    """How a server says that a text ended. ``prompt_tokens`` is 0 where it does not say; ``tail``
+    is text behind the last token's."""
+
+    reason: FinishReason
+    stop: str = ""
+    stop_token_id: int | None = None
+    tail: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Piece(NamedTuple):
+    """Some of an answer: the ids of its new tokens and the text that they came to. ``logprobs`` are
+    parallel to ``ids`` where asked for."""
+
+    ids: Sequence[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class LaneJob:
+    """What is asked for, and how far it got. Times are seconds of the lane's clock."""
+
+    handle: int
+    sink: JobSink
+    token_ids: list[int]
+    sampling: Sampling
+    on_deadline: OnDeadline
+    correlation_id: str
+    sent_at: float
+    ends_at: float
+    task: "asyncio.Task[None] | None" = None
+    timer: Timer | None = None
+    first_token_at: float = 0.0
+    completion_tokens: int = 0
+    is_over: bool = False
+    held: str = field(default="")
+    """Text without a token of its own, for the next piece."""
+
+    def left_s(self, now: float) -> float:
+        """Until its deadline."""
+        return max(0.0, self.ends_at - now)

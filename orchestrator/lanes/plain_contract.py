@@ -1,0 +1,245 @@
+"""The plain contracts of Triton's LLM backends: which a model has, requests to it, its answers.
+
+- ``vllm_backend``: ``sampling_parameters`` as one JSON object. Tidegate's worker answers it too.
+- ``tensorrtllm_backend``'s ``ensemble`` and ``tensorrt_llm_bls``: a tensor for each parameter,
+  whose names differ by version; those count that the model's metadata has.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from tritonclient.grpc import service_pb2
+
+from worker.protocol import Feature, Sampling
+from worker.protocol import tensors as names
+
+_LENGTH = struct.Struct("<I")
+_PACKED: Final = {
+    "BOOL": "<?",
+    "INT32": "<i",
+    "INT64": "<q",
+    "UINT32": "<I",
+    "UINT64": "<Q",
+    "FP32": "<f",
+    "FP64": "<d",
+}
+_FINAL: Final = "triton_final_response"
+ASKS_FOR_FINAL: Final = "triton_enable_empty_final_response"
+
+TRTLLM_NAMES: Final[Mapping[str, Sequence[str]]] = {
+    "max_tokens": ("max_tokens", "request_output_len"),
+    "temperature": ("temperature",),
+    "top_k": ("top_k", "runtime_top_k"),
+    "top_p": ("top_p", "runtime_top_p"),
+    "min_tokens": ("min_tokens", "min_length"),
+    "seed": ("seed", "random_seed"),
+    "repetition_penalty": ("repetition_penalty",),
+    "presence_penalty": ("presence_penalty",),
+    "frequency_penalty": ("frequency_penalty",),
+    "stop": ("stop_words",),
+    "stream": ("stream", "streaming"),
+}
+_ALWAYS_LACKING: Final = (Feature.LOGPROBS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
+_TRTLLM_LACKS: Final = (Feature.IGNORE_EOS, Feature.LOGIT_BIAS, Feature.MIN_P)
+_BY_INPUT: Final = {
+    "min_tokens": Feature.MIN_TOKENS,
+    "seed": Feature.SEED,
+    "repetition_penalty": Feature.PENALTIES,
+    "presence_penalty": Feature.PENALTIES,
+    "frequency_penalty": Feature.PENALTIES,
+}
+
+
+class NoSuchContract(ValueError):
+    """The model takes no text as these contracts have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    datatype: str
+    rank: int
+
+
+class PlainAnswer(NamedTuple):
+    """One response. ``tokens`` is None where the model does not count them."""
+
+    text: str
+    tokens: int | None
+    finish_reason: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What one model takes and gives."""
+
+    engine: str
+    lacks: tuple[Feature, ...]
+    inputs: Mapping[str, _Tensor]
+    outputs: frozenset[str]
+
+    @property
+    def is_trtllm(self) -> bool:
+        return names.SAMPLING_PARAMETERS not in self.inputs
+
+    def request(
+        self, model: str, request_id: str, prompt: str, sampling: Sampling
+    ) -> service_pb2.ModelInferRequest:
+        """A job as one request."""
+        request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+        request.parameters[ASKS_FOR_FINAL].bool_param = True
+        self._add(request, names.TEXT_INPUT, [prompt])
+        if self.is_trtllm:
+            for parameter, values in _trtllm_values(sampling):
+                found = self._found(parameter)
+                if found is not None:
+                    self._add(request, found, values)
+        else:
+            parameters = msgspec.json.encode(_vllm_parameters(sampling)).decode()
+            self._add(request, names.SAMPLING_PARAMETERS, [parameters])
+            self._add(request, names.STREAM, [True])
+        for flag in (
+            names.EXCLUDE_INPUT_IN_OUTPUT,
+            names.RETURN_FINISH_REASON,
+            names.RETURN_NUM_OUTPUT_TOKENS,
+        ):
+            if flag in self.inputs:
+                self._add(request, flag, [True])
+        for output in (names.TEXT_OUTPUT, names.FINISH_REASON, names.NUM_OUTPUT_TOKENS):
+            if output in self.outputs:
+                request.outputs.add(name=output)
+        return request
+
+    def answer(self, response: service_pb2.ModelInferResponse) -> PlainAnswer:
+        """What one response says."""
+        raw = {
+            tensor.name: data
+            for tensor, data in zip(response.outputs, response.raw_output_contents, strict=False)
+        }
+        counts = raw.get(names.NUM_OUTPUT_TOKENS)
+        tokens = None
+        if counts is not None:
+            tokens = sum(struct.unpack(f"<{len(counts) // 4}I", counts))
+        return PlainAnswer(
+            "".join(_strings(raw.get(names.TEXT_OUTPUT, b""))),
+            tokens,
+            "".join(_strings(raw.get(names.FINISH_REASON, b""))),
+            response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False,
+        )
+
+    def _found(self, parameter: str) -> str | None:
+        return next((name for name in TRTLLM_NAMES[parameter] if name in self.inputs), None)
+
+    def _add(
+        self, request: service_pb2.ModelInferRequest, name: str, values: Sequence[Any]
+    ) -> None:
+        tensor = self.inputs[name]
+        request.inputs.add(
+            name=name,
+            datatype=tensor.datatype,
+            shape=[1] * (tensor.rank - 1) + [len(values)],
+        )
+        request.raw_input_contents.append(b"".join(_packed(tensor, value) for value in values))
+
+
+def contract_of(metadata: service_pb2.ModelMetadataResponse) -> Contract:
+    """Which contract a model has. Raises ``NoSuchContract``."""
+    inputs = {
+        tensor.name: _Tensor(tensor.name, tensor.datatype, len(tensor.shape))
+        for tensor in metadata.inputs
+    }
+    outputs = frozenset(tensor.name for tensor in metadata.outputs)
+    text = inputs.get(names.TEXT_INPUT)
+    if text is None or text.datatype != "BYTES" or names.TEXT_OUTPUT not in outputs:
+        raise NoSuchContract(
+            f"the model {metadata.name!r} has no {names.TEXT_INPUT} and {names.TEXT_OUTPUT}: "
+            "expected vllm_backend's contract, or the ensemble or tensorrt_llm_bls of "
+            "tensorrtllm_backend"
+        )
+    if names.SAMPLING_PARAMETERS in inputs and names.STREAM in inputs:
+        return Contract("triton-vllm", _ALWAYS_LACKING, inputs, outputs)
+    if any(name in inputs for name in TRTLLM_NAMES["max_tokens"]):
+        missing = {
+            feature
+            for parameter, feature in _BY_INPUT.items()
+            if not any(name in inputs for name in TRTLLM_NAMES[parameter])
+        }
+        lacks = (*_ALWAYS_LACKING, *_TRTLLM_LACKS, *missing)
+        return Contract("triton-tensorrtllm", lacks, inputs, outputs)
+    raise NoSuchContract(
+        f"the model {metadata.name!r} takes text, but neither {names.SAMPLING_PARAMETERS} nor "
+        "max_tokens: its contract is not known here"
+    )
+
+
+def _vllm_parameters(sampling: Sampling) -> dict[str, Any]:
+    stated: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+    }
+    usual = Sampling(max_tokens=1)
+    for name in (
+        "min_tokens",
+        "ignore_eos",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
+        value = getattr(sampling, name)
+        if value != getattr(usual, name):
+            stated[name] = value
+    if sampling.stop:
+        stated["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.seed is not None:
+        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
+    return stated
+
+
+def _trtllm_values(sampling: Sampling) -> list[tuple[str, list[Any]]]:
+    # Greedy is the likeliest token only; a temperature of 0 is refused by some versions.
+    is_greedy = sampling.temperature == 0
+    values: list[tuple[str, list[Any]]] = [
+        ("max_tokens", [sampling.max_tokens]),
+        ("stream", [True]),
+        ("temperature", [1.0 if is_greedy else sampling.temperature]),
+        ("top_k", [1 if is_greedy else max(0, sampling.top_k)]),
+        ("top_p", [sampling.top_p]),
+    ]
+    if sampling.min_tokens:
+        values.append(("min_tokens", [sampling.min_tokens]))
+    if sampling.seed is not None:
+        values.append(("seed", [sampling.seed % 2**63]))
+    if sampling.repetition_penalty != 1:
+        values.append(("repetition_penalty", [sampling.repetition_penalty]))
+    if sampling.presence_penalty:
+        values.append(("presence_penalty", [sampling.presence_penalty]))
+    if sampling.frequency_penalty:
+        values.append(("frequency_penalty", [sampling.frequency_penalty]))
+    if sampling.stop:
+        values.append(("stop", list(sampling.stop)))
+    return values
+
+
+def _packed(tensor: _Tensor, value: Any) -> bytes:
+    if tensor.datatype == "BYTES":
+        data: bytes = value.encode()
+        return _LENGTH.pack(len(data)) + data
+    return struct.pack(_PACKED[tensor.datatype], value)
+
+
+def _strings(raw: bytes) -> list[str]:
+    found, at = [], 0
+    while at + 4 <= len(raw):
+        (size,) = _LENGTH.unpack_from(raw, at)
+        found.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
+        at += 4 + size
+    return found

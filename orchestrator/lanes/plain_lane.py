@@ -1,0 +1,205 @@
+"""Triton's LLM backends over their plain contract: one gRPC stream per job, on one connection.
+
+What these do not have, the card says (``plain_contract``): prompts are sent as text, answers come
+as text without ids, and nothing is told of how full the engine is. A job is cancelled by closing
+its stream, which Triton tells the backend, and its deadline travels as the call's own. One response
+per token and a stream per job is what lanes of Tidegate's own are there to spare: ``make bench``
+has both.
+"""
+
+import asyncio
+import random
+from typing import Final
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from orchestrator.clock import Clock
+from orchestrator.lanes.base import LaneConfig, LaneOwner
+from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.endpoint import Endpoint
+from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
+from orchestrator.lanes.model_folder import BadFolder, ModelFolder
+from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
+from orchestrator.lanes.polled import PolledLane
+from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
+from worker.protocol import NO_TOKEN_ID, Code, FinishReason, ModelCard, excerpt
+
+ABORT_MS: Final = 100.0
+"""Backends look for a closed stream at a response, or every so often (TensorRT-LLM: 100 ms)."""
+SLOTS: Final = 32
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_ERRORS_AS_STATUS: Final = (("triton_grpc_error", "true"),)
+_GONE: Final = ("has no available versions", "unknown model", "is not ready")
+"""Triton's words for a model that is not there any more."""
+_CODES: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_REQUEST,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.QUEUE_FULL,
+}
+_LOST: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.NOT_FOUND,
+)
+
+
+class PlainLane(PolledLane):
+    """One model of one Triton."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: LaneConfig,
+        owner: LaneOwner,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(endpoint, config, owner, clock, rng)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: service_pb2_grpc.GRPCInferenceServiceStub | None = None
+        self._contract: Contract | None = None
+        self._text: PromptText | None = None
+
+    async def _reach(self, folder: ModelFolder) -> ModelCard:
+        if self._text is None:
+            self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.endpoint.host, options=_OPTIONS)
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        await self._poll()
+        assert self._stub is not None
+        try:
+            metadata = await self._stub.ModelMetadata(
+                service_pb2.ModelMetadataRequest(name=self.endpoint.model)
+            )
+            server = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest())
+        except grpc.aio.AioRpcError as error:
+            raise ServerLost(_said(error)) from None
+        try:
+            contract = self._contract = contract_of(metadata)
+        except NoSuchContract as error:
+            raise BadFolder(str(error)) from None
+        return make_card(
+            self.endpoint,
+            folder,
+            Told(self.endpoint.model, contract.engine, str(server.version)),
+            lacks=contract.lacks,
+            abort_ms=ABORT_MS,
+            slots=SLOTS,
+            takes_ids=False,
+        )
+
+    async def _poll(self) -> int | None:
+        assert self._stub is not None
+        try:
+            answer = await self._stub.ModelReady(
+                service_pb2.ModelReadyRequest(name=self.endpoint.model)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise ServerLost(_said(error)) from None
+        if not answer.ready:
+            raise ServerLost(f"its model {self.endpoint.model!r} is not ready")
+        return None
+
+    async def _disconnect(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    async def _generate(self, job: LaneJob) -> Finish:
+        assert self._text is not None and self._contract is not None and self._stub is not None
+        text, contract = self._text, self._contract
+        try:
+            if len(job.token_ids) <= INLINE_IDS:
+                prompt = text.text_of(job.token_ids)
+            else:
+                prompt = await asyncio.to_thread(text.text_of, job.token_ids)
+        except UnsendablePrompt as error:
+            raise JobFailed(Code.INVALID_REQUEST, str(error)) from None
+        request = contract.request(self.endpoint.model, job.correlation_id, prompt, job.sampling)
+        reader = _Reader(self, job, text, contract.is_trtllm)
+        call = self._stub.ModelStreamInfer(
+            timeout=job.left_s(self._clock.now()), metadata=_ERRORS_AS_STATUS
+        )
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for response in call:
+                if response.error_message:
+                    raise _failure(response.error_message)
+                finish = reader.take(contract.answer(response.infer_response))
+                if finish is not None:
+                    return finish
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                await asyncio.sleep(1.0)  # ours ends it in a moment, as the client wants it
+            if error.code() in _LOST:
+                raise ServerLost(_said(error)) from None
+            raise JobFailed(_CODES.get(error.code(), Code.ENGINE_ERROR), _said(error)) from None
+        except asyncio.InvalidStateError:  # the call ended before the request was written
+            raise ServerLost("its stream ended before the request was sent") from None
+        finally:
+            call.cancel()
+        raise ServerLost("its answer broke off")
+
+    def deliver(self, job: LaneJob, piece: Piece) -> None:
+        """Pass some of an answer on."""
+        self._deliver(job, piece)
+
+
+class _Reader:
+    """One job's responses as pieces and an end."""
+
+    def __init__(self, lane: PlainLane, job: LaneJob, text: PromptText, cuts: bool) -> None:
+        """``cuts``: the backend leaves stop strings in its text."""
+        self._lane = lane
+        self._job = job
+        self._text = text
+        self._cutter = StopCutter(job.sampling.stop if cuts else ())
+        self._uncounted = ""
+        self._reason = ""
+
+    def take(self, answer: PlainAnswer) -> Finish | None:
+        """One response; how the text ended where it was the last."""
+        job = self._job
+        count = answer.tokens
+        if count is None:
+            count = self._count(answer)
+        shown = self._cutter.feed(answer.text)
+        self._lane.deliver(job, Piece([NO_TOKEN_ID] * count, shown))
+        if self._cutter.found:
+            return Finish(FinishReason.STOP, stop=self._cutter.found)
+        if answer.finish_reason not in ("", "None"):
+            self._reason = answer.finish_reason
+        if not answer.is_final:
+            return None
+        return Finish(self._ended_by(), tail=self._cutter.flush())
+
+    def _count(self, answer: PlainAnswer) -> int:
+        """Tokens by the model's own tokenizer, where the backend does not count them: of all the
+        text so far, so that one that came in two halves is one."""
+        if not answer.text:
+            return 0
+        self._uncounted += answer.text
+        return max(0, self._text.count(self._uncounted) - self._job.completion_tokens)
+
+    def _ended_by(self) -> FinishReason:
+        if self._reason in ("stop", "length"):
+            return FinishReason(self._reason)
+        is_full = self._job.completion_tokens >= self._job.sampling.max_tokens
+        return FinishReason.LENGTH if is_full else FinishReason.STOP
+
+
+def _failure(message: str) -> Exception:
+    said = excerpt(message, 300)
+    if any(words in message for words in _GONE):
+        return ServerLost(said)
+    return JobFailed(Code.ENGINE_ERROR, f"its server failed: {said}")
+
+
+def _said(error: grpc.aio.AioRpcError) -> str:
+    return excerpt(f"{error.code().name.lower()}: {error.details()}", 300)

@@ -1,0 +1,66 @@
+"""What a checkpoint's files say of its tokenizer, read the same way by everybody."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class UnreadableTokenizer(ValueError):
+    """A file is missing or is not what it should be; the message names it."""
+
+
+class TokenizerFiles(NamedTuple):
+    """``tokenizer.json`` as it is, ``tokenizer_config.json`` as JSON, the chat template (Jinja
+    source, empty where the model has none)."""
+
+    tokenizer_json: bytes
+    settings: dict[str, Any]
+    chat_template: str
+
+
+def read_tokenizer_files(path: Path) -> TokenizerFiles:
+    """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
+
+    Only the first must exist. Raises ``UnreadableTokenizer``.
+    """
+    settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
+    file = path / "tokenizer.json"
+    try:
+        tokenizer_json = file.read_bytes()
+        file = settings_file
+        settings = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        file = template_file
+        template = (
+            file.read_text("utf-8")
+            if file.exists()
+            else _default_template(settings.get("chat_template"))
+        )
+    except FileNotFoundError as error:
+        raise UnreadableTokenizer(
+            f"{error.filename} is missing; the checkpoint directory must hold tokenizer.json"
+        ) from error
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise UnreadableTokenizer(f"{file} cannot be read: {error}") from error
+    return TokenizerFiles(tokenizer_json, settings, template)
+
+
+def special_tokens_of(settings: dict[str, Any]) -> dict[str, str]:
+    """The chat template's variables (``bos_token`` …) with their text."""
+    tokens = {}
+    for name in _NAMED_TOKENS:
+        token = settings.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def _default_template(template: Any) -> str:
+    """A template is a string, or a list of named ones of which ``default`` is meant."""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template or ""
