@@ -54,7 +54,7 @@ def test_a_bad_value_fails_by_name(monkeypatch: pytest.MonkeyPatch, name: str, v
 
 @pytest.mark.parametrize("address", ["http://localhost:8001", "grpc://a:1", "a/b:1", "a:1/"])
 def test_an_instance_is_no_url(address: str) -> None:
-    with pytest.raises(InvalidSettings, match="without a scheme or path|no kind of instance is called"):
+    with pytest.raises(InvalidSettings, match=r"without a scheme|no kind of instance"):
         load_settings(instances=address)
 
 
