@@ -10,6 +10,7 @@ from pathlib import Path
 from orchestrator.api.server import build_app
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
+from orchestrator.pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
@@ -57,6 +58,12 @@ comes with its heartbeats, and is missing until the first.
 Workers add no metrics of their own to Triton's. Triton's are on its metrics port, as in
 [its documentation](https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
 
+## The pool manager
+
+On loopback at `metrics_port` of `[pool]` ([pool.md](pool.md)), `name` as its file has it.
+
+{pool}
+
 ## Buckets
 
 - of milliseconds: {ms}
@@ -67,11 +74,15 @@ Workers add no metrics of their own to Triton's. Triton's are on its metrics por
 def page(declared: Iterable[Declared]) -> str:
     """Markdown of the metrics, each table by name."""
     rows = sorted(declared, key=lambda metric: metric.name)
+    of_pools = {PREFIX + row.name for row in POOL}
+    pool = [row for row in rows if row.name in of_pools]
+    rows = [row for row in rows if row.name not in of_pools]
     ours = [row for row in rows if row.name.startswith(PREFIX)]
     return _PAGE.format(
         service=_table([row for row in ours if "instance" not in row.labels]),
         standard=_table([row for row in rows if not row.name.startswith(PREFIX)]),
         instances=_table([row for row in ours if "instance" in row.labels]),
+        pool=_table(pool),
         tenants=MOST_TENANTS,
         models=MOST_MODELS,
         likely=LIKELY,
@@ -81,7 +92,7 @@ def page(declared: Iterable[Declared]) -> str:
 
 
 async def declared() -> list[Declared]:
-    """The metrics of a service with every part that any setting brings."""
+    """The metrics of a service with every part that any setting brings, and of a pool manager."""
     settings = Settings.model_construct(placement_policy="0")
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
@@ -91,7 +102,7 @@ async def declared() -> list[Declared]:
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)
-    return parts.orchestrator.metrics.declared
+    return [*parts.orchestrator.metrics.declared, *pool_metrics(PoolNumbers).declared]
 
 
 def _table(metrics: Iterable[Declared]) -> str:

@@ -106,6 +106,11 @@ class Registry:
         instance = self.instances[name_of(entry)]
         return not (instance.lane_load or instance.slots_running)
 
+    def ready(self, entry: str) -> bool:
+        """Whether an instance is there and takes work."""
+        instance = self.instances.get(name_of(entry))
+        return instance is not None and instance.ready
+
     def add(self, entry: str) -> None:
         """Open lanes to one more instance, or keep one that was retiring. Idempotent.
 

@@ -20,5 +20,12 @@ All of it together, ``tidegate up``:
 - ``console``    what a person sees of that
 - ``command``    signals in, an exit status out
 
+The instances of a machine, ``tidegate pool``:
+
+- ``pool_file``  what is asked for, as a file has it
+- ``manager``    starts, replaces and ends what differs; what it keeps outlives it
+- ``fleet``      its parts
+- ``pool_command``
+
 Nothing is imported here.
 """

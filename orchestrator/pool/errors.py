@@ -15,6 +15,8 @@ ProvisionError
  ├─ PortInUse          somebody else listens there               (also OSError)
  ├─ StateFileUnusable  the state file cannot be written          (also OSError)
  ├─ LogUnusable        a log file cannot be written              (also OSError)
+ ├─ PoolFileInvalid    pool.toml cannot be read, or does not fit     (also ValueError)
+ ├─ PoolInUse          another manager keeps the pool, or none does
  ├─ PortsUnguarded     Triton would listen off loopback and ask nobody for a token
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
@@ -90,6 +92,14 @@ class StartFailed(ProvisionError):
 
 class GaveUp(ProvisionError):
     """A supervised process failed again and again."""
+
+
+class PoolFileInvalid(ProvisionError, ValueError):
+    """The file of a pool does not fit; one line for each mistake."""
+
+
+class PoolInUse(ProvisionError):
+    """Another manager keeps this pool, or the one that was asked for is not there."""
 
 
 class PortsUnguarded(ProvisionError):

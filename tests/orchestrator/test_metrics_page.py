@@ -39,6 +39,8 @@ REQUIRED = (  # every metric that the requirements name, by what asks for it
     ("WK-5", "tidegate_prefix_blocks_hit"),
     ("WK-5", "tidegate_kv_disk_load_ms"),
     ("WK-5", "tidegate_kv_disk_save_ms"),
+    ("PV-1", "tidegate_pool_heartbeat_misses"),
+    ("PV-2", "tidegate_preflight_cache_hit_rate"),
     ("PF-4", "tidegate_utilization"),
     ("PF-4", "tidegate_http_responses"),
     ("PF-4", "tidegate_instance_health_failures"),

@@ -9,6 +9,7 @@ from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload
+from tidegate.cli.pool import pool
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
 from tidegate.cli.talk import chat
@@ -20,6 +21,7 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --device cpu               the demo model on this machine, no GPU needed
   tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
+  tidegate pool run pool.toml            a machine's instances as a file asks for them
   tidegate chat                          talk to it
   tidegate slot "Good morning."          have a clip rendered (tidegate up --slot)
   tidegate models add ORG/NAME           bring a model here, verified file by file
@@ -77,6 +79,7 @@ for command in (
     reload,
     serve,
     worker,
+    pool,
     completion,
 ):
     tidegate.add_command(command)

@@ -14,7 +14,7 @@ from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
-from orchestrator.api.operator.types import DrainRequest
+from orchestrator.api.operator.types import DrainRequest, RegisterRequest
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -82,6 +82,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v2/health/live": _PLAIN,
     "GET /v2/health/ready": _PROBE,
     "GET /v2/instances": _PLAIN,
+    "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
+    "DELETE /v2/instances/{address}": _PLAIN,
     "POST /v2/instances/{address}/drain": Operation(
         DrainRequest, statuses=(202,), body_is_optional=True
     ),

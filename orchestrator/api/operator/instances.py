@@ -6,7 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import read_grace_s
+from orchestrator.api.operator.types import read_grace_s, read_registration
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
@@ -33,6 +33,24 @@ async def listing(request: web.Request) -> web.Response:
             ],
         }
     )
+
+
+async def register(request: web.Request) -> web.Response:
+    """Have one more instance for a time; again before it is over, to keep it. Idempotent."""
+    asked = await read_registration(request)
+    discovery = request.app[DISCOVERY]
+    done = discovery.registered.register(asked.address, asked.ttl_s)
+    await discovery.read(discovery.registered)
+    answer = {"address": done.address, "ttl_s": done.ttl_s, "registered": True}
+    return json_response(answer, status=201 if done.is_new else 200)
+
+
+async def deregister(request: web.Request) -> web.Response:
+    """Have a registered instance no longer: its running jobs may finish. Idempotent."""
+    address, discovery = request.match_info["address"], request.app[DISCOVERY]
+    was_there = discovery.registered.deregister(address)
+    await discovery.read(discovery.registered)
+    return json_response({"address": address, "registered": False, "was_registered": was_there})
 
 
 async def drain(request: web.Request) -> web.Response:
@@ -130,6 +148,8 @@ def _pace(instance: Instance) -> dict[str, float | None]:
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/v2/instances", listing),
+        web.post("/v2/instances", register),
+        web.delete("/v2/instances/{address}", deregister),
         web.post("/v2/instances/{address}/drain", drain),
         web.post("/v2/instances/{address}/undrain", undrain),
     ]

@@ -19,6 +19,14 @@ class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
     grace_ms: float | None = None
 
 
+class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """``address``: ``host:port`` of a Triton's gRPC endpoint, for ``ttl_s`` seconds."""
+
+    address: str
+    ttl_s: float = 45.0
+
+
+_registrations = msgspec.json.Decoder(RegisterRequest)
 _decoder = msgspec.json.Decoder(DrainRequest)
 
 
@@ -34,6 +42,11 @@ async def read_grace_s(request: web.Request, default_s: float) -> float:
             f"grace_ms: must be from 0 to {MAX_GRACE_MS:.0f}, got {asked:g}", field="grace_ms"
         )
     return asked / 1000
+
+
+async def read_registration(request: web.Request) -> RegisterRequest:
+    """Which instance is there, and for how long. Raises ``InvalidRequest``."""
+    return await read_body(request, _registrations, lambda asked: asked)
 
 
 _same: Callable[[DrainRequest], DrainRequest] = lambda asked: asked  # noqa: E731

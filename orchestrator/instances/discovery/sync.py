@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from orchestrator.clock import Clock
+from orchestrator.instances.discovery.registered import RegisteredInstances
 from orchestrator.instances.discovery.sources import Source, SourceError
 from orchestrator.telemetry.log import fields, lane_log
 
@@ -26,6 +27,9 @@ class InstanceSet(Protocol):
 
     def idle(self, address: str) -> bool:
         """Whether no job of ours is on it."""
+
+    def ready(self, address: str) -> bool:
+        """Whether it is there and takes work."""
 
     def add(self, address: str) -> None: ...
 
@@ -48,8 +52,9 @@ class DiscoverySync:
         grace_s: float,
     ) -> None:
         self._instances = instances
+        self._registered = RegisteredInstances(clock, instances.ready)
         self._listed = frozenset(listed)
-        self._sources = sources
+        self._sources = (*sources, self._registered)
         self._clock = clock
         self._read_every_s = read_every_s
         self._grace_s = grace_s
@@ -57,6 +62,11 @@ class DiscoverySync:
         self._known: dict[str, frozenset[str]] = {}
         self._errors: dict[str, str] = {}
         self._following: list[asyncio.Task[None]] = []
+
+    @property
+    def registered(self) -> RegisteredInstances:
+        """The source that others push to."""
+        return self._registered
 
     def list_anew(self, listed: Iterable[str]) -> None:
         """Other addresses are listed now: add what is new, retire what is gone."""

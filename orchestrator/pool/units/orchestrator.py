@@ -78,9 +78,12 @@ class OrchestratorProcess:
         )
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
-    async def adopt(self, process: UnitProcess) -> None:
-        """Go on with one that somebody else has started. Raises ``StartFailed``."""
+    def attach(self, process: UnitProcess) -> None:
+        """Take hold of one that somebody else has started; ``resume`` is to follow."""
         self._process = process
+
+    async def resume(self) -> None:
+        """Wait until one that was attached to answers. Raises ``StartFailed``."""
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:

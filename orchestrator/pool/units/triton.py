@@ -65,6 +65,7 @@ class TritonInstance:
         self._warn = warn
         self._keeping = keeping or Keeping()
         self._process: UnitProcess | None = None
+        self._server_id = ""
         self._stubs: list[int] = []
 
     @property
@@ -108,11 +109,14 @@ class TritonInstance:
         )
         await self._loaded(self._process, server_id)
 
-    async def adopt(self, process: UnitProcess, server_id: str) -> None:
-        """Go on with a server that somebody else has started, loaded or not. Raises
-        ``StartFailed`` with the reason."""
-        self._process = process
-        await self._loaded(process, server_id)
+    def attach(self, process: UnitProcess, server_id: str) -> None:
+        """Take hold of a server that somebody else has started; ``resume`` is to follow."""
+        self._process, self._server_id = process, server_id
+
+    async def resume(self) -> None:
+        """Wait for the models of a server that was attached to. Raises ``StartFailed``."""
+        assert self._process is not None, "attach it first"
+        await self._loaded(self._process, self._server_id)
 
     async def _loaded(self, process: UnitProcess, server_id: str) -> None:
         deadline = time.monotonic() + self._spec.load_timeout_s

@@ -250,3 +250,45 @@ async def test_or6_a_card_that_loads_slowly_does_not_undo_a_newer_one(
     await service.until(lambda: not monitor._loading)
     assert instance.card == newer
     assert instance.ready
+
+
+async def test_pv1_a_registered_instance_gets_work_and_leaves_when_taken_off(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """PV-1: what a pool manager tells over HTTP, at once and again."""
+    listed, more = await make_worker(), await make_worker()
+    service = await make_service(listed)
+    body = {"address": more.address, "ttl_s": 60}
+    for status in (201, 200):
+        async with service.http.post("/v2/instances", json=body, headers=ADMIN) as response:
+            assert response.status == status
+            assert await response.json() == body | {"ttl_s": 60.0, "registered": True}
+    registry = service.orchestrator.registry
+    await service.until(lambda: all(i.ready for i in registry) and len(registry.instances) == 2)
+    url = f"/v2/instances/{more.address}"
+    for was_there in (True, False):
+        async with service.http.delete(url, headers=ADMIN) as response:
+            assert response.status == 200
+            assert (await response.json())["was_registered"] is was_there
+    assert registry.instances[more.address].retiring_since is not None
+    async with service.http.delete(f"/v2/instances/{listed.address}", headers=ADMIN) as response:
+        assert (await response.json())["was_registered"] is False
+    assert registry.instances[listed.address].retiring_since is None, "it is listed"
+    async with service.http.post("/v2/instances", json={"address": "x"}, headers=ADMIN) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"].startswith("address: ")
+
+
+async def test_or12_only_an_admin_may_register(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, token="user", admin_token="root")
+    for token, status in (("user", 403), ("root", 201)):
+        headers = {"Authorization": f"Bearer {token}"}
+        body = {"address": "127.0.0.1:9", "ttl_s": 5}
+        async with service.http.post("/v2/instances", json=body, headers=headers) as response:
+            assert response.status == status
+    async with service.http.delete(
+        "/v2/instances/127.0.0.1:9", headers={"Authorization": "Bearer user"}
+    ) as response:
+        assert response.status == 403

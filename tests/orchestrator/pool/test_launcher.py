@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.pool import launcher as launcher_module
+from orchestrator.pool.engines import triton_fetch
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from orchestrator.pool.errors import (
     GaveUp,
@@ -133,7 +134,7 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
     both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
     for each in both:
@@ -156,14 +157,14 @@ async def test_fetches_a_triton_where_there_is_none_and_says_so(
 
     async def fetch(home: Path) -> None:
         homes.append(home)
-        monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+        monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
 
     def find(*_: object) -> TritonInstall:
         raise NoEngine
 
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(launcher_module, "find_triton", find)
-    monkeypatch.setattr(launcher_module, "fetch_triton", fetch)
+    monkeypatch.setattr(triton_fetch, "find_triton", find)
+    monkeypatch.setattr(triton_fetch, "fetch_triton", fetch)
     launched = launch(home=tmp_path)
     said = await launched.until(EventKind.FETCHING)
     assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
@@ -201,7 +202,7 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     (tmp_path / "logs").touch()
     launched = launch(log_to_stderr=False, home=tmp_path)
     with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
@@ -213,7 +214,7 @@ async def test_a_restart_goes_on_without_a_log_directory(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = find_triton(None, state_dir())
-    monkeypatch.setattr(launcher_module, "find_triton", lambda *_: install)
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     launched = launch(log_to_stderr=False, home=tmp_path)
     await launched.until(EventKind.SERVING)
     shutil.rmtree(tmp_path / "logs")

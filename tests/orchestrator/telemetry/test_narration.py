@@ -9,11 +9,13 @@ import pytest
 from rich.console import Console
 
 from orchestrator.pool.console import open_view
+from orchestrator.pool.fleet.member import EventKind as PoolEventKind
 from orchestrator.pool.spec import EventKind, LaunchEvent
 from orchestrator.telemetry import narration
 from orchestrator.telemetry.narration import (
     LAUNCH,
     MOST_CHARS,
+    POOL,
     Action,
     Actor,
     Narration,
@@ -46,6 +48,7 @@ def test_every_narration_is_one_short_sentence_with_nothing_filled_in() -> None:
 
 def test_every_end_and_every_step_of_a_launch_is_told() -> None:
     assert set(LAUNCH) == set(EventKind)
+    assert set(POOL) == set(PoolEventKind)
     for outcome in Outcome:
         for code in (None, *Code):
             for cause in (None, *AbortCause):

@@ -41,6 +41,10 @@ class FakeInstances:
         self.known: dict[str, float | None] = {}
         self.jobs: dict[str, int] = {}
         self.calls: list[str] = []
+        self.serving: set[str] = set()
+
+    def ready(self, address: str) -> bool:
+        return address in self.serving
 
     def addresses(self) -> dict[str, float | None]:
         return dict(self.known)

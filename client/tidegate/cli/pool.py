@@ -1,0 +1,120 @@
+"""``tidegate pool``: its commands and their arguments."""
+
+from pathlib import Path
+
+import click
+
+from tidegate.cli import runtime
+from tidegate.cli.arguments import Command, Group, json_option, option
+from tidegate.cli.interrupt import importing
+
+DESCRIPTION = """\
+Keep the Triton instances of a machine as a file asks for them.
+
+  tidegate pool check pool.toml      what would be started, and what stands against it
+  tidegate pool run pool.toml        start it and keep it up
+  tidegate pool status               how each instance is
+  tidegate pool reload               the file anew (it is watched, too)
+  tidegate pool stop                 drain and end everything
+
+docs/pool.md has an example of the file, and what each of its keys means.
+"""
+
+RUN_DESCRIPTION = """\
+Start the instances of a file and keep them up, until SIGINT or SIGTERM: then running work gets
+drain_s, and everything ends. A second signal hurries it.
+
+An instance that is lost is started again on its ports; one that keeps failing, once a minute, while
+the others go on. When this command is killed its instances go on serving, and the next one finds
+them. The file is watched, and SIGHUP reads it anew: what is new starts, what is gone is drained and
+ends, what has changed is replaced. A file that does not fit changes nothing.
+"""
+
+STOP_DESCRIPTION = """\
+End every instance and the manager, drained; also when the manager is gone.
+
+  tidegate pool stop --now      running work is cut
+  tidegate pool stop --leave    the manager only: its instances go on, for the next one to find
+"""
+
+_FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+_MAYBE_FILE = click.argument(
+    "file", type=click.Path(path_type=Path, dir_okay=False), required=False
+)
+
+
+@click.group(
+    cls=Group,
+    help=DESCRIPTION,
+    short_help="keep a machine's instances as a file says",
+    no_args_is_help=False,
+)
+def pool() -> None:
+    pass
+
+
+@pool.command(cls=Command, name="run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
+@_FILE
+def run(file: Path) -> int:
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool import pool_command
+    return pool_command.run(file)
+
+
+@pool.command(
+    cls=Command,
+    name="check",
+    help="Say what a file would start, with memory and ports. Exit status 1 where something of it "
+    "would not start.",
+    short_help="what a file would start",
+)
+@_FILE
+@json_option
+def check(file: Path, as_json: bool) -> int:
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool import pool_command
+    return pool_command.check(file, as_json=as_json)
+
+
+@pool.command(
+    cls=Command,
+    name="status",
+    help="How each instance is. FILE says whose, where that has a home of its own.",
+    short_help="how each instance is",
+)
+@_MAYBE_FILE
+@json_option
+def status(file: Path | None, as_json: bool) -> int:
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool import pool_command
+    return pool_command.status(file, as_json=as_json)
+
+
+@pool.command(
+    cls=Command,
+    name="reload",
+    help="Have the manager read its file anew; GPUs that were taken out are tried again.",
+    short_help="read the file anew",
+)
+@_MAYBE_FILE
+def reload(file: Path | None) -> int:
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool import pool_command
+    return pool_command.reload(file)
+
+
+@pool.command(cls=Command, name="stop", help=STOP_DESCRIPTION, short_help="drain and end it")
+@_MAYBE_FILE
+@option("--now", is_flag=True, help="cut what runs")
+@option("--leave", is_flag=True, help="end the manager only")
+def stop(file: Path | None, now: bool, leave: bool) -> int:
+    if now and leave:
+        raise click.UsageError("--now and --leave are two ends; give one of them")
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool import pool_command
+    return pool_command.stop(file, "now" if now else "leave" if leave else "drain")

@@ -1,0 +1,82 @@
+"""Instances that somebody registers for a time, and registers again: a pool manager (PV-1).
+
+A registration that runs out is not the end of an instance that serves: its lanes know better how it
+is than a manager that was not heard of. It ends once the instance is not ready either.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.clock import Clock
+from orchestrator.errors import InvalidRequest
+from orchestrator.instances.discovery.addresses import check_address
+from orchestrator.lanes.endpoint import is_url
+
+NAME = "registered"
+MOST = 256
+"""Registrations at a time."""
+MIN_TTL_S = 1.0
+MAX_TTL_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """``is_new``: it was not there before."""
+
+    address: str
+    ttl_s: float
+    is_new: bool
+
+
+class RegisteredInstances:
+    """A source of addresses that others push (``sources.Source``)."""
+
+    name = NAME
+
+    def __init__(self, clock: Clock, is_ready: Callable[[str], bool]) -> None:
+        self._clock = clock
+        self._is_ready = is_ready
+        self._ends_at: dict[str, float] = {}
+        self._told: frozenset[str] | None = None
+
+    def register(self, address: str, ttl_s: float) -> Registration:
+        """Have an instance for ``ttl_s``, or for so long from now on. Raises ``InvalidRequest``."""
+        try:
+            if is_url(address):
+                raise ValueError("expected host:port; URLs are named in TIDEGATE_INSTANCES only")
+            check_address(address)
+        except ValueError as error:
+            raise InvalidRequest(f"address: {error}", field="address") from None
+        if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:  # which no NaN is
+            raise InvalidRequest(
+                f"ttl_s: must be from {MIN_TTL_S:g} to {MAX_TTL_S:g}, got {ttl_s:g}", field="ttl_s"
+            )
+        is_new = address not in self._ends_at
+        if is_new and len(self._ends_at) >= MOST:
+            self._expire()
+            if len(self._ends_at) >= MOST:
+                raise InvalidRequest(
+                    f"address: {MOST} instances are registered, and there can be no more; "
+                    "deregister one, or name them in TIDEGATE_INSTANCES",
+                    field="address",
+                )
+        self._ends_at[address] = self._clock.now() + ttl_s
+        return Registration(address, ttl_s, is_new)
+
+    def deregister(self, address: str) -> bool:
+        """Have an instance no longer; whether it was registered. Idempotent."""
+        return self._ends_at.pop(address, None) is not None
+
+    async def read(self) -> frozenset[str] | None:
+        self._expire()
+        addresses = frozenset(self._ends_at)
+        if addresses == self._told:
+            return None
+        self._told = addresses
+        return addresses
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        for address, ends_at in list(self._ends_at.items()):
+            if ends_at <= now and not self._is_ready(address):
+                del self._ends_at[address]

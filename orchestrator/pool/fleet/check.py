@@ -1,0 +1,96 @@
+"""What ``tidegate pool check`` says: what would be started, where, and what stands against it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.pool.artifacts.resolve import resolve_model
+from orchestrator.pool.errors import ProvisionError
+from orchestrator.pool.fleet.gpus import need_bytes
+from orchestrator.pool.fleet.wish import BesideWish, Wish, wishes_of
+from orchestrator.pool.pool_file import PoolFile
+from orchestrator.pool.preflight.cpu import memory_free
+from orchestrator.pool.preflight.need import GIB
+from orchestrator.pool.preflight.nvml import GpuDevice, GpuReader, GpuUnavailable
+from orchestrator.pool.preflight.vram import VramLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One instance. ``problem`` is empty where it would start now."""
+
+    name: str
+    model: str
+    path: str
+    engine: str
+    device: str
+    need_gib: float | None
+    ports: str
+    problem: str
+
+
+async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
+    """Everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, with what
+    the instances before in the list would take."""
+
+    async def read() -> list[GpuDevice]:
+        return reader.devices()
+
+    ledger = VramLedger(read, file.pool.heartbeat_s, lambda: 0.0)
+    planned = []
+    for wish in wishes_of(file).values():
+        if isinstance(wish, BesideWish):
+            where = f"{wish.host}:{wish.port or 'chosen'}"
+            planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
+        else:
+            planned.append(await _planned(wish, state_dir, ledger))
+    return planned
+
+
+async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:
+    problem, path, need = "", "", None
+    try:
+        model = resolve_model(wish.model, state_dir)
+    except ProvisionError as error:
+        problem = str(error)
+    else:
+        path, need = str(model), need_bytes(wish, model)
+        problem = await _lack(wish, need, ledger)
+    return Planned(
+        name=wish.name,
+        model=wish.model,
+        path=path,
+        engine=wish.settings["TIDEGATE_WORKER_ENGINE"],
+        device=",".join(wish.groups[0]) or "cpu",
+        need_gib=None if need is None else round(need / GIB, 2),
+        ports=" ".join(_ports(wish)),
+        problem=problem,
+    )
+
+
+async def _lack(wish: Wish, need: int, ledger: VramLedger) -> str:
+    if not wish.on_gpu:
+        free = memory_free()
+        if free is None or need <= free:
+            return ""
+        return f"it needs {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free"
+    refusals = []
+    for group in wish.groups:
+        whole = need * len(group) if wish.vram_gib is not None else need
+        try:
+            reason = await ledger.refusal(wish.name, group, whole)
+        except GpuUnavailable as error:
+            reason = str(error)
+        if not reason:
+            return ""
+        refusals.append(reason)
+    return "; ".join(refusals)
+
+
+def _ports(wish: Wish) -> Iterator[str]:
+    for name, port in (
+        ("http", wish.ports.http),
+        ("grpc", wish.ports.grpc),
+        ("metrics", wish.ports.metrics),
+    ):
+        yield f"{name} {port or 'chosen'}"

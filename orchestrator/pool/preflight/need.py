@@ -1,0 +1,96 @@
+"""What memory an instance will take, told from its files before anything is started (PV-2).
+
+An estimate, on the safe side: a stated figure goes before it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+CUDA_CONTEXT_BYTES = GIB // 2
+"""Of a process on a GPU before it has done anything: driver, kernels, workspaces."""
+ACTIVATIONS_SHARE = 0.05
+"""Of the weights, for steps."""
+KV_SHARE = 0.1
+"""Of the weights, for KV where the model's shape is not known."""
+_WEIGHTS = (".safetensors", ".gguf", ".bin")
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """In bytes."""
+
+    weights: int
+    kv: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.other
+
+
+def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> MemoryNeed:
+    """Of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
+    ``kv_blocks``, ``block_tokens``). Made-up tokens (``engine = synthetic-…``) need no weights.
+
+    KV is what ``kv_blocks`` say, else one whole context: the worker takes more where there is more.
+    """
+    if str(settings.get("engine", "")).startswith("synthetic"):
+        return MemoryNeed(0, 0, GIB // 4)
+    files = _files(model)
+    on_disk = sum(file.stat().st_size for file in files)
+    config = _config(model)
+    stored = _BYTES.get(str(config.get("torch_dtype") or config.get("dtype")), 2)
+    wanted = _BYTES.get(str(settings.get("dtype", "auto")), stored)
+    if not on_gpu and settings.get("quantize") == "int8":
+        wanted = 1
+    is_gguf = any(file.suffix == ".gguf" for file in files)
+    weights = on_disk if is_gguf else on_disk * wanted // stored
+    kv = _kv_bytes(config, settings, wanted)
+    other = int(weights * ACTIVATIONS_SHARE) + (CUDA_CONTEXT_BYTES if on_gpu else GIB // 4)
+    return MemoryNeed(weights, int(weights * KV_SHARE) if kv is None else kv, other)
+
+
+def _files(model: Path) -> list[Path]:
+    """Those with weights. A folder with several formats has each weight once in the first."""
+    if model.is_file():
+        return [model]
+    for ending in _WEIGHTS:
+        found = sorted(model.glob(f"*{ending}"))
+        if found:
+            return found
+    return []
+
+
+def _config(model: Path) -> dict[str, object]:
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _kv_bytes(
+    config: Mapping[str, object], settings: Mapping[str, object], value_bytes: int
+) -> int | None:
+    """Of ``kv_blocks``, or of one context; None where the shape is not known."""
+    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
+    hidden, context = _number(config, "hidden_size"), _number(config, "max_position_embeddings")
+    if not (layers and heads and hidden and context):
+        return None
+    head_dim = _number(config, "head_dim") or hidden // heads
+    kv_heads = _number(config, "num_key_value_heads") or heads
+    blocks, per_block = _number(settings, "kv_blocks"), _number(settings, "block_tokens") or 16
+    tokens = blocks * per_block if blocks else context
+    return 2 * layers * kv_heads * head_dim * tokens * max(value_bytes, 2)
+
+
+def _number(config: Mapping[str, object], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,191 @@
+"""GPUs as NVIDIA's management library sees them: memory, and what breaks (PV-2).
+
+Behind one small interface, so that all that decides by it runs without a GPU. The library is the
+optional package ``nvidia-ml-py``; neither torch nor a context on a device is needed.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors that a program made, not the device: its instance may die of them, the GPU is sound."""
+INSTALL = "pip install 'tidegate[gpu]'"
+
+
+class GpuUnavailable(Exception):
+    """Nobody can be asked about GPUs; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """One GPU, or one MIG device of one."""
+
+    index: str
+    """As ``CUDA_VISIBLE_DEVICES`` has it; that of its GPU with a colon and its own for MIG."""
+    uuid: str
+    name: str
+    total_bytes: int
+    free_bytes: int
+    gpu: str = ""
+    """Of a MIG device: the UUID of its GPU, which is what faults are told of."""
+
+    def is_called(self, device: str) -> bool:
+        """Whether ``device`` names it: its number, its UUID, or how that begins."""
+        if device == self.index or device == self.uuid:
+            return True
+        return device.startswith(("GPU-", "MIG-")) and self.uuid.startswith(device)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """Something went wrong on a GPU. ``xid`` is NVIDIA's number of it."""
+
+    uuid: str
+    xid: int
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether the GPU should be used no more."""
+        return self.xid not in APPLICATION_XIDS
+
+
+class GpuReader(Protocol):
+    """Asks about the GPUs of this machine. Both calls may take some ms."""
+
+    def devices(self) -> list[GpuDevice]:
+        """All there are now; one that is lost is left out. Raises ``GpuUnavailable``."""
+
+    def faults(self) -> list[GpuFault]:
+        """What has happened since the last call. Raises ``GpuUnavailable``."""
+
+
+class NoGpus:
+    """For machines and pools without any."""
+
+    def devices(self) -> list[GpuDevice]:
+        return []
+
+    def faults(self) -> list[GpuFault]:
+        return []
+
+
+class NvmlWhenNeeded:
+    """The real one, opened when somebody first asks for devices: a pool on the CPU needs none."""
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+
+    def devices(self) -> list[GpuDevice]:
+        if self._nvml is None:
+            self._nvml = Nvml()
+        return self._nvml.devices()
+
+    def faults(self) -> list[GpuFault]:
+        return [] if self._nvml is None else self._nvml.faults()
+
+
+class Nvml:
+    """The real one. One thread at a time may ask for faults."""
+
+    def __init__(self) -> None:
+        """Raises ``GpuUnavailable``."""
+        try:
+            import pynvml
+        except ImportError:
+            raise GpuUnavailable(f"nvidia-ml-py is not installed: {INSTALL}") from None
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise GpuUnavailable(
+                f"NVIDIA's driver does not answer ({error}); nvidia-smi says more"
+            ) from None
+        self._events: Any = None
+        self._registered: set[str] = set()
+
+    def devices(self) -> list[GpuDevice]:
+        nvml = self._nvml
+        found: list[GpuDevice] = []
+        try:
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            raise GpuUnavailable(f"NVIDIA's driver does not count GPUs ({error})") from None
+        for index in range(count):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                parts = self._mig_devices(handle)
+                if parts is None:
+                    found.append(self._device(handle, str(index)))
+                else:
+                    gpu = _text(nvml.nvmlDeviceGetUUID(handle))
+                    found += [self._device(p, f"{index}:{at}", gpu) for at, p in enumerate(parts)]
+            except nvml.NVMLError:
+                continue  # lost, or reset at this moment
+        return found
+
+    def faults(self) -> list[GpuFault]:
+        nvml = self._nvml
+        faults: list[GpuFault] = []
+        try:
+            self._register()
+            while True:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                uuid = ""
+                with contextlib.suppress(nvml.NVMLError):  # one that has fallen off the bus
+                    uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+                faults.append(GpuFault(uuid, int(event.eventData)))
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_TIMEOUT:
+                return faults
+            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+                return faults
+            if faults:
+                return faults
+            raise GpuUnavailable(f"NVIDIA's driver tells of no events ({error})") from None
+
+    def _register(self) -> None:
+        """Have events of every GPU, those that came later too."""
+        nvml = self._nvml
+        if self._events is None:
+            self._events = nvml.nvmlEventSetCreate()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                if uuid not in self._registered:
+                    xids = nvml.nvmlEventTypeXidCriticalError
+                    nvml.nvmlDeviceRegisterEvents(handle, xids, self._events)
+                    self._registered.add(uuid)
+
+    def _mig_devices(self, handle: Any) -> list[Any] | None:
+        """Of a GPU that is split; None of one that is not."""
+        nvml = self._nvml
+        try:
+            mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+        except nvml.NVMLError:
+            return None
+        if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        parts = []
+        for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(nvml.NVMLError):
+                parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at))
+        return parts
+
+    def _device(self, handle: Any, index: str, gpu: str = "") -> GpuDevice:
+        nvml = self._nvml
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return GpuDevice(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=int(memory.total),
+            free_bytes=int(memory.free),
+            gpu=gpu,
+        )
+
+
+def _text(value: str | bytes) -> str:
+    """Older versions of the package answer in bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,199 @@
+"""A machine of simulated units, for a pool manager on virtual time."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.fleet.home import InstanceRecord, PoolState
+from orchestrator.pool.fleet.member import EventKind, Hooks, PoolEvent
+from orchestrator.pool.manager import Manager, ManagerConfig
+from orchestrator.pool.process.detached import Found, Label
+from orchestrator.pool.process.proc import ProcessId
+from perf.sim.loop import VirtualLoop
+
+LOAD_S = 2.0
+
+
+@dataclass(frozen=True)
+class FakeWish:
+    """``version`` stands for all that an instance is."""
+
+    name: str
+    version: int = 1
+    has_own_ports: bool = True
+
+    @property
+    def digest(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass
+class Server:
+    """Something that runs on the fake machine, whoever watches it."""
+
+    name: str
+    digest: str
+    mark: str
+    port: int
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    drained_s: float | None = None
+
+    @property
+    def found(self) -> Found:
+        facts = {"digest": self.digest, "ports": f"0,{self.port},0"}
+        return Found(ProcessId(1, 1), Label("home", self.name, self.mark, facts))
+
+
+class FakeMachine:
+    """What runs, and what goes wrong. ``Machine``, ``Keeper`` and ``Registrar`` of a manager."""
+
+    def __init__(self) -> None:
+        self.servers: list[Server] = []
+        self.failing: dict[str, int] = {}
+        """By digest, how many of its starts fail."""
+        self.has_room = True
+        self.ready: frozenset[str] = frozenset()
+        self.told_ready: list[frozenset[str]] = []
+        self.written = PoolState()
+        self.refuses_to_write = False
+        self.events: list[PoolEvent] = []
+        self.starts: list[tuple[float, str]] = []
+        self.ports = itertools.count(9001)
+
+    def running(self) -> dict[str, Server]:
+        """By name; two of one name are an error."""
+        live = [server for server in self.servers if not server.ended.is_set()]
+        assert len({server.name for server in live}) == len(live), f"twins: {live}"
+        return {server.name: server for server in live}
+
+    def kinds(self, name: str) -> list[EventKind]:
+        return [event.kind for event in self.events if event.target == name]
+
+    def manager(self, drain_s: float = 30.0) -> Manager[FakeWish]:
+        return Manager(
+            self,
+            self,
+            self,
+            self.events.append,
+            ManagerConfig(drain_s=drain_s),
+            self.written,
+            random.Random(1),
+        )
+
+    # ── Machine ──────────────────────────────────────────────────────────────────────────────
+
+    def found(self) -> Sequence[Found]:
+        return [server.found for server in self.servers if not server.ended.is_set()]
+
+    def make(self, wish: FakeWish, kept: InstanceRecord | None, hooks: Hooks) -> "FakeUnit":
+        port = 0 if kept is None else kept.ports[1]
+        return FakeUnit(self, wish.name, wish.digest, port, hooks)
+
+    def make_former(self, found: Found, hooks: Hooks) -> "FakeUnit":
+        return FakeUnit(self, found.label.unit, "former", 0, hooks)
+
+    async def fits_beside(self, wish: FakeWish) -> bool:
+        return self.has_room
+
+    # ── Keeper ───────────────────────────────────────────────────────────────────────────────
+
+    def write(self, state: PoolState) -> None:
+        if self.refuses_to_write:
+            raise OSError(28, "No space left on device")
+        self.written = state
+
+    # ── Registrar ────────────────────────────────────────────────────────────────────────────
+
+    def set_ready(self, addresses: frozenset[str]) -> None:
+        if addresses != self.ready:
+            self.told_ready.append(addresses)
+        self.ready = addresses
+
+    async def told(self, timeout_s: float) -> None:
+        pass
+
+
+class FakeUnit:
+    """``PoolUnit``."""
+
+    where = "nowhere"
+
+    def __init__(
+        self, machine: FakeMachine, name: str, digest: str, port: int, hooks: Hooks
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.hooks = hooks
+        self._machine = machine
+        self._digest = digest
+        self._server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}" if self.port else ""
+
+    async def start(self) -> None:
+        machine = self._machine
+        machine.starts.append((asyncio.get_running_loop().time(), self.name))
+        self.hooks.stepped("fits")
+        self.port = self.port or next(machine.ports)
+        self._server = Server(
+            self.name, self._digest, f"mark-{self.port}-{len(machine.servers)}", self.port
+        )
+        machine.servers.append(self._server)
+        self.hooks.stepped("started")
+        await asyncio.sleep(LOAD_S)
+        if machine.failing.get(self._digest):
+            machine.failing[self._digest] -= 1
+            raise StartFailed(f"{self._digest} does not load")
+
+    async def attach(self, found: Found) -> None:
+        self._server = next(s for s in self._machine.servers if s.mark == found.label.mark)
+        self.port = self._server.port
+        if self._server.ended.is_set():
+            raise StartFailed("it has ended")
+
+    async def resume(self) -> None:
+        await asyncio.sleep(0.01)
+
+    async def lost(self) -> str:
+        assert self._server is not None
+        await self._server.ended.wait()
+        return "it died"
+
+    async def stop(self, drain_s: float) -> None:
+        server, self._server = self._server, None
+        if server is not None and not server.ended.is_set():
+            server.drained_s = drain_s
+            await asyncio.sleep(min(drain_s, 1.0))
+            server.ended.set()
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.ended.set()
+
+    def record(self) -> InstanceRecord:
+        mark = "" if self._server is None else self._server.mark
+        return InstanceRecord(ports=(0, self.port, 0), mark=mark)
+
+
+def simulate(work: Coroutine[Any, Any, None]) -> None:
+    """Run on virtual time: hours pass at once."""
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def killed(manager: Manager[FakeWish]) -> None:
+    """As after kill -9: it does nothing any more, and its instances know nothing of it."""
+    for member in (*manager.members.values(), *manager.incoming.values()):
+        await member.leave()
