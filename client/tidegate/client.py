@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
+from tidegate.catalog import Catalog
 from tidegate.chats import (
     ChatAnswer,
     ChatDelta,
@@ -66,6 +67,8 @@ class Client:
         """Conversations that the service keeps."""
         self.slots = Slots(self._transport, self._reconnect_for_s)
         """Clips that the service renders."""
+        self.catalog = Catalog(self._transport)
+        """Models and engines on the orchestrator's machine."""
         self.operating = Operating(self._transport)
         """The service itself, for its operators."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import Forbidden, Unauthenticated
 
-_OPERATED = "/v2/instances"
+_OPERATED = ("/v2/instances", "/v2/catalog")
 """Reading is for every key, changing for operators."""
 _ADMIN = "/admin"
 
@@ -128,7 +128,7 @@ def is_admin_call(method: str, path: str) -> bool:
         return True
     if method in ("GET", "HEAD"):
         return False
-    return path == _OPERATED or path.startswith(f"{_OPERATED}/")
+    return any(path == each or path.startswith(f"{each}/") for each in _OPERATED)
 
 
 def _token(headers: Mapping[str, str]) -> str | None:

@@ -43,7 +43,7 @@ from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
-from orchestrator.api.operator import admin, instances, overview, page, probes
+from orchestrator.api.operator import admin, catalog, instances, overview, page, probes
 from orchestrator.api.operator.admin import Control
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
@@ -119,6 +119,7 @@ def build_app(
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
     app[LARGE_BODIES] = LargeBodies()
+    app[catalog.CATALOGS] = catalog.catalogs()
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
@@ -129,7 +130,7 @@ def build_app(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    for edge in (*dialects, kserve, metadata, instances, overview, openapi, probes, page):
+    for edge in (*dialects, kserve, metadata, instances, catalog, overview, openapi, probes, page):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)

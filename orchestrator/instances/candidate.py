@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from orchestrator.instances.provenance import UNKNOWN, Provenance
 from orchestrator.prediction import StepUnderLoad
 from worker.protocol import Feature
 
@@ -53,6 +54,8 @@ class Candidate:
     vram_bytes: int = 0
     compute_capability: tuple[int, int] = (0, 0)
     device_mask: int = 0
+    provenance: Provenance = UNKNOWN
+    """What of this machine's catalogs it runs."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 

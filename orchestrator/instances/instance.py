@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
+from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
 from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prompts.encoder import PromptEncoder
@@ -75,6 +76,7 @@ class Instance:
         self.announced_card: ModelCard | None = None
         """The last card that came; ``card`` follows once its tokenizer is ready."""
         self.encoder: PromptEncoder | None = None
+        self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
@@ -199,6 +201,7 @@ class Instance:
             vram_bytes=card.vram_bytes,
             compute_capability=read_capability(card.compute_capability),
             device_mask=card.device_mask,
+            provenance=self.provenance,
         )
         self._candidate, self._candidate_until = (key, candidate), now + CANDIDATE_TTL_S
         return candidate

@@ -232,6 +232,7 @@ class InstanceMonitor:
         # It may have come back with another model in the meantime.
         if instance.removed or encoder.card != instance.announced_card:
             return
+        instance.provenance = self._models.provenance(encoder.card)
         if instance.take_encoder(encoder):
             self._tell_lacks(instance, encoder.card)
             self._registry.changed()

@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 
 from orchestrator.errors import ModelNotFound, NotReady
 from orchestrator.instances.instance import Instance
+from orchestrator.instances.provenance import UNKNOWN, Provenance, provenance_of
 from orchestrator.instances.registry import Registry
 from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard
@@ -20,6 +21,8 @@ class ServedModels:
         self._registry = registry
         self._executor = executor
         self._special_in_prompts = special_in_prompts
+        self._provenance: dict[tuple[str, str, str], Provenance] = {}
+        """By what decides it of a card, so that each is looked up once."""
 
     def by_name(self) -> dict[str, PromptEncoder]:
         """Models that are known, up or not. A ready instance's card is preferred, and of those that
@@ -61,8 +64,17 @@ class ServedModels:
         """Make a card's tokenizer and template ready. Raises ``BadCard``."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._make, card)
 
+    def provenance(self, card: ModelCard) -> Provenance:
+        """Of a card that was loaded."""
+        return self._provenance.get(_origin(card), UNKNOWN)
+
     def _make(self, card: ModelCard) -> PromptEncoder:
+        self._provenance[_origin(card)] = provenance_of(card)
         return PromptEncoder(card, special_in_prompts=self._special_in_prompts)
+
+
+def _origin(card: ModelCard) -> tuple[str, str, str]:
+    return card.model_digest, card.engine, card.engine_version
 
 
 def _preference(instance: Instance) -> tuple[bool, int]:

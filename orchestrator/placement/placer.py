@@ -216,6 +216,8 @@ class Placer:
                 model=task.model,
                 instance=choice.name,
                 cached_tokens=choice.cached_tokens,
+                model_entry=self._candidates[choice.name].provenance.model_entry or None,
+                engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
         candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
         if Feature.KV_EVENTS not in candidate.lacks:  # else nobody knows whether it keeps anything

@@ -88,6 +88,14 @@ OPERATIONS: Mapping[str, Operation] = {
         DrainRequest, statuses=(202,), body_is_optional=True
     ),
     "POST /v2/instances/{address}/undrain": _PLAIN,
+    **{
+        f"GET /v2/catalog/{kind}": Operation(statuses=(200, 304), parameters=("limit", "cursor"))
+        for kind in ("models", "engines")
+    },
+    "GET /v2/catalog/models/{id}": Operation(statuses=(200, 304)),
+    "GET /v2/catalog/models/{id}/state": Operation(statuses=(200, 304)),
+    "POST /v2/catalog/models/{id}/verify": Operation(statuses=(202,)),
+    "GET /v2/catalog/engines/{id}": Operation(statuses=(200, 304)),
     "GET /admin/drain": _PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
     "POST /admin/undrain": _PLAIN,

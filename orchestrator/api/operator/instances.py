@@ -95,6 +95,8 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "engine": None if card is None else card.engine,
         "engine_version": None if card is None else card.engine_version,
         "engine_digest": None if card is None else card.engine_digest,
+        "model_entry": instance.provenance.model_entry or None,
+        "engine_entry": instance.provenance.engine_entry or None,
         "device": None if card is None else card.device,
         "quantization": None if card is None else card.quantization,
         "vram_bytes": None if card is None else card.vram_bytes,

@@ -1,0 +1,114 @@
+"""Models and engines on the orchestrator's machine."""
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from tidegate.transport import Call, Transport
+
+_ADMIN = {"X-Tidegate-Admin": "1"}
+"""Where a service has no tokens: a page in a browser cannot send it unasked."""
+_PAGE = 200
+
+
+class CatalogFile(msgspec.Struct, frozen=True):
+    """``path`` is below the model's folder."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """``state``: ``waiting``, ``running``, ``passed``, ``failed``. Times are Unix milliseconds."""
+
+    state: str
+    asked_ms: int
+    ended_ms: int | None = None
+    problem: str = ""
+
+
+class CatalogModel(msgspec.Struct, frozen=True):
+    """``state``: ``staging``, ``active``, ``broken`` (then with a ``problem``) or ``removing``."""
+
+    id: str
+    name: str
+    state: str
+    format: str
+    source: str
+    bytes: int
+    created_ms: int
+    revision: str = ""
+    licence: str = ""
+    digest: str = ""
+    files: tuple[CatalogFile, ...] = ()
+    used_ms: int = 0
+    verified_ms: int = 0
+    problem: str = ""
+    verification: Verification | None = None
+
+
+class CatalogEngine(msgspec.Struct, frozen=True):
+    """``compute_mode`` is ``cpu`` or ``cuda``."""
+
+    id: str
+    engine: str
+    version: str
+    build_ref: str
+    created_ms: int
+    compute_mode: str = "cpu"
+    digest: str = ""
+    build_flags: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+
+
+class _Page(msgspec.Struct, frozen=True):
+    next_cursor: str | None
+    models: tuple[CatalogModel, ...] = ()
+    engines: tuple[CatalogEngine, ...] = ()
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    verification: Verification
+
+
+class Catalog:
+    """``Client.catalog``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def models(self) -> list[CatalogModel]:
+        """All of them, oldest first."""
+        return [model async for page in self._pages("models") for model in page.models]
+
+    async def engines(self) -> list[CatalogEngine]:
+        """All of them, oldest first."""
+        return [engine async for page in self._pages("engines") for engine in page.engines]
+
+    async def model(self, id: str) -> CatalogModel:
+        """One of them. Raises ``NotFound``."""
+        return await self._transport.call(Call("GET", _path("models", id)), CatalogModel)
+
+    async def engine(self, id: str) -> CatalogEngine:
+        """One of them. Raises ``NotFound``."""
+        return await self._transport.call(Call("GET", _path("engines", id)), CatalogEngine)
+
+    async def verify(self, id: str) -> Verification:
+        """Have every byte of a model read again; ``model`` tells what came of it. For operators."""
+        call = Call("POST", f"{_path('models', id)}/verify", None, _ADMIN)
+        return (await self._transport.call(call, _Asked)).verification
+
+    async def _pages(self, kind: str) -> AsyncIterator[_Page]:
+        cursor: str | None = ""
+        while cursor is not None:
+            asked = {"limit": str(_PAGE)} | ({"cursor": cursor} if cursor else {})
+            call = Call("GET", f"/v2/catalog/{kind}?{urlencode(asked)}")
+            page = await self._transport.call(call, _Page)
+            yield page
+            cursor = page.next_cursor
+
+
+def _path(kind: str, id: str) -> str:
+    return f"/v2/catalog/{kind}/{quote(id, safe='')}"

@@ -1,0 +1,288 @@
+"""``/v2/catalog``: models and engines on the orchestrator's machine (PV-5).
+
+The catalogs are files, so nothing here reads them on the event loop. Paths on the machine stay out
+of the answers: they say what the files are, not where.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.errors import InvalidRequest, NotFound, Unavailable
+from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms
+from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
+from orchestrator.pool.artifacts.verify import verify_model
+from orchestrator.pool.engines.base import EngineEntry
+from orchestrator.pool.engines.catalog import EngineCatalog
+from orchestrator.pool.errors import ProvisionError
+from orchestrator.pool.paths import state_dir
+
+PAGE: Final = 50
+MOST: Final = 200
+_SETTLED_MS: Final = 2000
+"""A change so young may be followed by another one in the same second, which is as exactly as
+``Last-Modified`` tells: then it is left out."""
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """``waiting``, ``running``, ``passed`` or ``failed``. Times are Unix milliseconds."""
+
+    state: str
+    asked_ms: int
+    ended_ms: int | None = None
+    problem: str = ""
+
+
+class _Entry(NamedTuple):
+    """One as it is told. ``key`` is its place in a listing, which no other entry moves."""
+
+    id: str
+    key: str
+    told: dict[str, object]
+
+
+class _Listing(NamedTuple):
+    changed_ms: int
+    entries: Sequence[_Entry]
+
+
+class Verifications:
+    """Reads models again, one at a time, on a thread that the process does not wait for."""
+
+    def __init__(self, home: Callable[[], Path]) -> None:
+        self.states: dict[str, Verification] = {}
+        self._home = home
+        self._turn = threading.Lock()
+
+    def ask(self, id: str) -> Verification:
+        """Verify a model; one that is waited for or runs is not asked for twice."""
+        known = self.states.get(id)
+        if known is not None and known.ended_ms is None:
+            return known
+        asked = self.states[id] = Verification("waiting", now_ms())
+        threading.Thread(
+            target=self._verify, args=(id, asked), name="tidegate-verify", daemon=True
+        ).start()
+        return asked
+
+    def _verify(self, id: str, asked: Verification) -> None:
+        with self._turn:
+            self.states[id] = msgspec.structs.replace(asked, state="running")
+            problem = ""
+            try:
+                catalog = ModelCatalog(self._home())
+                with catalog.claim(id):
+                    problem = verify_model(catalog, catalog.get(id)).problem
+            except (ProvisionError, OSError) as error:
+                problem = str(error)
+            self.states[id] = msgspec.structs.replace(
+                asked,
+                state="failed" if problem else "passed",
+                ended_ms=now_ms(),
+                problem=problem,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogs:
+    """What the routes read. ``home`` is asked on threads only."""
+
+    home: Callable[[], Path]
+    verifications: Verifications
+
+    def models(self) -> _Listing:
+        found = ModelCatalog(self.home()).models()
+        return _Listing(found.changed_ms, [self._model(entry) for entry in found.entries])
+
+    def engines(self) -> _Listing:
+        found = EngineCatalog(self.home()).engines()
+        return _Listing(found.changed_ms, [_engine(entry) for entry in found.entries])
+
+    def _model(self, entry: ModelEntry) -> _Entry:
+        told = msgspec.to_builtins(entry)
+        told["bytes"] = entry.bytes
+        if not entry.source.startswith("hub:"):
+            told["source"] = "local"
+        verification = self.verifications.states.get(entry.id)
+        told["verification"] = None if verification is None else msgspec.to_builtins(verification)
+        return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
+
+
+CATALOGS = web.AppKey("catalogs", Catalogs)
+
+
+def catalogs(home: Callable[[], Path] = state_dir) -> Catalogs:
+    """Of the state directory that ``home`` names when it is asked."""
+    return Catalogs(home, Verifications(home))
+
+
+async def models(request: web.Request) -> web.Response:
+    """Models on the orchestrator's machine, oldest first, a page at a time."""
+    return await _page(request, "models", request.app[CATALOGS].models)
+
+
+async def engines(request: web.Request) -> web.Response:
+    """Engines on the orchestrator's machine, oldest first, a page at a time."""
+    return await _page(request, "engines", request.app[CATALOGS].engines)
+
+
+async def model(request: web.Request) -> web.Response:
+    """One model: files, digests, licence, state."""
+    changed_ms, entry = await _one(request, request.app[CATALOGS].models)
+    return _answer(request, entry.told, changed_ms)
+
+
+async def engine(request: web.Request) -> web.Response:
+    """One engine: version, digest, how it was built."""
+    changed_ms, entry = await _one(request, request.app[CATALOGS].engines)
+    return _answer(request, entry.told, changed_ms)
+
+
+async def state(request: web.Request) -> web.Response:
+    """Whether a model can be used, and how its verification goes."""
+    _, entry = await _one(request, request.app[CATALOGS].models)
+    names = ("id", "name", "state", "problem", "verified_ms", "verification")
+    return _answer(request, {name: entry.told[name] for name in names}, None)
+
+
+async def verify(request: web.Request) -> web.Response:
+    """Read every byte of a model again; ``…/state`` tells what came of it. Idempotent."""
+    _, entry = await _one(request, request.app[CATALOGS].models)
+    if entry.told["state"] == ModelState.STAGING.value:
+        raise InvalidRequest(f"the model {entry.id} is not complete, so there is nothing to verify")
+    asked = request.app[CATALOGS].verifications.ask(entry.id)
+    body = {"id": entry.id, "verification": msgspec.to_builtins(asked)}
+    location = f"/v2/catalog/models/{entry.id}/state"
+    return _json(body, status=202, headers={"Location": location})
+
+
+async def _page(request: web.Request, name: str, listing: Callable[[], _Listing]) -> web.Response:
+    limit, after = _limit(request), _cursor(request)
+    found = await _read(listing)
+    later = [entry for entry in found.entries if entry.key > after]
+    page = later[:limit]
+    next_cursor = _encoded(page[-1].key) if len(later) > limit else None
+    told = {name: [entry.told for entry in page], "next_cursor": next_cursor}
+    return _answer(request, told, found.changed_ms)
+
+
+async def _one(request: web.Request, listing: Callable[[], _Listing]) -> tuple[int, _Entry]:
+    id = request.match_info["id"]
+    found = await _read(listing)
+    for entry in found.entries:
+        if entry.id == id:
+            return found.changed_ms, entry
+    raise NotFound(f"the catalog has no entry {id[:128]!r}")
+
+
+async def _read(listing: Callable[[], _Listing]) -> _Listing:
+    try:
+        return await asyncio.to_thread(listing)
+    except ProvisionError as error:
+        raise Unavailable(f"the catalog cannot be read: {error}") from error
+
+
+def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
+    """With what a client needs to ask again for what has changed only; 304 where nothing has.
+
+    ``changed_ms`` None: what is told changes without the catalog.
+    """
+    body = msgspec.json.encode(told)
+    tag = hashlib.sha256(body).hexdigest()[:32]
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if changed_ms and now_ms() - changed_ms > _SETTLED_MS:
+        headers["Last-Modified"] = formatdate(changed_ms // 1000, usegmt=True)
+    if _is_known(request, tag, changed_ms):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
+    """As RFC 9110 has it: a tag that is sent counts, and a date only without one."""
+    tags = request.if_none_match
+    if tags is not None:
+        return any(each.value in (tag, "*") for each in tags)
+    since = request.if_modified_since
+    return bool(
+        changed_ms
+        and since is not None
+        and now_ms() - changed_ms > _SETTLED_MS
+        and changed_ms // 1000 <= since.timestamp()
+    )
+
+
+def _json(told: object, *, status: int, headers: dict[str, str]) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(told),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def _engine(entry: EngineEntry) -> _Entry:
+    told = msgspec.to_builtins(msgspec.structs.replace(entry, binary=""))
+    told.pop("binary", None)
+    told["build_ref"] = " ".join(map(_without_folders, entry.build_ref.split()))
+    told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
+    told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
+    told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
+    return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
+
+
+def _without_folders(word: str) -> str:
+    """``-DCOMPILER=/usr/bin/cc`` as ``-DCOMPILER=cc``."""
+    return " ".join(
+        f"{name}{equals}{PurePath(value).name}" if "/" in value else part
+        for part in word.split(" ")
+        for name, equals, value in [part.rpartition("=")]
+    )
+
+
+def _limit(request: web.Request) -> int:
+    text = request.query.get("limit", str(PAGE))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST):
+        raise InvalidRequest(f"limit must be 1 to {MOST}, got {text[:32]!r}", field="limit")
+    return int(text)
+
+
+def _key(created_ms: int, id: str) -> str:
+    """Sorts as entries do, and stays theirs whatever comes and goes."""
+    return f"{created_ms:016d}:{id}"
+
+
+def _encoded(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+
+
+def _cursor(request: web.Request) -> str:
+    """The key after which a page begins; empty for the first."""
+    text = request.query.get("cursor", "")
+    try:
+        key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except (binascii.Error, ValueError):
+        key = "?"
+    if key and not (key[:16].isdigit() and key[16:17] == ":"):
+        raise InvalidRequest("cursor must be the next_cursor of an answer", field="cursor")
+    return key
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v2/catalog/models", models),
+        web.get("/v2/catalog/engines", engines),
+        web.get("/v2/catalog/models/{id}", model),
+        web.get("/v2/catalog/engines/{id}", engine),
+        web.get("/v2/catalog/models/{id}/state", state),
+        web.post("/v2/catalog/models/{id}/verify", verify),
+    ]

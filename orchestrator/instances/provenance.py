@@ -1,0 +1,47 @@
+"""Which entries of this machine's catalogs an instance runs (PV-4).
+
+An instance tells the digest of its model and the name and version of its engine; the catalogs know
+what has them. Instances of other machines, and models that nobody added, have no entries here.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from orchestrator.pool.artifacts.catalog import ModelCatalog
+from orchestrator.pool.artifacts.entries import ModelState
+from orchestrator.pool.engines.catalog import EngineCatalog
+from orchestrator.pool.errors import ProvisionError
+from orchestrator.pool.paths import state_dir
+from worker.protocol import ModelCard
+
+
+class Provenance(NamedTuple):
+    """Ids of catalog entries; empty where there is none."""
+
+    model_entry: str = ""
+    engine_entry: str = ""
+
+
+UNKNOWN: Final = Provenance()
+
+
+def provenance_of(card: ModelCard, home: Callable[[], Path] = state_dir) -> Provenance:
+    """Reads both catalogs, so not for the event loop. A catalog that cannot be read has nothing."""
+    try:
+        models = ModelCatalog(home()).entries()
+        engines = EngineCatalog(home()).entries()
+    except ProvisionError:
+        return UNKNOWN
+    served = (card.engine, card.engine_version)
+    return Provenance(
+        next(
+            (
+                entry.id
+                for entry in reversed(models)
+                if entry.state is ModelState.ACTIVE and entry.digest == card.model_digest != ""
+            ),
+            "",
+        ),
+        next((e.id for e in reversed(engines) if (e.engine, e.version) == served), ""),
+    )
