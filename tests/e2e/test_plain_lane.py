@@ -1,0 +1,109 @@
+"""An orchestrator that knows a real Triton by its plain contract alone, as it knows other people's
+LLM backends: the same texts as over lanes, and the worker itself shows what a cancel stops."""
+
+import asyncio
+from collections.abc import Iterator
+
+import aiohttp
+import openai
+import pytest
+
+from orchestrator.pool.paths import DEMO_CHECKPOINT
+from tests.e2e.conftest import Stack
+from tests.support.stack import Orchestrator, Triton, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+ASKED = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+
+
+def entry(triton: Triton) -> str:
+    return f"triton+grpc://{triton.grpc}/llm?tokenizer={DEMO_CHECKPOINT}&alias=demo&name=plain"
+
+
+def plain_orchestrator(triton: Triton) -> Iterator[Orchestrator]:
+    orchestrator = Orchestrator(entry(triton))
+    orchestrator.start()
+    try:
+        yield orchestrator
+    finally:
+        assert orchestrator.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def plain_demo(demo: Stack) -> Iterator[Orchestrator]:
+    yield from plain_orchestrator(demo.triton)
+
+
+@pytest.fixture(scope="module")
+def plain_paced(paced: Stack) -> Iterator[Orchestrator]:
+    yield from plain_orchestrator(paced.triton)
+
+
+async def complete(url: str, **more: object) -> tuple[int, dict[str, object]]:
+    async with (
+        aiohttp.ClientSession(url) as http,
+        http.post("/v1/completions", json=ASKED | more) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def test_texts_are_those_of_a_lane(demo: Stack, plain_demo: Orchestrator) -> None:
+    _, over_lane = await complete(demo.url)
+    _, over_plain = await complete(plain_demo.url)
+    assert over_plain["choices"] == over_lane["choices"]
+    details = ("prompt_tokens", "completion_tokens", "total_tokens")
+    usages = [answer["usage"] for answer in (over_plain, over_lane)]
+    told = [{name: usage[name] for name in details} for usage in usages]  # type: ignore[index]
+    assert told[0] == told[1]
+
+
+async def test_an_sdk_streams_a_chat(demo: Stack, plain_demo: Orchestrator) -> None:
+    """Chat template and special tokens survive the way through text."""
+    texts = []
+    for url in (demo.url, plain_demo.url):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            stream = await client.chat.completions.create(
+                model="demo",
+                messages=[{"role": "user", "content": "Tell me of the tide."}],
+                max_tokens=16,
+                temperature=0,
+                stream=True,
+            )
+            texts.append([c.choices[0].delta.content or "" async for c in stream if c.choices])
+    assert "".join(texts[0]) == "".join(texts[1])
+    assert len([text for text in texts[1] if text]) > 1
+
+
+async def test_a_closed_stream_stops_the_workers_job(
+    paced: Stack, plain_paced: Orchestrator
+) -> None:
+    body = ASKED | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession(plain_paced.url) as http:
+        response = await http.post("/v1/completions", json=body)
+        await response.content.readuntil(b"\n\n")
+        runs = paced.orchestrator.metric
+        await asyncio.to_thread(
+            eventually, lambda: runs("tidegate_worker_jobs", kind="running") == 1, "the job to run"
+        )
+        response.close()
+        await asyncio.to_thread(
+            eventually, lambda: runs("tidegate_worker_jobs") == 0, "the worker's job to stop"
+        )
+
+
+async def test_deadlines_are_kept_both_ways(paced: Stack, plain_paced: Orchestrator) -> None:
+    more = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 1500}
+    status, answer = await complete(plain_paced.url, **more)
+    assert status == 504
+    status, answer = await complete(plain_paced.url, on_deadline="partial", **more)
+    assert status == 200
+    (choice,) = answer["choices"]  # type: ignore[misc]
+    assert choice["finish_reason"] == "deadline"
+    assert choice["text"]
+
+
+async def test_what_the_plain_contract_lacks_is_refused(plain_demo: Orchestrator) -> None:
+    status, answer = await complete(plain_demo.url, logprobs=1)
+    assert status == 400
+    assert "logprobs" in answer["error"]["message"]  # type: ignore[index]
