@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.discovery.addresses import check_address
-from orchestrator.lanes.endpoint import is_url
+from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 
 NAME = "registered"
 MOST = 256
@@ -42,9 +42,13 @@ class RegisteredInstances:
     def register(self, address: str, ttl_s: float) -> Registration:
         """Have an instance for ``ttl_s``, or for so long from now on. Raises ``InvalidRequest``."""
         try:
-            if is_url(address):
-                raise ValueError("expected host:port; URLs are named in TIDEGATE_INSTANCES only")
             check_address(address)
+            # Else whoever may register could have any file here sent to any host.
+            if is_url(address) and read_endpoint(address).key_file is not None:
+                raise ValueError("key_file is for TIDEGATE_INSTANCES and files that it names")
+            taken = self._entry_of(name_of(address))
+            if taken is not None and taken != address:
+                raise ValueError(f"{name_of(address)} is registered with another URL; take it off")
         except ValueError as error:
             raise InvalidRequest(f"address: {error}", field="address") from None
         if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:  # which no NaN is
@@ -64,8 +68,15 @@ class RegisteredInstances:
         return Registration(address, ttl_s, is_new)
 
     def deregister(self, address: str) -> bool:
-        """Have an instance no longer; whether it was registered. Idempotent."""
-        return self._ends_at.pop(address, None) is not None
+        """Have an instance no longer, by its URL or its name; whether it was registered.
+
+        Idempotent.
+        """
+        entry = address if address in self._ends_at else self._entry_of(address)
+        return entry is not None and self._ends_at.pop(entry, None) is not None
+
+    def _entry_of(self, name: str) -> str | None:
+        return next((entry for entry in self._ends_at if name_of(entry) == name), None)
 
     async def read(self) -> frozenset[str] | None:
         self._expire()

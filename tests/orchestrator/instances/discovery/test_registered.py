@@ -67,3 +67,19 @@ def test_there_can_be_no_more_than_so_many() -> None:
     rig.source.register("a:1", 10.0)  # is one of them
     rig.clock.advance(11.0)
     rig.source.register("b:1", 10.0)
+
+
+async def test_other_kinds_are_registered_by_url_and_taken_off_by_name() -> None:
+    rig = Rig()
+    url = "vllm+http://a:1?tokenizer=/models/m"
+    assert rig.source.register(url, 10.0).is_new
+    assert await rig.source.read() == {url}
+    with pytest.raises(InvalidRequest, match="registered with another URL"):
+        rig.source.register("vllm+http://a:1?tokenizer=/models/other", 10.0)
+    assert rig.source.deregister("vllm@a:1")
+    assert await rig.source.read() == frozenset()
+
+
+def test_nobody_has_files_sent_away_by_a_registration() -> None:
+    with pytest.raises(InvalidRequest, match="key_file is for TIDEGATE_INSTANCES"):
+        Rig().source.register("vllm+http://a:1?tokenizer=t&key_file=/etc/shadow", 10.0)
