@@ -11,11 +11,9 @@ from orchestrator.pool import command
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.resolve import resolve_model
 from orchestrator.pool.console import curl_line
-from orchestrator.pool.engines.base import EnvironmentVars
-from orchestrator.pool.engines.environments import engine_environment
-from orchestrator.pool.engines.recipes import ENGINES
+from orchestrator.pool.engines.environments import environment_if_made
 from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.errors import EngineUnknown, MachineUnfit, ProvisionError
+from orchestrator.pool.errors import MachineUnfit, ProvisionError
 from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.pool.preflight.slot import check_slot
 from orchestrator.pool.spec import LaunchSpec
@@ -64,7 +62,11 @@ def run(args: LaunchOptions) -> int:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
     spec = LaunchSpec(
-        worker_env={**worker_env, **slot_env, **_engine_env(worker_env.get(_ENGINE, ""))},
+        worker_env={
+            **worker_env,
+            **slot_env,
+            **environment_if_made(worker_env.get(_ENGINE, ""), state_dir()),
+        },
         models=_models(args),
         host=args.host,
         port=args.port,
@@ -136,17 +138,6 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
-
-
-def _engine_env(engine: str) -> EnvironmentVars:
-    """Of the environment that ``tidegate engines ensure`` has made for an engine. Where it has made
-    none, the packages of the running Python have to do."""
-    if engine not in ENGINES:
-        return {}
-    try:
-        return engine_environment(engine, state_dir())
-    except EngineUnknown:
-        return {}
 
 
 def _slot_env(device: str) -> dict[str, str]:

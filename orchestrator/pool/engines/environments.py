@@ -26,9 +26,9 @@ import msgspec
 
 from orchestrator.pool.engines.base import EngineEntry, EnvironmentVars, PreparedEngine
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog, now_ms
-from orchestrator.pool.engines.recipes import Recipe
+from orchestrator.pool.engines.recipes import ENGINES, Recipe
 from orchestrator.pool.engines.system_packages import require_tools
-from orchestrator.pool.errors import FetchFailed
+from orchestrator.pool.errors import EngineUnknown, FetchFailed
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.process import GuardedProcess, command_environment
 from orchestrator.pool.shared_file import sync_folder, write_atomically
@@ -159,6 +159,17 @@ def engine_environment(name: str, home: Path) -> EnvironmentVars:
     not here, ``CatalogUnusable``. Empty for an engine that needs none.
     """
     return prepared(EngineCatalog(home).get(name)).environment
+
+
+def environment_if_made(name: str, home: Path) -> EnvironmentVars:
+    """The same for any name that ``TIDEGATE_WORKER_ENGINE`` may have; empty where no environment
+    was made: the packages of the running Python have to do then. Raises ``CatalogUnusable``."""
+    if name not in ENGINES:
+        return {}
+    try:
+        return engine_environment(name, home)
+    except EngineUnknown:
+        return {}
 
 
 def _variables(folder: Path) -> EnvironmentVars:

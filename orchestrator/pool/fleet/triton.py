@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.pool.artifacts.resolve import resolve_model
+from orchestrator.pool.engines.environments import environment_if_made
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from orchestrator.pool.errors import PortInUse, StartFailed
 from orchestrator.pool.fleet.gpus import Gpus
@@ -169,6 +170,8 @@ class PoolTriton:
         if self._wish.model == _DEMO:
             env["TIDEGATE_WORKER_MODEL_NAME"] = _DEMO
         env |= self._wish.settings
+        engine = self._wish.settings.get("TIDEGATE_WORKER_ENGINE", "")
+        env |= await asyncio.to_thread(environment_if_made, engine, self._host.state_dir)
         if self._group:
             try:
                 visible = await self._host.gpus.ledger.visible(self._group)

@@ -1,0 +1,206 @@
+"""``tidegate pool`` on the real Triton, under load: one is killed, the manager is, one comes, one
+goes; every request is answered, and at the end nothing is left (PV-1)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.pool.paths import ROOT
+from tests.support.processes import Marked, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+TIDEGATE = (sys.executable, "-m", "tidegate", "pool")
+LOADING_S = 90.0
+CLIENTS = 3
+
+
+class Pool:
+    """A pool with a home of its own; its manager may be started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.marked = Marked()
+        self.folder = folder
+        self.file = folder / "pool.toml"
+        self.manager: subprocess.Popen[bytes] | None = None
+
+    def ask_for(self, *names: str) -> None:
+        """Have these in the file."""
+        text = f'[pool]\nhome = "{self.folder / "home"}"\ndrain_s = 5\n'
+        text += "[orchestrator]\nport = 0\nsettings = { retry_share = 1.0 }\n"
+        for name in names:
+            text += f'[[instances]]\nname = "{name}"\nmodel = "demo"\nengine = "synthetic-paced"\n'
+        new = self.file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.file)
+
+    def run(self) -> None:
+        with (self.folder / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(
+                [*TIDEGATE, "run", str(self.file)],
+                cwd=ROOT,
+                env=self.marked.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*TIDEGATE, *words], cwd=ROOT, env=self.marked.env, capture_output=True, text=True
+        )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """As the manager keeps it."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "home/state.json").read_text())
+        except FileNotFoundError:
+            return {"instances": {}}
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Of the processes under the guardians, by name."""
+        return {name: each["pid"] for name, each in self.state["instances"].items()}
+
+    def wait_ready(self, *names: str) -> None:
+        """Until these and no others serve, and the orchestrator knows them."""
+
+        def ready() -> bool:
+            assert self.manager is not None and self.manager.poll() is None, self.said
+            found = self.state["instances"]
+            return (
+                set(found) == {*names, "orchestrator"}
+                and all(each["state"] == "ready" for each in found.values())
+                and self.known_ready() == {found[name]["address"] for name in names}
+            )
+
+        eventually(ready, lambda: f"not ready: {self.state}\n{self.said}", LOADING_S)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.state['instances']['orchestrator']['ports'][0]}"
+
+    def known_ready(self) -> set[str]:
+        """To the orchestrator."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/v2/instances", timeout=5) as response:
+                listed = json.load(response)["instances"]
+        except OSError:
+            return set()
+        return {each["address"] for each in listed if each["ready"]}
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "manager.log").read_text()
+
+
+class Load:
+    """Clients that ask one thing after the other until the end."""
+
+    def __init__(self, url: str) -> None:
+        self.answered = 0
+        self.failed: list[str] = []
+        self._url = url
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask_on) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def goes_on(self) -> None:
+        """Wait for answers to requests that begin from now on."""
+        enough = self.answered + 2 * CLIENTS
+        eventually(lambda: self.answered >= enough, lambda: f"no more answers: {self.failed}")
+
+    def end(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask_on(self) -> None:
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 15, "ignore_eos": True}
+        while not self._is_over.is_set():
+            request = urllib.request.Request(
+                f"{self._url}/v1/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    tokens = json.load(response)["usage"]["completion_tokens"]
+                self.answered += 1
+                assert tokens == 15
+            except urllib.error.HTTPError as error:
+                with error:
+                    self.failed.append(error.read().decode())
+                    time.sleep(0.05)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    pool = Pool(tmp_path)
+    yield pool
+    if pool.manager is not None and pool.manager.poll() is None:
+        pool.manager.kill()
+        pool.manager.wait()
+    for pid in pool.marked.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_pv1_a_pool_keeps_serving_whatever_is_killed_added_or_removed(pool: Pool) -> None:
+    pool.ask_for("a", "b")
+    pool.run()
+    pool.wait_ready("a", "b")
+    load = Load(pool.url)
+    try:
+        load.goes_on()
+        before = pool.pids()
+        os.kill(before["a"], signal.SIGKILL)
+        eventually(lambda: pool.pids()["a"] not in (None, before["a"]), lambda: pool.said)
+        pool.wait_ready("a", "b")
+        load.goes_on()
+
+        before = pool.pids()
+        assert pool.manager is not None
+        pool.manager.kill()
+        pool.manager.wait()
+        load.goes_on()
+        unmanaged = pool.command("status", str(pool.file))
+        assert unmanaged.stdout.count("unmanaged") == 3 and "no manager runs" in unmanaged.stderr
+        pool.run()
+        pool.wait_ready("a", "b")
+        assert pool.pids() == before, "the very same, and no twins"
+
+        pool.ask_for("b", "c")
+        assert (
+            "start: c\nreplace: nothing\nend: a\n" in pool.command("reload", str(pool.file)).stdout
+        )
+        pool.wait_ready("b", "c")
+        assert pool.pids()["b"] == before["b"], "untouched"
+        load.goes_on()
+
+        pool.file.write_text("[pool]\nhart = 1\n")
+        os.kill(pool.manager.pid, signal.SIGHUP)
+        eventually(lambda: "pool.hart" in pool.said, lambda: pool.said)
+        assert pool.pids()["b"] == before["b"]
+        load.goes_on()
+    finally:
+        load.end()
+    assert load.failed == []
+    pool.ask_for("b", "c")
+    regions = pool.marked.regions()
+    assert pool.command("stop", str(pool.file)).returncode == 0
+    assert pool.manager.wait(30) == 0
+    pool.marked.wait_gone(regions)
+    assert list((pool.folder / "home/run").iterdir()) == []

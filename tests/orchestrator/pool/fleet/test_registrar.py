@@ -1,0 +1,182 @@
+"""Orchestrators are told which instances are ready, and told again (PV-1)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from orchestrator.instances.discovery import SourceError, WatchedFile
+from orchestrator.pool.fleet.registrar import AddressList, HttpTarget, Registrar
+from tests.orchestrator.conftest import MakeService, MakeWorker
+
+PATIENCE_S = 10.0
+
+
+class FakeOrchestrator:
+    """``/v2/instances`` with what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.known: dict[str, float] = {}
+        self.keys: set[str | None] = set()
+        self.status = 201
+        self.runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/v2/instances", self._register),
+                web.delete("/v2/instances/{address}", self._deregister),
+            ]
+        )
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*self.runner.addresses[0][:2])
+
+    async def _register(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.keys.add(request.headers.get("Authorization"))
+        self.asked.append(f"post {body['address']}")
+        if self.status < 300:
+            self.known[body["address"]] = body["ttl_s"]
+        return web.json_response({"error": "no"}, status=self.status)
+
+    async def _deregister(self, request: web.Request) -> web.Response:
+        address = request.match_info["address"]
+        self.asked.append(f"delete {address}")
+        self.known.pop(address, None)
+        return web.json_response({})
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOrchestrator]:
+    fake = FakeOrchestrator()
+    await fake.start()
+    yield fake
+    assert fake.runner is not None
+    await fake.runner.cleanup()
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.warned: list[tuple[str, str]] = []
+        self.registrar = Registrar(lambda name, why: self.warned.append((name, why)))
+
+    async def until(self, addresses: set[str], fake: FakeOrchestrator) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while set(fake.known) != addresses:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
+    fake: FakeOrchestrator,
+) -> None:
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url + "/", "secret", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1", "[::1]:2"}))
+        await registrar.told(PATIENCE_S)
+        assert fake.known == {"a:1": 45.0, "[::1]:2": 45.0}
+        assert fake.keys == {"Bearer secret"}
+        registrar.set_ready(frozenset({"[::1]:2"}))
+        await registrar.told(PATIENCE_S)
+        assert set(fake.known) == {"[::1]:2"}
+        registrar.set_ready(frozenset())
+        await registrar.told(PATIENCE_S)
+        assert fake.known == {}
+    assert rig.warned == []
+
+
+async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOrchestrator) -> None:
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url, "", 0.15)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1", "b:1"}))
+        await registrar.told(PATIENCE_S)
+        fake.known.clear()
+        await rig.until({"a:1", "b:1"}, fake)
+
+
+async def test_a_new_manager_tells_nobody_none(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    """What an earlier one has told holds until this one knows better."""
+    path = tmp_path / "instances"
+    path.write_text("a:1\n")
+    async with Rig().registrar as registrar:
+        await registrar.follow({"http": HttpTarget(fake.url, "", 45.0), "file": AddressList(path)})
+        await asyncio.sleep(0.05)
+    assert fake.asked == []
+    assert path.read_text() == "a:1\n"
+
+
+async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
+    fake: FakeOrchestrator, tmp_path: Path
+) -> None:
+    fake.status = 403
+    rig = Rig()
+    async with rig.registrar as registrar:
+        good = AddressList(tmp_path / "instances")
+        bad = HttpTarget(fake.url, "wrong", 0.06)
+        gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
+        await registrar.follow({each.name: each for each in (good, bad, gone)})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(0.3)
+        assert (tmp_path / "instances").read_text().endswith("\na:1\n")
+        assert set(registrar.errors) == {bad.name, gone.name}
+        assert [name for name, _ in rig.warned].count(bad.name) == 1
+        assert "HTTP 403" in registrar.errors[bad.name]
+
+
+async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    async with Rig().registrar as registrar:
+        registrar.set_ready(frozenset({"a:1"}))
+        first = AddressList(tmp_path / "first")
+        await registrar.follow({first.name: first})
+        await registrar.told(PATIENCE_S)
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        await registrar.told(PATIENCE_S)
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+    assert set(fake.known) == {"b:1"}
+    assert first.name == f"file:{tmp_path / 'first'}"
+    assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
+
+
+async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "instances"
+    target, follower = AddressList(path), WatchedFile(f"file:{path}")
+    await target.tell(frozenset({"b:1", "[::1]:2"}))
+    assert await follower.read() == {"b:1", "[::1]:2"}
+    assert path.stat().st_mode & 0o777 == 0o644
+    await target.tell(frozenset())
+    with pytest.raises(SourceError, match="no address"):
+        await follower.read()
+
+
+async def test_a_real_orchestrator_takes_what_it_is_told(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker()
+    service = await make_service(
+        instances=("127.0.0.1:9",), token="user", admin_token="root", wait=False
+    )
+    async with Rig().registrar as registrar:
+        target = HttpTarget(service.url, "root", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({worker.address}))
+        await registrar.told(PATIENCE_S)
+        assert registrar.errors == {}
+        instances = service.orchestrator.registry.instances
+        await service.until(lambda: instances[worker.address].ready)
+        registrar.set_ready(frozenset())
+        await registrar.told(PATIENCE_S)
+        assert instances[worker.address].retiring_since is not None

@@ -1,0 +1,162 @@
+"""A pool manager in a process of its own that kills itself at a step of a start.
+
+    python -m tests.support.killed_manager HOME STEP
+
+Its one instance, ``one``, is a process that sleeps. ``STEP`` is when: before or after the state is
+written for the ``n``-th time (``before-write-1``), or a step of a start (``prepared``, ``spawned``,
+``started``); ``none`` prints what it has once that is ready, and leaves.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.pool.fleet.home import InstanceRecord, PoolHome, PoolState
+from orchestrator.pool.fleet.member import Hooks, ports_of
+from orchestrator.pool.manager import Manager, ManagerConfig
+from orchestrator.pool.process.detached import (
+    DetachedProcess,
+    DetachedStarter,
+    Found,
+    clear_remains,
+    find_detached,
+)
+from tests.support.fake_pool import FakeWish
+
+SLEEP = ("bash", "-c", "sleep 1000 & wait")
+
+
+class DyingHome(PoolHome):
+    """Kills its process before or after a write."""
+
+    def __init__(self, path: Path, step: str) -> None:
+        super().__init__(path)
+        self._step = step
+        self._writes = 0
+
+    def write(self, state: PoolState) -> None:
+        self._writes += 1
+        die_at(self._step, f"before-write-{self._writes}")
+        super().write(state)
+        die_at(self._step, f"after-write-{self._writes}")
+
+
+class Sleeper:
+    """``PoolUnit``: a process that does nothing, at a port that nobody listens on."""
+
+    where = "nowhere"
+
+    def __init__(self, home: Path, name: str, digest: str, port: int, hooks: Hooks) -> None:
+        self.name = name
+        self.port = port or random.randrange(10_000, 60_000)
+        self._home = home
+        self._digest = digest
+        self._hooks = hooks
+        self._process: DetachedProcess | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        facts = {"digest": self._digest, "ports": f"0,{self.port},0"}
+        start = DetachedStarter(self._home, self.name, facts, self._hooks.stepped)
+        self._process = await start(self.name, SLEEP, env=os.environ, log=None)
+        self._hooks.stepped("started")
+
+    async def attach(self, found: Found) -> None:
+        self.port = ports_of(found)[1]
+        self._process = await DetachedProcess.adopt(self.name, found, None)
+
+    async def resume(self) -> None:
+        pass
+
+    async def lost(self) -> str:
+        assert self._process is not None
+        return f"it ended with status {await self._process.wait()}"
+
+    async def stop(self, drain_s: float) -> None:
+        if self._process is not None:
+            await self._process.end(drain_s)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.order(0.0)
+
+    def record(self) -> InstanceRecord:
+        record = InstanceRecord(ports=(0, self.port, 0))
+        if self._process is not None and self._process.running:
+            record.note(self._process)
+        return record
+
+
+class SleeperMachine:
+    """``Machine``, with real processes."""
+
+    def __init__(self, home: Path, step: str = "none") -> None:
+        self.home = home
+        self._step = step
+
+    def found(self) -> Sequence[Found]:
+        found = find_detached(self.home)
+        clear_remains(self.home, found)
+        return found
+
+    def make(self, wish: FakeWish, kept: InstanceRecord | None, hooks: Hooks) -> Sleeper:
+        def stepped(step: str) -> None:
+            die_at(self._step, step)
+            hooks.stepped(step)
+
+        port = 0 if kept is None else kept.ports[1]
+        return Sleeper(self.home, wish.name, wish.digest, port, Hooks(stepped, hooks.missed))
+
+    def make_former(self, found: Found, hooks: Hooks) -> Sleeper:
+        return Sleeper(self.home, found.label.unit, "", 0, hooks)
+
+    async def fits_beside(self, wish: FakeWish) -> bool:
+        return True
+
+
+class Deaf:
+    """``Registrar``."""
+
+    def set_ready(self, addresses: frozenset[str]) -> None:
+        pass
+
+    async def told(self, timeout_s: float) -> None:
+        pass
+
+
+def die_at(wanted: str, step: str) -> None:
+    if step == wanted:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def manage(home: PoolHome, machine: SleeperMachine) -> Manager[FakeWish]:
+    """A manager whose one instance is ready. ``home`` is to be claimed."""
+    state = home.read(lambda warning: None)
+    manager = Manager(
+        machine, home, Deaf(), lambda event: None, ManagerConfig(), state, random.Random(1)
+    )
+    wishes = {"one": FakeWish("one")}
+    await manager.recover(wishes)
+    await manager.apply(wishes)
+    assert await manager.members["one"].first_outcome() == ""
+    return manager
+
+
+async def main() -> None:
+    step = sys.argv[2]
+    home = DyingHome(Path(sys.argv[1]), step)
+    home.claim()
+    manager = await manage(home, SleeperMachine(home.path, step))
+    print(manager.members["one"].record().pid, flush=True)
+    await manager.leave()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
