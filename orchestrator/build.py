@@ -35,7 +35,11 @@ from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
 from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import LaneConfig, LaneFactory
+from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
+from orchestrator.loading.demand import DemandConfig, ModelDemand
+from orchestrator.loading.metrics import DEMAND, SWAPS
+from orchestrator.loading.swaps import Swaps
 from orchestrator.parsing import FormatConfig
 from orchestrator.placement import Placer
 from orchestrator.placement.metrics import PLACEMENT, POLICY
@@ -280,6 +284,23 @@ def build(
     metrics.watch(slots, SLOTS)
     metrics.watch(fleet, FLEET)
     health.also_ready.append(lambda: bool(fleet.ready()))
+    swaps = Swaps(registry, queue, in_flight, ask_for_swap, clock, token=lane_config.token)
+    metrics.watch(swaps, SWAPS)
+    demand = ModelDemand(
+        registry,
+        queue,
+        in_flight,
+        forecaster,
+        swaps,
+        clock,
+        DemandConfig(
+            enabled=settings.load_on_demand,
+            min_residency_s=settings.model_min_residency_s,
+            waiting=settings.model_load_waiting,
+            refuses=settings.admission is AdmissionMode.ENFORCE,
+        ),
+    )
+    metrics.watch(demand, DEMAND)
     stages = Stages(
         limits=limiter,
         registry=registry,
@@ -292,6 +313,8 @@ def build(
         settler=settler,
         store=store,
         sessions=sessions,
+        swaps=swaps,
+        demand=demand,
         durable=durable,
         slots=slots,
     )

@@ -29,6 +29,7 @@
     │   ├── Draining                     503 draining
     │   ├── JournalUnavailable           503 journal_unavailable
     │   └── InstanceLost                 503 instance_lost
+    ├── SwapFailed                       409 swap_failed
     └── EngineError                      502 engine_error
 
 A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
@@ -330,6 +331,13 @@ class EngineError(TidegateError):
 
     status = 502
     code = Code.ENGINE_ERROR
+
+
+class SwapFailed(TidegateError):
+    """An instance could not be given another model; it serves the one that it had."""
+
+    status = 409
+    code = Code.SWAP_FAILED
 
 
 def with_code(code: str, message: str) -> TidegateError:

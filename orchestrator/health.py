@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.admission.admission import Admission
+from orchestrator.instances.gates import GateWatch, gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
@@ -57,6 +58,7 @@ class HealthBoard:
         self.also_ready: list[Callable[[], bool]] = []
         """What else there may be work for, than text."""
         self._snapshot_version = -1
+        self._gate_watch = GateWatch()
         registry.listen(self)
         self.refresh()
 
@@ -79,6 +81,7 @@ class HealthBoard:
         is_ready = any(is_ready() for is_ready in self.also_ready)
         if is_ready or any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
+        self._gate_watch.look(self._registry)
         status = self._status()
         if status != self.status:
             level = logging.INFO if status == "ready" else logging.WARNING
@@ -88,7 +91,11 @@ class HealthBoard:
             "status": status,
             "queue": {"depth": len(self._queue), "bound": self._queue.bound},
             "models": sorted(self._models.by_name()),
-            "instances": [_describe(instance) for instance in self._registry],
+            "model_gates": self._model_gates(),
+            "instances": [
+                _describe(instance) | {"gates": self._gates(instance)}
+                for instance in self._registry
+            ],
         }
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
@@ -96,6 +103,26 @@ class HealthBoard:
         # What is degraded still serves: taken out of use, it would serve nobody.
         self.ready = PreparedResponse(200 if status in ("ready", "degraded") else 503, body)
         self.overall = PreparedResponse(200, body)
+
+    def _gates(self, instance: Instance) -> dict[str, object]:
+        breaker = self._registry.breakers.state(instance.address)
+        return {
+            name: {"open": gate.is_open, "reason": gate.reason}
+            for name, gate in gates_of(instance, breaker).items()
+        }
+
+    def _model_gates(self) -> dict[str, dict[str, bool]]:
+        """Of each model: which gates some instance of it has open."""
+        models: dict[str, dict[str, bool]] = {}
+        for instance in self._registry:
+            card = instance.card
+            if card is None:
+                continue
+            breaker = self._registry.breakers.state(instance.address)
+            known = models.setdefault(card.model, {})
+            for name, gate in gates_of(instance, breaker).items():
+                known[name] = known.get(name, False) or gate.is_open
+        return models
 
     def _status(self) -> str:
         if self._admission.draining:

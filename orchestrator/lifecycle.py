@@ -155,6 +155,8 @@ class Lifecycle:
             self._upkeep.cancel()
         await self._discovery.close()
         self._monitor.close()
+        await self._stages.demand.close()
+        await self._stages.swaps.close()
         await self._stages.slots.close()
         await self._stages.registry.close()
         await self._orchestrator.grammars.close()
@@ -171,6 +173,7 @@ class Lifecycle:
             try:
                 self._monitor.check_heartbeats()
                 stages.dispatcher.upkeep()
+                stages.demand.upkeep()
                 await self._discovery.remove_retired()
                 stages.store.prune()
                 stages.sessions.prune()

@@ -24,6 +24,8 @@ from orchestrator.errors import (
 )
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
+from orchestrator.loading.demand import ModelDemand
+from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
@@ -67,6 +69,8 @@ class Stages:
     settler: Settler
     store: TaskStore
     sessions: SessionStore
+    swaps: Swaps
+    demand: ModelDemand
     slots: Slots
     """Clips, which share the first of these and nothing else."""
     durable: DurableTasks | None = None
@@ -281,6 +285,8 @@ class Orchestrator:
         stages = self.stages
         stages.admission.begin(task)
         stages.limits.begin(task)
+        due_at = min(task.deadline.at, task.parts.cut_at)
+        await stages.demand.ensure(task.job.model, task.deadline, due_at)
         encoder = stages.models.resolve(task.job.model)
         task.model = encoder.card.model
         task.vocabulary = encoder.vocabulary
@@ -384,6 +390,17 @@ class Orchestrator:
     def model(self, name: str) -> PromptEncoder:
         """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
         return self.models.resolve(name)
+
+    def require_known(self, name: str) -> None:
+        """That there is a model of that name, served or to be loaded. Raises ``NotReady`` or
+        ``ModelNotFound``."""
+        if name not in self.stages.demand.loadable():
+            self.models.resolve(name)
+
+    async def loaded_model(self, job: Job) -> PromptEncoder:
+        """The job's model, loaded first where that is needed. Raises ``TidegateError``."""
+        await self.stages.demand.ensure(job.model, job.deadline)
+        return self.models.resolve(job.model)
 
     @property
     def refusals(self) -> RefusalStats:

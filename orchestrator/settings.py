@@ -164,6 +164,13 @@ class Settings(BaseSettings):
     """How often names are resolved and files looked at."""
     leave_grace_s: float = Field(default=30.0, ge=0)
     """Jobs on an instance that is no longer named may finish within this."""
+    load_on_demand: bool = True
+    """A model that is asked for and that no instance serves is loaded by one whose worker names it
+    among those that it may load (``TIDEGATE_WORKER_MODELS``)."""
+    model_min_residency_s: float = Field(default=10.0, ge=0)
+    """A model that has work is not given up for another one sooner than so long after its load."""
+    model_load_waiting: int = Field(default=256, ge=0)
+    """Requests that may wait for models to be loaded."""
     lane_token: SecretStr | None = None
     """Shown to workers that ask for one (``TIDEGATE_WORKER_LANE_TOKEN``). ``tidegate up`` makes one
     up for both."""

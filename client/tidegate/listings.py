@@ -4,11 +4,14 @@ import msgspec
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model that is served. ``max_model_len``: tokens of prompt and answer together."""
+    """A model that is served, or would be. ``max_model_len``: tokens of prompt and answer together,
+    None where it is not loaded. ``state``: ``loaded``, ``loading``, ``loadable``."""
 
     id: str
     max_model_len: int | None = None
     created: float | None = None
+    state: str = "loaded"
+    bytes: int | None = None
 
 
 class TaskLine(msgspec.Struct, frozen=True):
@@ -51,6 +54,28 @@ class InstanceSlot(msgspec.Struct, frozen=True):
     max_seconds: float | None = None
 
 
+class Gate(msgspec.Struct, frozen=True):
+    """A part of an instance's readiness; ``reason`` says why it is not open."""
+
+    open: bool
+    reason: str = ""
+
+
+class SwapState(msgspec.Struct, frozen=True):
+    """How a swap of an instance's model goes, or went: ``phase`` is ``done`` or ``failed`` at its
+    end, and ``ms`` what each phase took that is over. ``beside``: the new model was loaded while
+    the old one served."""
+
+    address: str
+    model: str
+    phase: str
+    ms: dict[str, float] = {}
+    total_ms: float = 0.0
+    beside: bool = False
+    freed_mib: float = 0.0
+    error: str | None = None
+
+
 class Instance(msgspec.Struct, frozen=True):
     """One Triton behind the service. None: its worker has not told yet."""
 
@@ -72,6 +97,9 @@ class Instance(msgspec.Struct, frozen=True):
     kv_blocks_free: int | None = None
     slot: InstanceSlot | None = None
     """None: it renders no clips."""
+    loadable: tuple[str, ...] = ()
+    gates: dict[str, Gate] = {}
+    swap: SwapState | None = None
 
 
 class InstanceList(msgspec.Struct, frozen=True):

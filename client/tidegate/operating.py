@@ -3,18 +3,22 @@
 Every call needs an operator's token where the service has one.
 """
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
-from tidegate.listings import Instance
+from tidegate.errors import TidegateError
+from tidegate.listings import Instance, InstanceList, SwapState
 from tidegate.transport import Call, Transport
 
 _ADMIN = {"X-Tidegate-Admin": "1"}
 """Where a service has no tokens: a page in a browser cannot send it unasked."""
 
+SWAP_S = 900.0
+"""A large model takes minutes to load, and what runs may be waited for before."""
 
 _T = TypeVar("_T")
 
@@ -61,11 +65,77 @@ class Operating:
         """Give it new work again."""
         return await self._post(f"{_path(address)}/undrain", Instance)
 
+    async def swap(
+        self,
+        address: str,
+        model: str = "",
+        *,
+        name: str = "",
+        settings: Mapping[str, str] | None = None,
+        grace: Deadline | None = None,
+        wait: bool = True,
+        back: bool = False,
+    ) -> SwapState:
+        """Have an instance serve another model: a name that it knows, or a path on its machine,
+        then called ``name``; or ``back`` to the one before. What runs finishes within ``grace``.
+
+        Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model that it has.
+        """
+        asked: dict[str, Any] = {"wait": wait}
+        if model:
+            asked["model"] = model
+        if name:
+            asked["name"] = name
+        if settings:
+            asked["settings"] = dict(settings)
+        if back:
+            asked["back"] = True
+        body = asked | (_grace(grace) or {})
+        call = Call(
+            "POST",
+            f"{_path(address)}/swap",
+            body,
+            _ADMIN,
+            is_idempotent=not back,
+            patience_s=SWAP_S,
+        )
+        return await self._transport.call(call, SwapState)
+
+    async def swap_all(
+        self,
+        model: str,
+        *,
+        name: str = "",
+        settings: Mapping[str, str] | None = None,
+        grace: Deadline | None = None,
+        on_swap: Callable[[SwapState], None] = lambda state: None,
+    ) -> tuple[SwapState, ...]:
+        """The same for all instances, one after the other, each once the one before it is ready.
+
+        The first that fails stops it: those that were swapped get their model back, and the error
+        is raised. ``on_swap`` hears of each.
+        """
+        look = Call("GET", "/v2/instances", headers=_ADMIN)
+        listed = await self._transport.call(look, InstanceList)
+        done: list[SwapState] = []
+        for instance in listed.instances:
+            try:
+                state = await self.swap(
+                    instance.address, model, name=name, settings=settings, grace=grace
+                )
+            except TidegateError:
+                for swapped in reversed([one for one in done if one.ms]):
+                    on_swap(await self.swap(swapped.address, back=True, grace=grace))
+                raise
+            done.append(state)
+            on_swap(state)
+        return tuple(done)
+
     async def reload(self) -> Reloaded:
         """Have settings and keys read anew. Raises ``InvalidRequest`` where they do not fit."""
         return await self._post("/admin/reload", Reloaded)
 
-    async def _post(self, path: str, result: type[_T], body: dict[str, float] | None = None) -> _T:
+    async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:
         return await self._transport.call(Call("POST", path, body, _ADMIN), result)
 
 

@@ -110,6 +110,8 @@ class Launcher:
             grammar=task.job.grammar,
             begun_tokens=len(token_ids) - task.prompt_tokens,
             stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,
+            # Those of another model's tokenizer would mean something else there.
+            serving=0 if instance.card is None else instance.card.serving,
         )
         # Only what was really sent counts as in flight.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)

@@ -18,7 +18,7 @@ from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
 from orchestrator.prediction import Load, Quantiles, StepLearner
 from orchestrator.prompts.encoder import PromptEncoder
-from worker.protocol import ModelCard, WorkerStats
+from worker.protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 
 LANE_SILENT_S = 0.6
 """A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
@@ -75,6 +75,12 @@ class Instance:
         """Its lanes are being closed, or are."""
         self.announced_card: ModelCard | None = None
         """The last card that came; ``card`` follows once its tokenizer is ready."""
+        self.is_reading_card = False
+        """The announced card's tokenizer is being made ready; until then nothing may use it."""
+        self.swap: SwapReport | None = None
+        """How the latest swap of its model goes or went, as its lanes tell."""
+        self.serves_since = 0.0
+        """When it began to serve the model that it has, in seconds of the clock."""
         self.encoder: PromptEncoder | None = None
         self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
@@ -104,6 +110,16 @@ class Instance:
     def chat_fault(self) -> str:
         """Why it takes plain prompts only; empty where it takes chats, or has no card yet."""
         return "" if self.encoder is None else self.encoder.chat_fault
+
+    @property
+    def is_swapping(self) -> bool:
+        """Whether its worker is at a swap of models, and open lanes would tell of its end."""
+        ended = (SwapPhase.DONE, SwapPhase.FAILED)
+        return (
+            self.swap is not None
+            and self.swap.phase not in ended
+            and any(lane.is_open for lane in self.lanes)
+        )
 
     @property
     def is_up(self) -> bool:
@@ -238,6 +254,7 @@ class Instance:
         if is_new:
             self.encoder = encoder
             self.step_learner = None
+            self._candidate = None  # of another model, perhaps
         self.concurrency.set_max_running(encoder.card.max_running)
         if self.step_learner is None:
             self.step_learner = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)

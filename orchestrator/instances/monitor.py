@@ -23,9 +23,14 @@ from orchestrator.telemetry.narration import (
     INSTANCE_LACKS,
     INSTANCE_READY,
     INSTANCE_SUSPECT,
+    SWAP_DONE,
+    SWAP_DRAINS,
+    SWAP_FAILED,
+    SWAP_LOADS,
+    SWAP_RESTORES,
     narrate,
 )
-from worker.protocol import Frame, KvReport, ModelCard
+from worker.protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
 
 _TOLD = {
     InstanceState.UP: INSTANCE_READY,
@@ -33,6 +38,14 @@ _TOLD = {
     InstanceState.DOWN: INSTANCE_DOWN,
     InstanceState.CONNECTING: INSTANCE_AWAY,
 }
+_SWAP_TOLD = {
+    SwapPhase.LOAD: SWAP_LOADS,
+    SwapPhase.DRAIN: SWAP_DRAINS,
+    SwapPhase.RESTORE: SWAP_RESTORES,
+    SwapPhase.DONE: SWAP_DONE,
+    SwapPhase.FAILED: SWAP_FAILED,
+}
+READING_CARD = "its model's tokenizer is being made ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,8 @@ class InstanceMonitor:
 
     def lane_reported(self, lane: Lane, frame: Frame) -> None:
         instance = self._registry.instances[lane.address]
+        if frame.swap is not None:
+            self._swap_reported(instance, frame.swap)
         if frame.card is not None:
             self._card_received(instance, frame.card)
         if frame.cache is not None:
@@ -114,6 +129,7 @@ class InstanceMonitor:
             if instance.state is not InstanceState.UP:
                 self._count_failure(instance)
             instance.forget_stats()
+            instance.swap = None  # whether it went on nobody can tell; the next card does
             if instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
         if lane.is_reopening:
@@ -129,7 +145,7 @@ class InstanceMonitor:
     # ── states ───────────────────────────────────────────────────────────────────────────────
 
     def _check(self, instance: Instance) -> None:
-        if instance.encoder is None or instance.fault:
+        if instance.encoder is None or instance.is_reading_card or instance.fault:
             return
         if not any(lane.is_open for lane in instance.lanes):
             return
@@ -177,7 +193,7 @@ class InstanceMonitor:
             self._registry.changed(topology=False)
             return
         instance.draining = draining
-        if draining and not self._registry.is_closing:
+        if draining and not self._registry.is_closing and not instance.is_swapping:
             lane_log.warning(
                 "worker is draining, though not asked to by this orchestrator"
                 if by_worker
@@ -185,6 +201,26 @@ class InstanceMonitor:
                 extra=fields(instance=instance.address),
             )
         self._registry.changed()
+
+    def _swap_reported(self, instance: Instance, report: SwapReport) -> None:
+        """Each lane tells the same."""
+        was, instance.swap = instance.swap, report
+        if was is not None and was.phase is report.phase and was.model == report.model:
+            return
+        told = _SWAP_TOLD.get(report.phase)
+        if told is not None:
+            level = logging.WARNING if report.phase is SwapPhase.FAILED else logging.INFO
+            narrate(
+                lane_log,
+                told,
+                instance.address,
+                level,
+                instance=instance.address,
+                model=report.model,
+                was=report.was,
+                reason=report.error or None,
+            )
+        self._registry.changed(topology=False)
 
     # ── cards ────────────────────────────────────────────────────────────────────────────────
 
@@ -195,12 +231,16 @@ class InstanceMonitor:
             return
         instance.announced_card = card
         instance.fault = ""
+        instance.is_reading_card = False
         encoder = instance.encoder
         if encoder is None or encoder.card != card:
             encoder = self._models.encoder_of(card)
         if encoder is not None:
             self._encoder_ready(instance, encoder)
             return
+        instance.is_reading_card = True
+        if instance.state is not InstanceState.CONNECTING:
+            self._set_state(instance, InstanceState.CONNECTING, READING_CARD)
         task = asyncio.create_task(self._load(instance, card))
         self._loading.add(task)
         task.add_done_callback(self._loading.discard)
@@ -224,6 +264,7 @@ class InstanceMonitor:
     def _card_unusable(self, instance: Instance, card: ModelCard, fault: str) -> None:
         if instance.removed or instance.announced_card != card or instance.fault:
             return
+        instance.is_reading_card = False
         instance.fault = fault
         self._set_state(instance, InstanceState.CONNECTING, fault)
         lane_log.error("%s", fault, extra=fields(instance=instance.address))
@@ -233,8 +274,12 @@ class InstanceMonitor:
         if instance.removed or encoder.card != instance.announced_card:
             return
         instance.provenance = self._models.provenance(encoder.card)
+        instance.is_reading_card = False
+        was = instance.card
         if instance.take_encoder(encoder):
             self._tell_lacks(instance, encoder.card)
+            if was is None or was.model_digest != encoder.card.model_digest:
+                instance.serves_since = self._clock.now()
             self._registry.changed()
         self._check(instance)
 

@@ -1,6 +1,7 @@
 """The models that instances serve, each with the encoder of its prompts."""
 
 import asyncio
+from collections import deque
 from concurrent.futures import Executor
 
 from orchestrator.errors import ModelNotFound, NotReady
@@ -9,6 +10,9 @@ from orchestrator.instances.provenance import UNKNOWN, Provenance, provenance_of
 from orchestrator.instances.registry import Registry
 from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard
+
+RECENT = 4
+"""Encoders that are kept after their model has gone: to make one takes up to seconds."""
 
 
 class ServedModels:
@@ -23,6 +27,7 @@ class ServedModels:
         self._special_in_prompts = special_in_prompts
         self._provenance: dict[tuple[str, str, str], Provenance] = {}
         """By what decides it of a card, so that each is looked up once."""
+        self._recent: deque[PromptEncoder] = deque(maxlen=RECENT)
 
     def by_name(self) -> dict[str, PromptEncoder]:
         """Models that are known, up or not. A ready instance's card is preferred, and of those that
@@ -56,13 +61,24 @@ class ServedModels:
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
-        """An encoder that some instance has for an equal card."""
-        encoders = (instance.encoder for instance in self._registry)
-        return next((e for e in encoders if e is not None and e.card == card), None)
+        """An encoder that some instance has for an equal card, or one that reads prompts alike."""
+        served = [i.encoder for i in self._registry if i.encoder is not None]
+        for encoder in served:
+            if encoder.card == card:
+                return encoder
+        # A model that is swapped in again, or into another instance.
+        if _origin(card) in self._provenance:
+            for encoder in [*served, *self._recent]:
+                if encoder.reads_as(card):
+                    return encoder.with_card(card)
+        return None
 
     async def load(self, card: ModelCard) -> PromptEncoder:
         """Make a card's tokenizer and template ready. Raises ``BadCard``."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._make, card)
+        loop = asyncio.get_running_loop()
+        encoder = await loop.run_in_executor(self._executor, self._make, card)
+        self._recent.append(encoder)
+        return encoder
 
     def provenance(self, card: ModelCard) -> Provenance:
         """Of a card that was loaded."""

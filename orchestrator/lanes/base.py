@@ -96,6 +96,7 @@ class JobFields(TypedDict):
     stop_after_tokens: NotRequired[int]
     session_keep_ms: NotRequired[float]
     share_ms: NotRequired[float | None]
+    serving: NotRequired[int]
 
 
 class Lane(ABC):

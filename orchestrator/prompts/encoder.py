@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import pairwise
+from typing import Self
 
 import msgspec
 from tokenizers import Tokenizer
@@ -106,6 +108,23 @@ class PromptEncoder:
                 self._template = ChatTemplate(card.chat_template)
             except BadTemplate as error:
                 self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
+
+    def reads_as(self, card: ModelCard) -> bool:
+        """Whether prompts for ``card`` become the same tokens by the same means."""
+        own = self.card
+        return (
+            own.tokenizer_json == card.tokenizer_json
+            and own.chat_template == card.chat_template
+            and own.special_tokens == card.special_tokens
+            and own.eos_token_ids == card.eos_token_ids
+            and own.model == card.model
+        )
+
+    def with_card(self, card: ModelCard) -> Self:
+        """The same for a ``card`` that it ``reads_as``, without making it again."""
+        other = copy(self)
+        other.card = card
+        return other
 
     @property
     def knows_tools(self) -> bool:

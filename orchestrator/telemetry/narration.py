@@ -35,6 +35,7 @@ class Action(StrEnum):
     LOAD = "load"
     LOSE = "lose"
     DEGRADE = "degrade"
+    GATE = "gate"
     READY = "ready"
     STOP = "stop"
     PLACE = "place"
@@ -91,6 +92,41 @@ INSTANCE_LACKS = Narration(
     Actor.WORKER,
     Action.DEGRADE,
     "An instance's engine cannot do all that others can: what needs it goes elsewhere.",
+)
+SWAP_LOADS = Narration(Actor.WORKER, Action.LOAD, "An instance is loading another model.")
+SWAP_DRAINS = Narration(
+    Actor.WORKER, Action.STOP, "An instance takes no new work: its model is about to be replaced."
+)
+SWAP_RESTORES = Narration(
+    Actor.WORKER, Action.LOAD, "An instance could not load its new model, and loads the old one."
+)
+SWAP_DONE = Narration(Actor.WORKER, Action.READY, "An instance serves another model now.")
+SWAP_FAILED = Narration(Actor.WORKER, Action.FAIL, "An instance could not be given another model.")
+GATES = {
+    ("artifacts", True): Narration(
+        Actor.WORKER, Action.GATE, "An instance has its model's files: it told what it serves."
+    ),
+    ("artifacts", False): Narration(
+        Actor.WORKER, Action.GATE, "An instance lacks its model's files, or has not told of any."
+    ),
+    ("engine", True): Narration(
+        Actor.WORKER, Action.GATE, "An instance has its engine: the model is loaded and reached."
+    ),
+    ("engine", False): Narration(
+        Actor.WORKER,
+        Action.GATE,
+        "An instance's engine cannot be used: not loaded, or not reached.",
+    ),
+    ("health", True): Narration(Actor.WORKER, Action.GATE, "An instance passes its health checks."),
+    ("health", False): Narration(
+        Actor.WORKER, Action.GATE, "An instance does not pass its health checks."
+    ),
+}
+"""By gate, and whether it opened."""
+ON_DEMAND = Narration(
+    Actor.ORCHESTRATOR,
+    Action.LOAD,
+    "A model is asked for that no instance serves, so one loads it.",
 )
 READINESS = {
     "ready": Narration(Actor.ORCHESTRATOR, Action.READY, "The service is ready for work."),

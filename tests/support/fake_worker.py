@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
+import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -29,6 +30,7 @@ from worker.protocol import (
     Frame,
     KvReport,
     LaneError,
+    Loadable,
     ModelCard,
     OnDeadline,
     Open,
@@ -37,6 +39,9 @@ from worker.protocol import (
     Resume,
     Started,
     Submit,
+    Swap,
+    SwapPhase,
+    SwapReport,
     TokenLogprob,
     WorkerStats,
     decode_message,
@@ -165,6 +170,14 @@ class FakeWorker:
         self.tokens_total = 0
         self.jobs_total = 0
         self.drain_left_ms: float | None = None
+        self.models: dict[str, ModelCard] = {}
+        """What it can be told to serve, by name."""
+        self.swaps: list[Swap] = []
+        self.swapping: asyncio.Task[None] | None = None
+        self.swap_s = 0.0
+        """What a load takes."""
+        self.swap_error = ""
+        """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -185,6 +198,8 @@ class FakeWorker:
 
     async def stop(self) -> None:
         """As a crash: every stream breaks at once."""
+        if self.swapping is not None:
+            self.swapping.cancel()
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(None)
@@ -204,6 +219,48 @@ class FakeWorker:
         for lane in self.lanes:
             lane.draining = True
             await lane.send(stats=self.stats())
+
+    def can_load(self, *names: str, load_ms: float = 0.0, size: int = 0) -> None:
+        """Have it know further models, which are like its own but for their names."""
+        known = (self.card.model, *names)
+        loadable = tuple(Loadable(name, size, load_ms) for name in known)
+        self.models = {
+            name: msgspec.structs.replace(
+                self.card, model=name, model_digest=name, loadable=loadable
+            )
+            for name in known
+        }
+        self.card = self.models[self.card.model]
+
+    async def swap(self, message: Swap, answer: "_FakeLane", request_id: str) -> None:
+        """As a worker does that has no room for both models."""
+        self.swaps.append(message)
+        name = message.settings.get("MODEL_NAME", "")
+        was = self.card.model
+        if name not in self.models:
+            await answer.refuse(request_id, f"invalid_request: knows no model {name!r}")
+            return
+        if name == was:
+            await answer.send(swap=SwapReport(SwapPhase.DONE, name, was))
+            return
+        for lane in self.lanes:
+            lane.draining = True
+            drains = SwapReport(SwapPhase.DRAIN, name, was)
+            await lane.send(swap=drains, stats=self.stats())
+        await self.until(lambda: self.running == 0)
+        await asyncio.sleep(self.swap_s)
+        ms = {"drain": 1.0, "load": 1000 * self.swap_s}
+        if self.swap_error:
+            end = SwapReport(SwapPhase.FAILED, name, was, ms, self.swap_error)
+        else:
+            end = SwapReport(SwapPhase.DONE, name, was, ms)
+        serving = self.card.serving + 1
+        card = self.models[was if self.swap_error else name]
+        self.card = msgspec.structs.replace(card, serving=serving)
+        for lane in self.lanes:
+            lane.draining = False
+            await lane.send(swap=end, card=self.card, stats=self.stats(), cache=self.cache())
+        await answer.send(swap=end)
 
     async def hand_back(self) -> None:
         """End all jobs as a draining worker does those that have not started."""
@@ -349,7 +406,7 @@ class _FakeLane:
                 await self._slot(request)
                 continue
             if self.worker.is_slots_only:
-                await self._refuse(request.id, f"Request for unknown model: '{MODEL_NAME}'")
+                await self.refuse(request.id, f"Request for unknown model: '{MODEL_NAME}'")
                 continue
             names = [tensor.name for tensor in request.inputs]
             raw = request.raw_input_contents[names.index(LANE_MESSAGE)]
@@ -371,7 +428,7 @@ class _FakeLane:
         async with self._writing:
             await self._context.write(response)
 
-    async def _refuse(self, request_id: str, message: str) -> None:
+    async def refuse(self, request_id: str, message: str) -> None:
         """An error in-band, as Triton has it."""
         async with self._writing:
             await self._context.write(
@@ -385,10 +442,10 @@ class _FakeLane:
         worker = self.worker
         if worker.is_unloaded:
             unknown = "Request for unknown model: 'llm' has no available versions"
-            await self._refuse(request_id, unknown)
+            await self.refuse(request_id, unknown)
             return
         if self.generation != worker.generation:
-            await self._refuse(request_id, f"lane_closed: lane '{self.name}' is not open here")
+            await self.refuse(request_id, f"lane_closed: lane '{self.name}' is not open here")
             return
         match message:
             case Open():
@@ -406,7 +463,7 @@ class _FakeLane:
                 worker.jobs_total += 1
                 plan = worker.plan(message)
                 if plan.in_band_error:
-                    await self._refuse(request_id, plan.in_band_error)
+                    await self.refuse(request_id, plan.in_band_error)
                     return
                 self._cancelled[message.handle] = asyncio.Event()
                 self._may_go_on[message.handle] = asyncio.Event()
@@ -436,6 +493,9 @@ class _FakeLane:
                 await self.send(card=worker.card, cache=worker.cache())
             case Drain():
                 await worker.drain()
+            case Swap():
+                # On its own: whoever asked may go.
+                worker.swapping = asyncio.create_task(worker.swap(message, self, request_id))
 
     async def _beat(self) -> None:
         while True:

@@ -77,5 +77,7 @@ class Code(StrEnum):
     LANE_CLOSED = "lane_closed"
     """Between orchestrator and worker: a message names a lane that this worker does not have open.
     """
+    SWAP_FAILED = "swap_failed"
+    """An instance could not load another model, and serves the one that it had."""
     ENGINE_ERROR = "engine_error"
     INTERNAL = "internal"

@@ -24,7 +24,7 @@ from dataclasses import replace
 import msgspec
 
 from worker.core import Clock
-from worker.errors import RequestError, ResponderLost, WorkerDraining
+from worker.errors import InvalidCall, RequestError, ResponderLost, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
@@ -79,6 +79,8 @@ class Swapper:
         self._die = die
         self._load_ms = {name_of(settings): loaded.load_ms.get("total", 0.0)}
         self._number = 0
+        self._previous: WorkerSettings | None = None
+        """What it served before the model that it has."""
         self.serving = self._serving_of(loaded, settings)
         self._old: Serving | None = None
         """No longer served, and not unloaded yet. Nothing else may hold it: it is the memory."""
@@ -96,7 +98,7 @@ class Swapper:
 
         One who asks for what is under way hears how that goes.
         """
-        target = target_settings(self._started, asked)
+        target = self._target_of(asked)
         with self._lock:
             if self._thread is not None:
                 if target != self._target:
@@ -119,6 +121,17 @@ class Swapper:
                 target=self._run, args=(target, grace_s), name="tidegate-swap", daemon=True
             )
             self._thread.start()
+
+    def _target_of(self, asked: Mapping[str, str]) -> WorkerSettings:
+        if asked:
+            return target_settings(self._started, asked)
+        if self._thread is not None:
+            return self._target
+        if self._previous is None:
+            raise InvalidCall(
+                "this worker has had no other model: name one by MODEL_PATH or MODEL_NAME"
+            )
+        return self._previous
 
     def close(self) -> None:
         """Give up a drain for a swap; a load that is under way comes to nothing. Idempotent."""
@@ -241,6 +254,8 @@ class Swapper:
         self._number += 1
         self._load_ms[name_of(settings)] = loaded.load_ms.get("total", 0.0)
         serving = self._serving_of(loaded, settings)
+        if self.serving.settings != settings:
+            self._previous = self.serving.settings
 
         def place() -> None:
             self._replace(serving)

@@ -8,7 +8,7 @@ from tidegate.cli.engines import engines
 from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
-from tidegate.cli.operate import drain, reload
+from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.pool import pool
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
@@ -76,6 +76,7 @@ for command in (
     bench,
     doctor,
     drain,
+    swap,
     reload,
     serve,
     worker,

@@ -1,4 +1,4 @@
-"""``tidegate drain`` and ``tidegate reload``: their arguments."""
+"""``tidegate drain``, ``tidegate swap`` and ``tidegate reload``: their arguments."""
 
 import click
 
@@ -13,6 +13,18 @@ Take a service, or one of its instances, out of use without losing what it works
   tidegate drain --undo                      take new work again
 
 Returns once nothing runs there any more, or the grace is over.
+"""
+
+SWAP_DESCRIPTION = """\
+Have an instance serve another model, in the process that it is, while others go on.
+
+  tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER_MODELS)
+  tidegate swap 10.0.0.7:8001 /models/qwen   a folder on its machine
+  tidegate swap --all /models/v2 --name chat all instances, one after the other
+  tidegate swap 10.0.0.7:8001 --back         the model that it had before
+
+What runs there finishes first, or is moved. A model that cannot be loaded leaves the old one; with
+--all, the first that fails has those before it go back.
 """
 
 RELOAD_DESCRIPTION = """\
@@ -53,6 +65,48 @@ def drain(
             draining.undo(client, instance, as_json=as_json)
             if undo
             else draining.drain(client, instance, grace, wait_s, as_json=as_json)
+        ),
+    )
+
+
+@click.command(cls=Command, help=SWAP_DESCRIPTION, short_help="another model, without a restart")
+@click.argument("where", metavar="ADDRESS MODEL", nargs=-1)
+@server_options
+@option("--all", "everywhere", is_flag=True, help="all instances, one after the other")
+@option("--back", is_flag=True, help="to the model that it had before")
+@option("--name", metavar="NAME", default="", help="what clients call the model at a path")
+@option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="a worker setting for it")
+@option("--grace", type=SECONDS, help="what runs has so long (to the last of its deadlines)")
+@json_option
+def swap(
+    where: tuple[str, ...],
+    url: str,
+    token: str | None,
+    everywhere: bool,
+    back: bool,
+    name: str,
+    settings: tuple[str, ...],
+    grace: float | None,
+    as_json: bool,
+) -> int:
+    words = 1 - everywhere + 1 - back
+    if len(where) != words or (everywhere and back):
+        raise click.UsageError("name an instance and a model; see --help")
+    given = dict(setting.partition("=")[::2] for setting in settings)
+    if not all(given.values()):
+        raise click.UsageError("--set takes NAME=VALUE")
+    with importing():
+        from tidegate.cli import asking, swapping
+    model = "" if back else where[-1]
+    asked = swapping.Asked(model, name, given, grace, back)
+    return asking.ask(
+        "swap",
+        url,
+        token,
+        lambda client: (
+            swapping.swap_all(client, asked, as_json=as_json)
+            if everywhere
+            else swapping.swap(client, where[0], asked, as_json=as_json)
         ),
     )
 

@@ -49,7 +49,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """The next message of a conversation, or the rest of one that the client began."""
     check_version(request.headers)
     parsed = await read_body(request, _message_decoder, lambda body: _parse(request, body))
-    job, output = _with_output(request, parsed)
+    job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
 
@@ -129,11 +129,13 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedRequest:
     return ParsedRequest(job, prompt, use, bool(body.stream), must_think)
 
 
-def _with_output(request: web.Request, parsed: ParsedRequest) -> tuple[Job, TaskOutput | None]:
+async def _with_output(
+    request: web.Request, parsed: ParsedRequest
+) -> tuple[Job, TaskOutput | None]:
     """The job as its tools want it, and what takes apart what its model says, where that may be
     more than text. Raises ``InvalidRequest`` for what the model cannot."""
     try:
-        encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
+        encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     except TidegateError:
         return parsed.job, None  # as submitting it says, too
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:

@@ -32,7 +32,7 @@ async def create(request: web.Request) -> web.Response:
         if idle_keep_s is not None:
             keep_s = read_idle_keep_s(idle_keep_s, config)
         if model:
-            orchestrator.model(model)
+            orchestrator.require_known(model)
         session = orchestrator.sessions.create(key, model, history, keep_s)
     return json_response(_described(session, orchestrator.sessions), status=201)
 

@@ -115,7 +115,7 @@ async def embed(request: web.Request) -> web.Response:
     """A vector for each input, in that order."""
     orchestrator = request.app[ORCHESTRATOR]
     parsed, as_bytes = await read_body(request, _decoder, lambda body: _parse(request, body))
-    if orchestrator.model(parsed.job.model).card.pooling is None:
+    if (await orchestrator.loaded_model(parsed.job)).card.pooling is None:
         raise InvalidRequest(
             f"the model {parsed.job.model!r} makes no embeddings: its engine has no model, or is "
             "of an earlier version",

@@ -58,9 +58,9 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 
 async def models(request: web.Request) -> web.Response:
-    """Every model that is served."""
-    orchestrator = request.app[ORCHESTRATOR]
-    data = [_model(request, name) for name in sorted(orchestrator.models.by_name())]
+    """Every model that is served, or that would be loaded if it were asked for."""
+    demand = request.app[ORCHESTRATOR].stages.demand
+    data = [_model(request, name) for name in sorted(demand.states())]
     return json_response({"object": "list", "data": data})
 
 
@@ -68,7 +68,7 @@ async def model(request: web.Request) -> web.Response:
     """One model by name."""
     orchestrator = request.app[ORCHESTRATOR]
     name = request.match_info["model"]
-    orchestrator.model(name)
+    orchestrator.require_known(name)
     return json_response(_model(request, name))
 
 
@@ -110,7 +110,7 @@ async def _complete(
     request: web.Request, parsed: ParsedRequest, shape: Shape
 ) -> web.StreamResponse:
     if parsed.tools is not None:
-        encoder = request.app[ORCHESTRATOR].model(parsed.job.model)
+        encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
         job = with_tools(request, encoder, parsed.job, parsed.tools)
         parsed = parsed._replace(job=job)
     choices = Choices(request.app[ORCHESTRATOR], parsed)
@@ -279,10 +279,13 @@ def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
 
 def _model(request: web.Request, name: str) -> dict[str, object]:
     """With the fields that vLLM adds, of which clients read the context's length, and with ours:
-    how the model writes tool calls and what it thinks."""
+    how the model writes tool calls and what it thinks, and whether it is loaded. Of one that is
+    not only its name and its size are known."""
     orchestrator = request.app[ORCHESTRATOR]
-    encoder = orchestrator.model(name)
-    format = format_of(request.app, encoder)
+    demand = orchestrator.stages.demand
+    state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)
+    encoder = None if state != "loaded" else orchestrator.model(name)
+    format = None if encoder is None else format_of(request.app, encoder)
     return {
         "id": name,
         "object": "model",
@@ -290,7 +293,13 @@ def _model(request: web.Request, name: str) -> dict[str, object]:
         "owned_by": "tidegate",
         "root": name,
         "parent": None,
-        "max_model_len": encoder.card.context_tokens,
-        "tool_format": format.calls if encoder.knows_tools else None,
-        "reasoning_format": format.reasoning_name,
+        "max_model_len": None if encoder is None else encoder.card.context_tokens,
+        "tool_format": (
+            format.calls
+            if encoder is not None and format is not None and encoder.knows_tools
+            else None
+        ),
+        "reasoning_format": None if format is None else format.reasoning_name,
+        "state": state,
+        "bytes": None if loadable is None else loadable.bytes,
     }

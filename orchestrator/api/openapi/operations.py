@@ -14,7 +14,7 @@ from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
-from orchestrator.api.operator.types import DrainRequest, RegisterRequest
+from orchestrator.api.operator.types import DrainRequest, RegisterRequest, SwapRequest
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -96,6 +96,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v2/catalog/models/{id}/state": Operation(statuses=(200, 304)),
     "POST /v2/catalog/models/{id}/verify": Operation(statuses=(202,)),
     "GET /v2/catalog/engines/{id}": Operation(statuses=(200, 304)),
+    "POST /v2/instances/{address}/swap": Operation(SwapRequest, statuses=(200, 202)),
     "GET /admin/drain": _PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
     "POST /admin/undrain": _PLAIN,

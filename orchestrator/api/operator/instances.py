@@ -6,10 +6,12 @@ from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import read_grace_s, read_registration
+from orchestrator.api.operator.types import read_grace_s, read_registration, read_swap
 from orchestrator.instances.discovery import DiscoverySync
+from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
+from orchestrator.loading.swaps import RunningSwap, Swaps
 from orchestrator.prediction import Work
 from orchestrator.slots.fleet import SlotFleet
 
@@ -25,6 +27,7 @@ async def listing(request: web.Request) -> web.Response:
             "instances": [
                 describe(instance, orchestrator.registry)
                 | {"slot": describe_slot(orchestrator.slots.fleet, instance.address)}
+                | {"swap": _latest_swap(orchestrator.stages.swaps, instance)}
                 for instance in orchestrator.registry
             ],
             "sources": [
@@ -66,6 +69,35 @@ async def undrain(request: web.Request) -> web.Response:
     return json_response(describe(registry.uncordon(address), registry), status=202)
 
 
+async def swap(request: web.Request) -> web.Response:
+    """Give an instance another model: 202 while it goes on, 200 where the caller waits. Idempotent.
+
+    Raises ``SwapFailed`` to one who waits; ``GET /v2/instances`` tells the others.
+    """
+    asked = await read_swap(request)
+    orchestrator = request.app[ORCHESTRATOR]
+    running = orchestrator.stages.swaps.start(
+        request.match_info["address"], asked.settings, asked.grace_s
+    )
+    if asked.wait:
+        await running.wait()
+    return json_response(describe_swap(running), status=200 if running.is_over else 202)
+
+
+def describe_swap(swap: RunningSwap) -> dict[str, object]:
+    """How a swap that was asked for here goes, or went."""
+    return {
+        "address": swap.address,
+        "model": swap.model,
+        "phase": swap.phase,
+        "ms": swap.ms,
+        "total_ms": round(swap.total_ms, 1),
+        "beside": swap.beside,
+        "freed_mib": swap.freed_mib,
+        "error": None if swap.error is None else swap.error.message,
+    }
+
+
 def _named(request: web.Request) -> tuple[Registry, str]:
     return request.app[ORCHESTRATOR].registry, request.match_info["address"]
 
@@ -92,6 +124,11 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
             "total": len(instance.lanes),
         },
         "model": None if card is None else card.model,
+        "loadable": [] if card is None else sorted(one.name for one in card.loadable),
+        "gates": {
+            name: {"open": gate.is_open, "reason": gate.reason}
+            for name, gate in gates_of(instance, registry.breakers.state(instance.address)).items()
+        },
         "engine": None if card is None else card.engine,
         "engine_version": None if card is None else card.engine_version,
         "engine_digest": None if card is None else card.engine_digest,
@@ -111,6 +148,25 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         ),
         **_pace(instance),
         "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
+    }
+
+
+def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
+    """The latest that was asked for here, or that its lanes tell of; null without any."""
+    running, told = swaps.latest.get(instance.address), instance.swap
+    if running is not None and (not running.is_over or told is None or told.model == running.model):
+        return describe_swap(running)
+    if told is None:
+        return None
+    return {
+        "address": instance.address,
+        "model": told.model,
+        "phase": told.phase.value,
+        "ms": told.ms,
+        "total_ms": round(sum(told.ms.values()), 1),
+        "beside": told.beside,
+        "freed_mib": told.freed_mib,
+        "error": told.error or None,
     }
 
 
@@ -154,4 +210,5 @@ def routes() -> list[web.RouteDef]:
         web.delete("/v2/instances/{address}", deregister),
         web.post("/v2/instances/{address}/drain", drain),
         web.post("/v2/instances/{address}/undrain", undrain),
+        web.post("/v2/instances/{address}/swap", swap),
     ]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -27,7 +28,36 @@ class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _registrations = msgspec.json.Decoder(RegisterRequest)
+
+
+class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """``model``: a name that the instance knows, or the path of a folder on its machine; then
+    ``name`` is what it is called. ``settings`` are more of the worker's, as its environment spells
+    them without ``TIDEGATE_WORKER_``. ``grace_ms``: what runs may go on for so long; left out, to
+    the last of its deadlines. ``wait`` answers once it is over. ``back`` instead of a model: the
+    one before this.
+    """
+
+    model: str = ""
+    name: str = ""
+    settings: dict[str, str] = {}
+    grace_ms: float | None = None
+    wait: bool = False
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSwap:
+    """``settings`` are those of ``Swap``."""
+
+    settings: dict[str, str]
+    grace_s: float | None
+    wait: bool
+
+
 _decoder = msgspec.json.Decoder(DrainRequest)
+_swap_decoder = msgspec.json.Decoder(SwapRequest)
+MAX_SETTINGS = 64
 
 
 async def read_grace_s(request: web.Request, default_s: float) -> float:
@@ -35,8 +65,40 @@ async def read_grace_s(request: web.Request, default_s: float) -> float:
     if not request.body_exists:
         return default_s
     asked = (await read_body(request, _decoder, _same)).grace_ms
-    if asked is None:
-        return default_s
+    return default_s if asked is None else _checked_grace_s(asked)
+
+
+async def read_swap(request: web.Request) -> AskedSwap:
+    """What to swap to. Raises ``InvalidRequest``."""
+    return await read_body(request, _swap_decoder, _asked_swap)
+
+
+def _asked_swap(body: SwapRequest) -> AskedSwap:
+    settings = {name.upper(): value for name, value in body.settings.items()}
+    if len(settings) > MAX_SETTINGS:
+        raise InvalidRequest(f"settings: at most {MAX_SETTINGS}", field="settings")
+    for name in ("MODEL_PATH", "MODEL_NAME"):
+        if name in settings and (body.model or body.name):
+            raise InvalidRequest(
+                f"settings: {name} is stated by model and name already; leave one of them out",
+                field="settings",
+            )
+    if body.model:
+        is_path = body.model.startswith(("/", "~", ".")) or body.model.endswith(".gguf")
+        settings["MODEL_PATH" if is_path else "MODEL_NAME"] = body.model
+        if is_path and body.name:
+            settings["MODEL_NAME"] = body.name
+    if body.back and settings:
+        raise InvalidRequest("back: leave model, name and settings out", field="back")
+    if not (body.back or "MODEL_PATH" in settings or "MODEL_NAME" in settings):
+        raise InvalidRequest(
+            "model: name one that the instance knows, or a path on its machine", field="model"
+        )
+    grace_s = None if body.grace_ms is None else _checked_grace_s(body.grace_ms)
+    return AskedSwap(settings, grace_s, body.wait)
+
+
+def _checked_grace_s(asked: float) -> float:
     if not 0 <= asked <= MAX_GRACE_MS or math.isnan(asked):
         raise InvalidRequest(
             f"grace_ms: must be from 0 to {MAX_GRACE_MS:.0f}, got {asked:g}", field="grace_ms"

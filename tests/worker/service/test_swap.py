@@ -331,6 +331,14 @@ def test_wk7_models_that_the_settings_list_are_in_the_card_and_need_no_path(
         assert outcome(harness.send(Swap({"MODEL_NAME": "fake"}, 1000.0))).model == "fake"
 
 
+def test_wk7_a_swap_can_be_taken_back(harness: Harness, models: Models) -> None:
+    outcome(swap(harness, "second"))
+    models.broken = {"third"}
+    outcome(swap(harness, "third"))
+    assert outcome(harness.send(Swap({}, 1000.0))).model == "first"
+    assert outcome(harness.send(Swap({}, 1000.0))).model == "second"
+
+
 def _settings(**changes: object) -> WorkerSettings:
     values: dict[str, object] = {"model_path": "/m", "device": "cpu"}
     return WorkerSettings(**(values | changes))  # type: ignore[arg-type]

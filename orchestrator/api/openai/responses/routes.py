@@ -39,7 +39,7 @@ async def create(request: web.Request) -> web.StreamResponse:
             field="background",
         )
     history, prompt = _conversation(store, asked)
-    encoder, job = orchestrator.model(asked.job.model), asked.job
+    encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     if asked.tools is not None:
         job = with_tools(request, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)

@@ -1,0 +1,96 @@
+"""What an instance's readiness is made of (OR-13): its artifacts, its engine, its health.
+
+Each gate is open or says why not, so that who looks at a service that is not ready sees which part
+of it to mend. An instance takes new work when all of its gates are open.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.instances.breaker import BreakerState
+from orchestrator.instances.instance import Instance, InstanceState
+from orchestrator.instances.registry import Registry
+from orchestrator.telemetry.log import lane_log
+from orchestrator.telemetry.narration import GATES, narrate
+
+ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``reason`` is for people, and empty while it is open."""
+
+    reason: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.reason
+
+
+def gates_of(instance: Instance, breaker: BreakerState) -> dict[str, Gate]:
+    """An instance's gates, in the order in which they open."""
+    return {
+        ARTIFACTS: Gate(_lacks_artifacts(instance)),
+        ENGINE: Gate(_lacks_engine(instance)),
+        HEALTH: Gate(_lacks_health(instance, breaker)),
+    }
+
+
+def _lacks_artifacts(instance: Instance) -> str:
+    """Its model's files: read by the worker, and told of in a card that can be used."""
+    if instance.fault:
+        return instance.fault
+    if instance.announced_card is None:
+        return instance.reason or "it has not told which model it serves"
+    return ""
+
+
+def _lacks_engine(instance: Instance) -> str:
+    if not any(lane.is_open for lane in instance.lanes):
+        return instance.reason or "no lane to it is open"
+    if instance.fault:
+        return "no engine without a model that can be used"
+    if instance.is_reading_card or instance.encoder is None:
+        return "its model's tokenizer is being made ready"
+    if instance.swap is not None and instance.is_swapping and instance.draining:
+        return f"it is about to serve {instance.swap.model} instead of {instance.swap.was}"
+    return ""
+
+
+def _lacks_health(instance: Instance, breaker: BreakerState) -> str:
+    if instance.state is not InstanceState.UP:
+        return instance.reason or instance.state.value
+    if breaker is BreakerState.OPEN:
+        return "its circuit breaker is open: too many of its jobs failed"
+    if instance.removed or instance.retiring_since is not None:
+        return "it is leaving: nobody names it any more"
+    if instance.cordoned:
+        return "an operator took it out of use"
+    if instance.draining:
+        return "it drains"
+    return ""
+
+
+class GateWatch:
+    """Tells of each gate that opens or closes, in one sentence."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], bool] = {}
+
+    def look(self, registry: Registry) -> None:
+        """Compare every instance's gates with those of the last look."""
+        seen: dict[tuple[str, str], bool] = {}
+        for instance in registry:
+            breaker = registry.breakers.state(instance.address)
+            for name, gate in gates_of(instance, breaker).items():
+                key = instance.address, name
+                seen[key] = gate.is_open
+                if self._open.get(key, False) != gate.is_open:
+                    narrate(
+                        lane_log,
+                        GATES[name, gate.is_open],
+                        instance.address,
+                        instance=instance.address,
+                        gate=name,
+                        reason=gate.reason or None,
+                    )
+        self._open = seen

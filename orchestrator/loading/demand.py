@@ -1,0 +1,319 @@
+"""Models that no instance serves yet, loaded because a request asks for one.
+
+Workers tell which ones they could load (``ModelCard.loadable``): what is on their disk and fits
+into their memory is theirs to know, and an orchestrator that is started anew has nothing to
+remember. A load is shared by all who wait for it. Whoever cannot wait for it is refused before
+anything is loaded (DL-7).
+"""
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.errors import (
+    DeadlineExceeded,
+    DeadlineInfeasible,
+    NotReady,
+    QueueFull,
+    TidegateError,
+)
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
+from orchestrator.loading.choice import LoadChoice, Place, choose_place
+from orchestrator.loading.swaps import Swaps
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.narration import ON_DEMAND, narrate
+from worker.protocol import Loadable
+
+BYTES_PER_MS = 500_000.0
+"""How fast a model loads of which nothing is known, usually, and beyond a fixed part."""
+FASTEST_BYTES_PER_MS = 8_000_000.0
+"""No disk and no memory loads faster: what takes longer than this allows is certain to."""
+FIXED_MS = 300.0
+CERTAIN_SHARE = 0.7
+"""A load is taken to need so much of its shortest one of late."""
+RETRY_AFTER_S = 5.0
+"""After a load that failed, requests for its model are refused for so long."""
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class DemandConfig:
+    """``waiting``: requests that may wait for loads. ``refuses``: whoever cannot wait is told."""
+
+    enabled: bool = True
+    min_residency_s: float = 10.0
+    waiting: int = 256
+    refuses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model could not be loaded; nobody tries again before ``until``."""
+
+    reason: str
+    until: float
+
+
+class ModelDemand:
+    """Has instances load what is asked for."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        queue: TaskQueue[Task],
+        in_flight: AttemptsInFlight,
+        forecaster: Forecaster,
+        swaps: Swaps,
+        clock: Clock,
+        config: DemandConfig,
+    ) -> None:
+        self.loads: Counter[str] = Counter()
+        """By result: ``done``, ``failed``."""
+        self.refused = 0
+        self.evictions = 0
+        """Models that made room for another one which was asked for."""
+        self._registry = registry
+        self._queue = queue
+        self._in_flight = in_flight
+        self._forecaster = forecaster
+        self._swaps = swaps
+        self._clock = clock
+        self._config = config
+        self._flights: dict[str, asyncio.Task[None]] = {}
+        self._waiters: Counter[str] = Counter()
+        self._needed_at: dict[str, float] = {}
+        self._failed: dict[str, Failure] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a load."""
+        return self._waiters.total()
+
+    def loadable(self) -> dict[str, Loadable]:
+        """Every model that some instance could load, by name."""
+        if not self._config.enabled:
+            return {}
+        return {
+            one.name: one
+            for instance in self._registry
+            if not instance.removed and (card := instance.card) is not None
+            for one in card.loadable
+        }
+
+    def states(self) -> dict[str, str]:
+        """``loaded``, ``loading`` or ``loadable``, by name."""
+        served = {i.card.model for i in self._registry if i.card is not None}
+        states = dict.fromkeys(self.loadable(), "loadable")
+        states |= dict.fromkeys(self._flights, "loading")
+        return states | dict.fromkeys(served, "loaded")
+
+    async def ensure(self, model: str, deadline: Deadline, due_at: float | None = None) -> None:
+        """Return once ``model`` is served, or where no instance could load it.
+
+        ``due_at``: the earlier of the deadline and what else ends the request, in seconds of the
+        clock. Raises ``DeadlineInfeasible``, ``DeadlineExceeded``, ``NotReady`` or ``QueueFull``.
+        """
+        due_at = deadline.at if due_at is None else due_at
+        self._needed_at[model] = self._clock.now()
+        while not self._is_served(model):
+            known = self.loadable().get(model)
+            if known is None:
+                return
+            self._require_hope(known, due_at)
+            await self._wait_for(model, due_at)
+
+    def upkeep(self) -> None:
+        """See to tasks that wait in the queue for a model which was taken from them."""
+        loadable = self.loadable()
+        if not loadable:
+            return
+        for model in {task.model for task in self._queue.tasks()}:
+            if model in loadable and not self._is_served(model) and not self._has_failed(model):
+                self._flight(model)
+
+    async def close(self) -> None:
+        for flight in self._flights.values():
+            flight.cancel()
+
+    # ── one request ──────────────────────────────────────────────────────────────────────────
+
+    def _is_served(self, model: str) -> bool:
+        """By an instance that keeps it; down or not, as placement waits for it to come back."""
+        leaving = self._swaps.leaving()
+        return any(
+            i.card is not None
+            and i.card.model == model
+            and not (i.address in leaving and self._swaps.latest[i.address].model != model)
+            for i in self._registry
+        )
+
+    def _has_failed(self, model: str) -> Failure | None:
+        failure = self._failed.get(model)
+        if failure is not None and self._clock.now() >= failure.until:
+            del self._failed[model]
+            return None
+        return failure
+
+    def _require_hope(self, known: Loadable, due_at: float) -> None:
+        """Raise what a request that would wait for ``known`` in vain is told."""
+        now = self._clock.now()
+        if (failure := self._has_failed(known.name)) is not None:
+            raise NotReady(
+                f"{known.name} could not be loaded: {failure.reason}",
+                retry_after_ms=1000 * (failure.until - now),
+            )
+        left_ms = 1000 * (due_at - now)
+        least_ms = self._least_ms(known)
+        if self._config.refuses and least_ms >= left_ms:
+            self.refused += 1
+            predicted_ms = max(least_ms, self._predicted_ms(known))
+            raise DeadlineInfeasible(
+                f"{known.name} is not loaded, which will take about {predicted_ms:.0f} ms, and"
+                f" {max(0.0, left_ms):.0f} ms are left",
+                predicted_finish_ms=predicted_ms,
+                earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + predicted_ms),
+                binding_constraint="model_load",
+            )
+        if self.waiting >= self._config.waiting:
+            raise QueueFull(
+                f"{self.waiting} requests wait for models to be loaded already",
+                retry_after_ms=self._predicted_ms(known),
+            )
+
+    def _least_ms(self, known: Loadable) -> float:
+        """No load is over sooner, drain and all."""
+        least = self._swaps.least_load_ms(known.name)
+        if least is None:
+            least = known.load_ms or known.bytes / FASTEST_BYTES_PER_MS / CERTAIN_SHARE
+        return CERTAIN_SHARE * least
+
+    def _load_ms(self, known: Loadable) -> float:
+        usual = self._swaps.usual_load_ms(known.name) or known.load_ms
+        return usual or FIXED_MS + known.bytes / BYTES_PER_MS
+
+    def _predicted_ms(self, known: Loadable) -> float:
+        choice = self._choose(known)
+        place = choice.place
+        if place is not None:
+            return place.total_ms
+        wait_ms = 1000 * choice.wait_s if choice.wait_s < math.inf else 0.0
+        return self._load_ms(known) + wait_ms
+
+    async def _wait_for(self, model: str, due_at: float) -> None:
+        flight = self._flight(model)
+        self._waiters[model] += 1
+        try:
+            async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
+                await asyncio.shield(flight)
+        except TimeoutError as error:
+            if isinstance(error, TidegateError):
+                raise
+            late_s = self._clock.now() - due_at
+            raise DeadlineExceeded.before("its model was loaded", late_s) from None
+        finally:
+            self._waiters[model] -= 1
+
+    # ── one load ─────────────────────────────────────────────────────────────────────────────
+
+    def _flight(self, model: str) -> "asyncio.Task[None]":
+        """The load of ``model`` that is under way, or a new one."""
+        flight = self._flights.get(model)
+        if flight is None:
+            flight = self._flights[model] = asyncio.create_task(
+                self._load(model), name=f"load {model}"
+            )
+            flight.add_done_callback(lambda done: self._landed(model, done))
+        return flight
+
+    def _landed(self, model: str, flight: "asyncio.Task[None]") -> None:
+        self._flights.pop(model, None)
+        if not flight.cancelled():
+            flight.exception()  # nobody may be left to ask for it
+
+    async def _load(self, model: str) -> None:
+        while True:
+            known = self.loadable().get(model)
+            if known is None or self._is_served(model) or not self._is_wanted(model):
+                return
+            choice = self._choose(known)
+            if choice.place is not None:
+                break
+            await asyncio.sleep(min(choice.wait_s, _LOOK_S))
+        address = choice.place.address
+        card = self._registry.instances[address].card
+        narrate(service_log, ON_DEMAND, model, instance=address, model=model)
+        try:
+            await self._swaps.start(address, {"MODEL_NAME": model}).wait()
+        except TidegateError as error:
+            self.loads["failed"] += 1
+            self._failed[model] = Failure(error.message, self._clock.now() + RETRY_AFTER_S)
+            raise NotReady(
+                f"{model} could not be loaded: {error.message}",
+                retry_after_ms=1000 * RETRY_AFTER_S,
+            ) from None
+        self.loads["done"] += 1
+        self.evictions += card is not None and not self._is_served(card.model)
+
+    def _is_wanted(self, model: str) -> bool:
+        return self._waiters[model] > 0 or any(t.model == model for t in self._queue.tasks())
+
+    def _choose(self, known: Loadable) -> LoadChoice:
+        return choose_place(self._places(known), self._config.min_residency_s)
+
+    def _places(self, known: Loadable) -> list[Place]:
+        leaving, now = self._swaps.leaving(), self._clock.now()
+        waiting = Counter(task.model for task in self._queue.tasks())
+        waiting.update(self._waiters)
+        served = Counter(
+            i.card.model
+            for i in self._registry
+            if i.card is not None and i.ready and i.address not in leaving
+        )
+        return [
+            self._place(instance, known, waiting, served, now)
+            for instance in self._registry
+            if instance.ready
+            and instance.address not in leaving
+            and not instance.is_swapping
+            and instance.card is not None
+            and any(one.name == known.name for one in instance.card.loadable)
+        ]
+
+    def _place(
+        self,
+        instance: Instance,
+        known: Loadable,
+        waiting: Counter[str],
+        served: Counter[str],
+        now: float,
+    ) -> Place:
+        assert instance.card is not None
+        model = instance.card.model
+        needed_at = self._needed_at.get(model)
+        return Place(
+            address=instance.address,
+            load_ms=self._load_ms(known),
+            is_spare=served[model] > 1,
+            running=instance.lane_load,
+            waiting=waiting[model],
+            drain_ms=self._drain_ms(instance, now),
+            resident_s=now - instance.serves_since,
+            unneeded_s=1e6 if needed_at is None else now - needed_at,
+        )
+
+    def _drain_ms(self, instance: Instance, now: float) -> float:
+        """Until the last of its jobs is over, by each one's median."""
+        left = [
+            self._forecaster.residual_ms(attempt.task, now)
+            for attempt in self._in_flight
+            if attempt.address == instance.address
+        ]
+        return max((times[len(times) // 2] for times in left if len(times)), default=0.0)

@@ -1,0 +1,55 @@
+"""What became of swaps and of loads on demand."""
+
+from orchestrator.loading.demand import ModelDemand
+from orchestrator.loading.swaps import Swaps
+from orchestrator.telemetry.metrics import Row
+
+SWAPS: tuple[Row[Swaps], ...] = (
+    Row(
+        "counter",
+        "model_swaps",
+        "swaps",
+        "Swaps of an instance's model, by how they ended (WK-7)",
+        lambda of: [((result,), of.done[result]) for result in ("done", "failed")],
+        ("result",),
+    ),
+    Row(
+        "counter",
+        "model_swap_ms",
+        "ms",
+        "What swaps that were done took, drains included (WK-7)",
+        lambda of: of.ms_total,
+    ),
+)
+
+DEMAND: tuple[Row[ModelDemand], ...] = (
+    Row(
+        "counter",
+        "model_loads",
+        "loads",
+        "Models loaded because a request asked for one that no instance served",
+        lambda of: [((result,), of.loads[result]) for result in ("done", "failed")],
+        ("result",),
+    ),
+    Row(
+        "counter",
+        "model_evictions",
+        "models",
+        "Models that no instance serves any more, for one that was asked for took their place",
+        lambda of: of.evictions,
+    ),
+    Row(
+        "counter",
+        "model_load_refused",
+        "requests",
+        "Requests refused because their model could not be loaded by their deadline (DL-7)",
+        lambda of: of.refused,
+    ),
+    Row(
+        "gauge",
+        "model_load_waiting",
+        "requests",
+        "Requests that wait for their model to be loaded",
+        lambda of: of.waiting,
+    ),
+)

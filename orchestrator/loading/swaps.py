@@ -1,0 +1,241 @@
+"""Swaps of instances' models: one at a time for each, followed to the end."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.errors import InvalidRequest, NotFound, NotReady, SwapFailed, TidegateError
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
+from orchestrator.lanes.swap_call import OnReport
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import fields, service_log
+from worker.protocol import Swap, SwapPhase, SwapReport
+
+MOST_GRACE_S = 60.0
+"""What an instance's jobs have where nobody says, at most."""
+MOVING_GRACE_S = 2.0
+"""The same where another instance goes on with them."""
+READY_S = 30.0
+"""From the worker's word that it serves a model to its card being usable here."""
+_POLL_S = 0.02
+_KEPT = 8
+
+AskForSwap = Callable[[str, Swap, OnReport], Awaitable[SwapReport]]
+"""``orchestrator.lanes.swap_call.ask_for_swap``, or a test's."""
+
+
+@dataclass(eq=False, slots=True)
+class RunningSwap:
+    """One swap. ``phase`` is the worker's, or ``queue`` while its last tasks are waited for."""
+
+    address: str
+    model: str
+    """As asked for: a name, or a path."""
+    settings: Mapping[str, str]
+    began_at: float
+    phase: str = "queue"
+    ms: dict[str, float] = field(default_factory=dict)
+    beside: bool = False
+    freed_mib: float = 0.0
+    error: TidegateError | None = None
+    total_ms: float = 0.0
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (SwapPhase.DONE.value, SwapPhase.FAILED.value)
+
+    def take(self, report: SwapReport) -> None:
+        """How the worker says it goes. Its end counts once its card is here."""
+        self.ms |= report.ms
+        self.model = report.model
+        self.beside, self.freed_mib = report.beside, report.freed_mib
+        if report.phase not in (SwapPhase.DONE, SwapPhase.FAILED):
+            self.phase = report.phase.value
+
+    async def wait(self) -> None:
+        """Until it is over. Raises why it failed."""
+        assert self.task is not None
+        await asyncio.shield(self.task)
+        if self.error is not None:
+            raise self.error
+
+
+class Swaps:
+    """Asks workers for swaps; ``latest`` has each instance's last one."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        queue: TaskQueue[Task],
+        in_flight: AttemptsInFlight,
+        ask: AskForSwap,
+        clock: Clock,
+        *,
+        token: str = "",
+    ) -> None:
+        """``token`` is what workers ask of whoever may have them swap."""
+        self.latest: dict[str, RunningSwap] = {}
+        self.done: Counter[str] = Counter()
+        """By how they ended."""
+        self.load_ms: dict[str, deque[float]] = {}
+        """By model: from the request to a usable card, but for the drain; the latest few."""
+        self.ms_total = 0.0
+        self._registry = registry
+        self._queue = queue
+        self._in_flight = in_flight
+        self._ask = ask
+        self._clock = clock
+        self._token = token
+
+    def start(
+        self, address: str, settings: Mapping[str, str], grace_s: float | None = None
+    ) -> RunningSwap:
+        """Begin a swap, or join the one for the same. ``settings`` are ``Swap.settings``.
+
+        ``grace_s``: what runs there has so long; None: until the last of its deadlines, or less
+        where another instance goes on with it. Raises ``NotFound``, ``InvalidRequest`` or
+        ``NotReady``.
+        """
+        instance = self._registry.instances.get(address)
+        if instance is None:
+            known = ", ".join(sorted(self._registry.instances)) or "none"
+            raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
+        if "://" in address:
+            raise InvalidRequest(
+                "this instance is another server's: only Tidegate's own workers swap models",
+                field="address",
+            )
+        running = self.latest.get(address)
+        if running is not None and not running.is_over:
+            if running.settings == settings:
+                return running
+            raise NotReady(f"the instance is swapping to {running.model}; ask again afterwards")
+        model = settings.get("MODEL_NAME") or settings.get("MODEL_PATH") or "the one before"
+        swap = RunningSwap(address, model, dict(settings), self._clock.now())
+        self.latest[address] = swap
+        swap.task = asyncio.create_task(self._run(swap, instance, grace_s), name=f"swap {address}")
+        return swap
+
+    def leaving(self) -> set[str]:
+        """Instances that are about to serve another model than the one they have."""
+        return {address for address, swap in self.latest.items() if not swap.is_over}
+
+    async def close(self) -> None:
+        """Follow none any more; workers go on with theirs."""
+        for swap in self.latest.values():
+            if swap.task is not None:
+                swap.task.cancel()
+
+    def least_load_ms(self, model: str) -> float | None:
+        """The shortest load of late; None where there was none."""
+        return min(self.load_ms.get(model, ()), default=None)
+
+    def usual_load_ms(self, model: str) -> float | None:
+        known = sorted(self.load_ms.get(model, ()))
+        return known[len(known) // 2] if known else None
+
+    async def _run(self, swap: RunningSwap, instance: Instance, grace_s: float | None) -> None:
+        try:
+            await self._follow(swap, instance, grace_s)
+            end = SwapPhase.DONE
+        except TidegateError as error:
+            end, swap.error = SwapPhase.FAILED, error
+        except Exception:
+            service_log.exception("a swap could not be followed")
+            end, swap.error = SwapPhase.FAILED, SwapFailed("an internal error occurred")
+        swap.total_ms = 1000 * (self._clock.now() - swap.began_at)
+        swap.phase = end.value
+        self.done[end.value] += 1
+        if end is SwapPhase.DONE:
+            self.ms_total += swap.total_ms
+        service_log.info(
+            "swap over",
+            extra=fields(
+                instance=swap.address,
+                model=swap.model,
+                result=end.value,
+                duration_ms=round(swap.total_ms, 1),
+                reason=None if swap.error is None else swap.error.message,
+            ),
+        )
+        self._registry.changed(topology=False)
+
+    async def _follow(self, swap: RunningSwap, instance: Instance, grace_s: float | None) -> None:
+        ends_at = self._clock.now() + (MOST_GRACE_S if grace_s is None else grace_s)
+        before = instance.card
+        waited_ms = await self._let_waiting_start(instance, ends_at)
+        if waited_ms:
+            swap.ms["queue"] = round(waited_ms, 1)
+        if grace_s is None:
+            grace_s = self._grace_s(instance)
+        else:
+            grace_s = max(0.0, ends_at - self._clock.now())
+        swap.phase = SwapPhase.CHECK.value
+        message = Swap(dict(swap.settings), round(1000 * grace_s, 1), self._token)
+        report = await self._ask(swap.address, message, swap.take)
+        await self._until_usable(instance, report, is_new=bool(report.ms), before=before)
+        if report.ms:
+            took = 1000 * (self._clock.now() - swap.began_at) - waited_ms
+            took -= report.ms.get(SwapPhase.DRAIN.value, 0.0)
+            self.load_ms.setdefault(report.model, deque(maxlen=_KEPT)).append(took)
+
+    async def _let_waiting_start(self, instance: Instance, ends_at: float) -> float:
+        """The last instance of a model takes what waits for it by now along; returns ms."""
+        began_at = self._clock.now()
+        if self._others(instance):
+            return 0.0
+        card = instance.card
+        waiting = [t for t in self._queue.tasks() if card is not None and t.model == card.model]
+        while self._clock.now() < ends_at:
+            if not any(task in self._queue for task in waiting):
+                break
+            await asyncio.sleep(_POLL_S)
+        return 1000 * (self._clock.now() - began_at) if waiting else 0.0
+
+    def _grace_s(self, instance: Instance) -> float:
+        """Until the last deadline of what runs there, unless others can go on with it."""
+        now = self._clock.now()
+        here = [a.task for a in self._in_flight if a.address == instance.address]
+        longest = max((task.deadline.left_ms(now) / 1000 for task in here), default=0.0)
+        most = MOVING_GRACE_S if self._others(instance) else MOST_GRACE_S
+        return max(0.0, min(longest, most))
+
+    def _others(self, instance: Instance) -> bool:
+        """Whether its model has another instance that takes work, and keeps it."""
+        card, leaving = instance.card, self.leaving()
+        return card is not None and any(
+            other is not instance
+            and other.ready
+            and other.address not in leaving
+            and other.card is not None
+            and other.card.model_digest == card.model_digest
+            for other in self._registry
+        )
+
+    async def _until_usable(
+        self, instance: Instance, report: SwapReport, *, is_new: bool, before: object
+    ) -> None:
+        """Until the card that the swap made is here, and its tokenizer ready."""
+        give_up_at = self._clock.now() + READY_S
+        while not (
+            instance.card is not None
+            and instance.card.model == report.model
+            and (not is_new or instance.card is not before)
+            and (instance.ready or instance.cordoned)
+        ):
+            if instance.fault:
+                raise SwapFailed(f"the new model is loaded, but {instance.fault}")
+            if instance.removed:
+                raise SwapFailed("the instance was removed meanwhile")
+            if self._clock.now() >= give_up_at:
+                raise SwapFailed(
+                    f"the worker serves {report.model}, but was not ready here after"
+                    f" {READY_S:.0f} s: {instance.reason or 'it drains'}"
+                )
+            await asyncio.sleep(_POLL_S)

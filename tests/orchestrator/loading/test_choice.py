@@ -1,0 +1,62 @@
+"""Which instance gives its model up: least harm, then what was needed longest ago."""
+
+import math
+
+from orchestrator.loading.choice import Harm, Place, choose_place
+
+
+def place(address: str, **changes: object) -> Place:
+    values: dict[str, object] = {
+        "load_ms": 1000.0,
+        "is_spare": False,
+        "running": 0,
+        "waiting": 0,
+        "drain_ms": 0.0,
+        "resident_s": 100.0,
+        "unneeded_s": 10.0,
+    }
+    return Place(address=address, **(values | changes))  # type: ignore[arg-type]
+
+
+def chosen(*places: Place, min_residency_s: float = 10.0) -> str | None:
+    choice = choose_place(places, min_residency_s)
+    return None if choice.place is None else choice.place.address
+
+
+def test_an_idle_one_goes_before_one_that_would_drain_and_one_that_others_wait_for() -> None:
+    waiting = place("waiting", waiting=1, unneeded_s=900.0)
+    running = place("running", running=1, unneeded_s=900.0)
+    assert chosen(waiting, running, place("idle", unneeded_s=1.0)) == "idle"
+    assert chosen(waiting, running) == "running"
+    assert chosen(waiting) == "waiting", "nothing else is left"
+
+
+def test_work_that_another_instance_can_do_is_no_harm() -> None:
+    assert place("spare", waiting=5, is_spare=True).harm is Harm.NONE
+    assert place("spare", waiting=5, running=1, is_spare=True).harm is Harm.DRAIN
+
+
+def test_among_equals_the_model_that_was_needed_longest_ago_goes() -> None:
+    assert chosen(place("new", unneeded_s=1.0), place("old", unneeded_s=60.0)) == "old"
+
+
+def test_what_waits_for_a_model_counts_as_need() -> None:
+    many = place("many", waiting=9, unneeded_s=60.0)
+    few = place("few", waiting=1, unneeded_s=20.0)
+    assert chosen(many, few) == "few"
+
+
+def test_a_model_with_work_stays_for_a_while_and_an_idle_one_need_not() -> None:
+    young = place("young", running=1, resident_s=4.0)
+    assert choose_place([young], 10.0).wait_s == 6.0
+    assert chosen(young, min_residency_s=2.0) == "young"
+    assert chosen(place("idle", resident_s=0.1)) == "idle"
+
+
+def test_without_an_instance_there_is_nothing_to_wait_for_by_the_clock() -> None:
+    choice = choose_place([], 10.0)
+    assert choice.place is None and choice.wait_s == math.inf
+
+
+def test_among_equals_in_all_else_the_one_that_is_ready_first_goes() -> None:
+    assert chosen(place("slow", drain_ms=500.0), place("fast")) == "fast"

@@ -1,0 +1,153 @@
+"""A model that nobody serves is loaded when it is asked for, if the request can wait for it."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.loading.test_swaps import chat, models
+from tests.support.fake_worker import FakeWorker, Plan
+
+
+async def ask(service: Service, model: str, timeout_ms: int = 30_000) -> tuple[int, object]:
+    headers = {"X-Timeout-Ms": str(timeout_ms)}
+    async with service.http.post(
+        "/v1/chat/completions", json=chat(model), headers=headers
+    ) as response:
+        return response.status, await response.json()
+
+
+async def test_a_model_is_loaded_when_it_is_asked_for_once_for_all_who_wait(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s = 0.1
+    service = await make_service(worker)
+    assert await models(service) == {"fake": "loaded", "other": "loadable"}
+    asked = [asyncio.create_task(ask(service, "other")) for _ in range(5)]
+    await worker.until(lambda: len(worker.swaps) == 1)
+    assert (await models(service))["other"] == "loading"
+    assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 5
+    assert len(worker.swaps) == 1
+    assert await models(service) == {"fake": "loadable", "other": "loaded"}
+    assert service.metric("tidegate_model_loads_total", result="done") == 1
+    assert service.metric("tidegate_model_evictions_total") == 1
+    assert service.outcomes() == ["met"] * 5
+
+
+async def test_dl7_who_cannot_wait_for_the_load_is_refused_at_once_and_nothing_is_loaded(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other", load_ms=20_000.0)
+    service = await make_service(worker)
+    before = time.time()
+    status, body = await ask(service, "other", timeout_ms=3000)
+    assert status == 504 and isinstance(body, dict)
+    error = body["error"]
+    assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "model_load")
+    assert error["predicted_finish_ms"] == 20_000.0
+    assert error["earliest_feasible_deadline"] >= 1000 * (before + 20)
+    assert worker.swaps == []
+    assert service.metric("tidegate_model_load_refused_total") == 1
+    assert service.outcomes() == ["refused"]
+
+
+async def test_a_deadline_that_passes_meanwhile_ends_the_wait(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s = 60.0
+    service = await make_service(worker)
+    status, body = await ask(service, "other", timeout_ms=300)
+    assert status == 504 and "deadline_exceeded" in str(body)
+
+
+async def test_a_load_that_fails_is_told_and_not_tried_for_each_request(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_error = "its weights are corrupt"
+    service = await make_service(worker)
+    for _ in range(2):
+        status, body = await ask(service, "other")
+        assert status == 503 and "corrupt" in str(body)
+    assert len(worker.swaps) == 1
+    status, _ = await ask(service, "fake")
+    assert status == 200, "what was there is there"
+
+
+async def test_a_model_that_nobody_knows_is_no_model(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker)
+    status, body = await ask(service, "unheard")
+    assert status == 404 and "unheard" in str(body)
+    switched_off = await make_service(worker, load_on_demand=False)
+    status, _ = await ask(switched_off, "other")
+    assert status == 404
+    assert worker.swaps == []
+
+
+async def test_the_instance_without_work_gives_its_model_up(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    busy, idle = await make_worker(model="first"), await make_worker(model="second")
+    for worker in (busy, idle):
+        worker.can_load("third")
+    service = await make_service(busy, idle)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    plan = Plan(stall_at=1)
+    busy.plan = lambda submit: plan
+    running = asyncio.create_task(ask(service, "first"))
+    await busy.until(lambda: busy.running == 1)
+    status, body = await ask(service, "third")
+    assert status == 200, body
+    assert (busy.swaps, len(idle.swaps)) == ([], 1)
+    plan.release.set()
+    assert (await running)[0] == 200
+
+
+async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """An operator swapped it away while a task waited for it."""
+    worker = await make_worker(max_running=1)
+    worker.can_load("other")
+    service = await make_service(worker, backlog_per_instance=0, model_min_residency_s=0.0)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    first = asyncio.create_task(ask(service, "fake"))
+    await worker.until(lambda: worker.running == 1)
+    second = asyncio.create_task(ask(service, "fake"))
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"}, 0.0)
+    await worker.until(lambda: len(worker.swaps) == 1)
+    plan.release.set()
+    assert [(await one)[0] for one in (first, second)] == [200, 200]
+    assert [swap.settings["MODEL_NAME"] for swap in worker.swaps] == ["other", "fake"]
+
+
+async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: MakeService) -> None:
+    worker.can_load("other")
+    worker.swap_s = 0.2
+    service = await make_service(worker, model_load_waiting=1)
+    first = asyncio.create_task(ask(service, "other"))
+    await worker.until(lambda: len(worker.swaps) == 1)
+    status, body = await ask(service, "other")
+    assert status == 429 and "queue_full" in str(body)
+    assert (await first)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/fake"])
+async def test_a_model_that_could_be_loaded_is_listed(
+    worker: FakeWorker, make_service: MakeService, path: str
+) -> None:
+    worker.can_load("other", size=1234)
+    service = await make_service(worker)
+    async with service.http.get(path) as response:
+        assert response.status == 200
+        body = await response.json()
+    assert body["bytes"] == 1234
+    assert (body["max_model_len"] is None) is (body["state"] == "loadable")

@@ -1,0 +1,191 @@
+"""WK-7 through the orchestrator: an instance gets another model, and no stream is dropped."""
+
+import asyncio
+import json
+
+import pytest
+
+from orchestrator.errors import InstanceLost
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker, Plan
+
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+
+
+def chat(model: str, **more: object) -> dict[str, object]:
+    return CHAT | {"model": model} | more
+
+
+async def swap(
+    service: Service, worker: FakeWorker, **body: object
+) -> tuple[int, dict[str, object]]:
+    path = f"/v2/instances/{worker.address}/swap"
+    headers = {"X-Tidegate-Admin": "1"}
+    async with service.http.post(path, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def described(service: Service) -> dict[str, object]:
+    async with service.http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+        return dict(instance)
+
+
+async def models(service: Service) -> dict[str, str]:
+    async with service.http.get("/v1/models") as response:
+        return {one["id"]: one["state"] for one in (await response.json())["data"]}
+
+
+async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker, lanes_per_instance=2)
+    status, told = await swap(service, worker, model="other", wait=True)
+    assert (status, told["phase"], told["model"], told["error"]) == (200, "done", "other", None)
+    assert len(worker.opens) == 2, "no lane was opened anew"
+    async with service.http.post("/v1/chat/completions", json=chat("other")) as response:
+        assert response.status == 200
+    assert worker.submits[-1].serving == 1
+    instance = await described(service)
+    assert instance["model"] == "other" and instance["loadable"] == ["fake", "other"]
+    assert service.metric("tidegate_model_swaps_total", result="done") == 1
+
+
+async def test_wk7_what_runs_ends_before_the_model_is_replaced(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker)
+    plan = Plan(stall_at=3)
+    worker.plan = lambda submit: plan
+    stream = asyncio.create_task(_streamed(service, "fake"))
+    await worker.until(lambda: worker.running == 1)
+    status, told = await swap(service, worker, model="other")
+    assert (status, told["error"]) == (202, None)
+    await worker.until(lambda: len(worker.swaps) == 1)
+    await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
+    gates = (await described(service))["gates"]
+    assert isinstance(gates, dict) and "about to serve other" in gates["engine"]["reason"]
+    plan.release.set()
+    assert await stream == 8
+    await service.until(lambda: not service.orchestrator.stages.swaps.leaving())
+    assert service.outcomes() == ["met"]
+
+
+async def _streamed(service: Service, model: str) -> int:
+    """Tokens of one stream that was not dropped."""
+    tokens = 0
+    body = chat(model, stream=True)
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        for line in (await response.text()).split("\n\n"):
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                tokens += bool(event["choices"] and event["choices"][0]["delta"].get("content"))
+    return tokens
+
+
+async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(max_running=1)
+    worker.can_load("other")
+    service = await make_service(worker, backlog_per_instance=0)
+    plan = Plan(stall_at=3)
+    worker.plan = lambda submit: plan
+    first = asyncio.create_task(_streamed(service, "fake"))
+    await worker.until(lambda: worker.running == 1)
+    second = asyncio.create_task(_streamed(service, "fake"))
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    await swap(service, worker, model="other")
+    plan.release.set()
+    assert await first == await second == 8
+    await service.until(lambda: not service.orchestrator.stages.swaps.leaving())
+    assert [submit.serving for submit in worker.submits] == [0, 0]
+
+
+async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_error = "its weights are corrupt"
+    service = await make_service(worker)
+    status, told = await swap(service, worker, model="other", wait=True)
+    assert status == 409
+    assert told["error"]["code"] == "swap_failed"  # type: ignore[index]
+    assert "corrupt" in str(told)
+    await service.until_ready()
+    async with service.http.post("/v1/chat/completions", json=chat("fake")) as response:
+        assert response.status == 200
+    latest = (await described(service))["swap"]
+    assert isinstance(latest, dict) and latest["phase"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({}, "model"),
+        ({"model": "unheard", "wait": True}, "knows no model"),
+        ({"model": "a", "settings": {"MODEL_NAME": "b"}}, "MODEL_NAME"),
+        ({"model": "a", "back": True}, "back"),
+        ({"model": "a", "grace_ms": -1}, "grace_ms"),
+    ],
+)
+async def test_wk7_what_makes_no_sense_is_refused(
+    worker: FakeWorker, service: Service, body: dict[str, object], word: str
+) -> None:
+    worker.can_load("other")
+    status, told = await swap(service, worker, **body)
+    assert status == 400 and word in str(told)
+
+
+async def test_wk7_one_swap_at_a_time_and_the_same_again_is_the_same(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other", "third")
+    worker.swap_s = 0.2
+    service = await make_service(worker)
+    await swap(service, worker, model="other")
+    status, _ = await swap(service, worker, model="third", wait=True)
+    assert status == 503
+    again = await asyncio.gather(*(swap(service, worker, model="other", wait=True) for _ in "ab"))
+    assert [status for status, _ in again] == [200, 200]
+    assert len(worker.swaps) == 1
+
+
+async def test_wk7_an_instance_that_dies_in_the_middle_fails_the_swap_only(
+    worker: FakeWorker, make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s = 60.0
+    service = await make_service(worker)
+    running = service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"})
+    await worker.until(lambda: len(worker.swaps) == 1)
+    await worker.stop()
+    with pytest.raises(InstanceLost):
+        await running.wait()
+    again = await make_worker(port=worker.port)
+    again.can_load("other")
+    await service.until_ready()
+    status, _ = await swap(service, again, model="other", wait=True)
+    assert status == 200
+
+
+async def test_wk7_an_orchestrator_that_is_killed_in_the_middle_leaves_the_worker_at_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """The next one finds the worker draining, and then its new model."""
+    worker.can_load("other")
+    worker.swap_s = 0.2
+    service = await make_service(worker)
+    running = service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"})
+    await worker.until(lambda: len(worker.swaps) == 1)
+    assert running.task is not None
+    running.task.cancel()
+    successor = await make_service(worker)
+    await successor.until(lambda: "other" in successor.orchestrator.models.by_name())
+    await successor.until_ready()
+    async with successor.http.post("/v1/chat/completions", json=chat("other")) as response:
+        assert response.status == 200
