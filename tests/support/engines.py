@@ -63,7 +63,23 @@ class EngineCase:
         return f"{self.name} is not installed here (no {', '.join(lacking)})" if lacking else ""
 
 
-ENGINES = (EngineCase("torch"),)
+def _gguf(scratch: Path) -> Path:
+    from worker.engines.llamacpp.convert import convert
+
+    file = scratch / "demo.gguf"
+    convert(DEMO, file, "f32")
+    return file
+
+
+ENGINES = (
+    EngineCase("torch"),
+    EngineCase(
+        "llamacpp",
+        ("xllamacpp", "gguf"),
+        {"dtype": "auto", "engine_args": {"type_k": "f32", "type_v": "f32"}},
+        _gguf,
+    ),
+)
 
 
 class Served:

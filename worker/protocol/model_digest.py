@@ -6,7 +6,7 @@ the other.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,8 +20,12 @@ def model_digest(path: Path) -> str:
     A file's digest is the SHA-256 over those of its 64 MiB chunks, so that all cores share the
     work: one core hashes 1 to 2 GB/s, which a large model would feel at every start.
     """
+    return files_digest([path] if path.is_file() else [path / "config.json", *_weights(path)])
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """The same over these files."""
     total = hashlib.sha256()
-    files = [path] if path.is_file() else [path / "config.json", *_weights(path)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for file in files:
             total.update(file.name.encode() + b"\0")

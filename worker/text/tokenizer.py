@@ -91,6 +91,11 @@ class Tokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._hf.token_to_id(token)
 
+    @property
+    def largest_id(self) -> int:
+        """Of any token, added ones included."""
+        return max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
+
     @cached_property
     def longest_token_bytes(self) -> int:
         """No token stands for more bytes of text than this."""

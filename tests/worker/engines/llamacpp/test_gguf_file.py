@@ -1,0 +1,86 @@
+"""What a GGUF file says of itself."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.gguf import write_gguf
+from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, model_name, parts_of
+from worker.errors import BrokenCheckpoint
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 4,
+    "llama.attention.head_count_kv": [2, 0, 8],
+    "general.sampling.temp": 0.5,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.tokens": ["<s>", "Ünï", ""],
+}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_metadata_of_every_kind_is_read(tmp_path: Path, version: int) -> None:
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", METADATA, version))
+    assert file.architecture == "llama"
+    assert file.of_model("block_count") == 4
+    assert file.of_model("attention.head_count_kv") == 8
+    assert file.of_model("context_length", 7) == 7
+    assert file.values["general.sampling.temp"] == 0.5
+    assert file.flag("tokenizer.ggml.add_bos_token", False) is True
+    assert file.texts("tokenizer.ggml.tokens") == ["<s>", "Ünï", ""]
+    assert file.text("general.name", "none") == "none"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "cannot be read as GGUF"),
+        (b"PK\x03\x04" + b"\0" * 40, "does not begin with GGUF"),
+        (b"GGUF\x09\0\0\0" + b"\0" * 16, "version 9"),
+        (b"GGUF\x03\0\0\0" + b"\0" * 8 + b"\xff" * 8, "keys of metadata"),
+    ],
+)
+def test_what_is_no_gguf_is_said(tmp_path: Path, data: bytes, problem: str) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(BrokenCheckpoint, match=problem):
+        GgufFile(path)
+
+
+def test_a_file_cut_anywhere_in_its_metadata_is_refused(tmp_path: Path) -> None:
+    data = write_gguf(tmp_path / "whole.gguf", METADATA).read_bytes()
+    path = tmp_path / "cut.gguf"
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(BrokenCheckpoint, match=r"cut\.gguf"):
+            GgufFile(path)
+
+
+def test_a_value_of_another_kind_names_its_key(tmp_path: Path) -> None:
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "x": 3}))
+    with pytest.raises(BrokenCheckpoint, match="x is a int, expected str"):
+        file.text("x")
+
+
+def test_a_model_is_found_by_file_or_by_folder(tmp_path: Path) -> None:
+    with pytest.raises(BrokenCheckpoint, match=r"no \.gguf file"):
+        find_gguf(tmp_path)
+    with pytest.raises(BrokenCheckpoint, match="does not exist"):
+        find_gguf(tmp_path / "nothing")
+    one = write_gguf(tmp_path / "one.gguf", METADATA)
+    assert find_gguf(one) == find_gguf(tmp_path) == one
+    write_gguf(tmp_path / "two.gguf", METADATA)
+    with pytest.raises(BrokenCheckpoint, match=r"2 models in GGUF \(one\.gguf, two\.gguf\)"):
+        find_gguf(tmp_path)
+
+
+def test_the_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
+    parts = [tmp_path / f"big-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    for part in parts:
+        write_gguf(part, METADATA)
+    assert find_gguf(tmp_path) == find_gguf(parts[2]) == parts[0]
+    assert parts_of(parts[0]) == parts
+    assert model_name(parts[0]) == "big"
+    parts[1].unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"00002-of-00003\.gguf is missing"):
+        parts_of(parts[0])

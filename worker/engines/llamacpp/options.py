@@ -1,0 +1,133 @@
+"""Settings of llama.cpp by its own names: ``TIDEGATE_WORKER_ENGINE_ARGS``, checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+CACHE_TYPES: Final = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+}
+"""Of the KV cells, with ``ggml_type``'s numbers."""
+CELL_BYTES: Final = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "q5_0": 22 / 32,
+    "q5_1": 24 / 32,
+    "q8_0": 34 / 32,
+}
+"""What a value of each takes."""
+LOAD_MODES: Final = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+SPLIT_MODES: Final = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+FLASH_ATTENTION: Final = {"auto": -1, "off": 0, "on": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """None: as llama.cpp has it, or as the worker's other settings say."""
+
+    n_gpu_layers: int | None = None
+    """Layers on the GPU; all with ``device=cuda``, none with ``cpu``."""
+    threads: int | None = None
+    threads_batch: int | None = None
+    """For prompts; as ``threads``."""
+    n_ubatch: int | None = None
+    """Tokens that are computed at a time, of a step's."""
+    flash_attn: str = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    load_mode: str = "auto"
+    split_mode: str = "layer"
+    main_gpu: int | None = None
+    kv_unified: bool | None = None
+    """One pool of KV cells for all texts, instead of an equal part for each."""
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    repack: bool = True
+    """Weights in the order that this CPU computes fastest; off, they stay in the mapped file."""
+    tokenizer: Path | None = None
+    """Folder with the model's original ``tokenizer.json``, where the file's vocabulary is of a kind
+    that is not read here."""
+
+
+def read_options(stated: Mapping[str, str]) -> Options:
+    """Raises ``ValueError`` that names what is wrong and what would fit."""
+    readers = {field.name: _reader(field.name) for field in fields(Options)}
+    found: dict[str, Any] = {}
+    for name, text in stated.items():
+        if name not in readers:
+            near = get_close_matches(name, readers, 1)
+            meant = f"did you mean {near[0]}? It" if near else "it"
+            raise ValueError(
+                f"TIDEGATE_WORKER_ENGINE_ARGS: the llamacpp engine has no {name!r}; {meant} takes"
+                f" {', '.join(readers)}"
+            )
+        try:
+            found[name] = readers[name](text)
+        except ValueError as error:
+            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: {name}={text!r}: {error}") from None
+    return Options(**found)
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    match name:
+        case "type_k" | "type_v":
+            return _one_of(CACHE_TYPES)
+        case "flash_attn":
+            return _one_of(FLASH_ATTENTION)
+        case "load_mode":
+            return _one_of(LOAD_MODES)
+        case "split_mode":
+            return _one_of(SPLIT_MODES)
+        case "kv_unified" | "repack":
+            return _flag
+        case "rope_freq_base" | "rope_freq_scale":
+            return _positive
+        case "tokenizer":
+            return Path
+        case "threads" | "threads_batch" | "n_ubatch":
+            return lambda text: _whole(text, 1)
+        case "main_gpu":
+            return lambda text: _whole(text, 0)
+        case _:
+            return lambda text: _whole(text, -1)
+
+
+def _one_of(names: Mapping[str, int]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text.lower()
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    known = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError("expected true or false")
+    return known[text.lower()]
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.removeprefix("-").isdecimal() or int(text) < least:
+        raise ValueError(f"expected a whole number from {least} on")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("expected a number above 0")
+    return value
