@@ -61,6 +61,7 @@ class CatalogEngine(msgspec.Struct, frozen=True):
     digest: str = ""
     build_flags: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    verification: Verification | None = None
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -97,7 +98,14 @@ class Catalog:
 
     async def verify(self, id: str) -> Verification:
         """Have every byte of a model read again; ``model`` tells what came of it. For operators."""
-        call = Call("POST", f"{_path('models', id)}/verify", None, _ADMIN)
+        return await self._verify("models", id)
+
+    async def verify_engine(self, id: str) -> Verification:
+        """The same of an engine."""
+        return await self._verify("engines", id)
+
+    async def _verify(self, kind: str, id: str) -> Verification:
+        call = Call("POST", f"{_path(kind, id)}/verify", None, _ADMIN)
         return (await self._transport.call(call, _Asked)).verification
 
     async def _pages(self, kind: str) -> AsyncIterator[_Page]:

@@ -29,6 +29,11 @@ def test_an_engine_is_ensured_listed_and_shown(
     assert line.split()[:2] == ["triton", "2.60.0"] and line.endswith(entry["id"])
     assert main(["engines", "show", "triton"]) == 0
     assert entry["digest"] in capsys.readouterr().out
+    assert main(["engines", "verify"]) == 0
+    assert capsys.readouterr().out == f"{entry['id']}: every file is as it was\n"
+    (root / "bin" / "tritonserver").write_bytes(b"other")
+    assert main(["engines", "verify", "triton"]) == 1
+    assert "its server, its Python backend or its stub has changed" in capsys.readouterr().out
     assert main(["engines", "show", "vllm"]) == 1
     assert "tidegate engines ensure vllm gets one" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import asyncio
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.pool.artifacts.sizes import size
@@ -17,6 +17,7 @@ from orchestrator.pool.engines.environments import prepared
 from orchestrator.pool.engines.providers import EngineWish, provider_of
 from orchestrator.pool.engines.toolchain import toolchain
 from orchestrator.pool.engines.triton_provider import docker_command
+from orchestrator.pool.engines.verify import verify_engine
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from tidegate.cli.terminal import console, duration, print_json, table
@@ -102,6 +103,22 @@ def show(name: str, *, as_json: bool) -> int:
         return 0
 
     return _told("show", work)
+
+
+def verify(names: Sequence[str], *, as_json: bool) -> int:
+    def work() -> int:
+        home = state_dir()
+        catalog = EngineCatalog(home)
+        entries = [catalog.get(name) for name in names] or catalog.entries()
+        problems = {entry.id: verify_engine(entry, home) for entry in entries}
+        if as_json:
+            print_json(problems)
+        else:
+            for id, problem in problems.items():
+                console().print(f"{id}: {problem or 'every file is as it was'}")
+        return FAILED if any(problems.values()) else 0
+
+    return _told("verify", work)
 
 
 def show_toolchain(*, refresh: bool, as_json: bool) -> int:

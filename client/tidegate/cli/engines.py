@@ -103,6 +103,20 @@ def show_engine(engine: str, as_json: bool) -> int:
 
 
 @engines.command(
+    "verify",
+    help="Read every file of engines again (all of them, unless some are named).",
+    short_help="is every file as it was",
+)
+@click.argument("engine", nargs=-1, shell_complete=engines_here)
+@json_option
+def verify_engines(engine: tuple[str, ...], as_json: bool) -> int:
+    with importing():
+        runtime.add_to_path()
+        from tidegate.cli import engine_store
+    return engine_store.verify(engine, as_json=as_json)
+
+
+@engines.command(
     "toolchain",
     cls=Command,
     help="What this machine can run and build with.",

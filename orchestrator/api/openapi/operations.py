@@ -92,10 +92,15 @@ OPERATIONS: Mapping[str, Operation] = {
         f"GET /v2/catalog/{kind}": Operation(statuses=(200, 304), parameters=("limit", "cursor"))
         for kind in ("models", "engines")
     },
-    "GET /v2/catalog/models/{id}": Operation(statuses=(200, 304)),
-    "GET /v2/catalog/models/{id}/state": Operation(statuses=(200, 304)),
-    "POST /v2/catalog/models/{id}/verify": Operation(statuses=(202,)),
-    "GET /v2/catalog/engines/{id}": Operation(statuses=(200, 304)),
+    **{
+        f"GET /v2/catalog/{kind}/{{id}}{part}": Operation(statuses=(200, 304))
+        for kind in ("models", "engines")
+        for part in ("", "/state")
+    },
+    **{
+        f"POST /v2/catalog/{kind}/{{id}}/verify": Operation(statuses=(202,))
+        for kind in ("models", "engines")
+    },
     "POST /v2/instances/{address}/swap": Operation(SwapRequest, statuses=(200, 202)),
     "GET /admin/drain": _PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),

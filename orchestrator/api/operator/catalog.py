@@ -13,19 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
 from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
 from orchestrator.pool.artifacts.verify import verify_model
 from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import EngineCatalog
+from orchestrator.pool.engines.verify import verify_engine
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import state_dir
+
+Kind = Literal["models", "engines"]
 
 PAGE: Final = 50
 MOST: Final = 200
@@ -57,40 +61,46 @@ class _Listing(NamedTuple):
 
 
 class Verifications:
-    """Reads models again, one at a time, on a thread that the process does not wait for."""
+    """Reads entries' files again, one entry at a time, on a thread that the process does not wait
+    for."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
-        self.states: dict[str, Verification] = {}
+        self.states: dict[tuple[Kind, str], Verification] = {}
         self._home = home
         self._turn = threading.Lock()
 
-    def ask(self, id: str) -> Verification:
-        """Verify a model; one that is waited for or runs is not asked for twice."""
-        known = self.states.get(id)
+    def ask(self, kind: Kind, id: str) -> Verification:
+        """Verify an entry; one that is waited for or runs is not asked for twice."""
+        known = self.states.get((kind, id))
         if known is not None and known.ended_ms is None:
             return known
-        asked = self.states[id] = Verification("waiting", now_ms())
+        asked = self.states[kind, id] = Verification("waiting", now_ms())
         threading.Thread(
-            target=self._verify, args=(id, asked), name="tidegate-verify", daemon=True
+            target=self._verify, args=(kind, id, asked), name="tidegate-verify", daemon=True
         ).start()
         return asked
 
-    def _verify(self, id: str, asked: Verification) -> None:
+    def _verify(self, kind: Kind, id: str, asked: Verification) -> None:
         with self._turn:
-            self.states[id] = msgspec.structs.replace(asked, state="running")
-            problem = ""
+            self.states[kind, id] = msgspec.structs.replace(asked, state="running")
             try:
-                catalog = ModelCatalog(self._home())
-                with catalog.claim(id):
-                    problem = verify_model(catalog, catalog.get(id)).problem
+                problem = self._problem(kind, id)
             except (ProvisionError, OSError) as error:
                 problem = str(error)
-            self.states[id] = msgspec.structs.replace(
+            self.states[kind, id] = msgspec.structs.replace(
                 asked,
                 state="failed" if problem else "passed",
                 ended_ms=now_ms(),
                 problem=problem,
             )
+
+    def _problem(self, kind: Kind, id: str) -> str:
+        home = self._home()
+        if kind == "engines":
+            return verify_engine(EngineCatalog(home).get(id), home)
+        catalog = ModelCatalog(home)
+        with catalog.claim(id):
+            return verify_model(catalog, catalog.get(id)).problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +116,33 @@ class Catalogs:
 
     def engines(self) -> _Listing:
         found = EngineCatalog(self.home()).engines()
-        return _Listing(found.changed_ms, [_engine(entry) for entry in found.entries])
+        return _Listing(found.changed_ms, [self._engine(entry) for entry in found.entries])
+
+    def of(self, request: web.Request) -> tuple[Kind, Callable[[], _Listing]]:
+        """The catalog that a path is about."""
+        is_model = request.path.startswith("/v2/catalog/models")
+        return ("models", self.models) if is_model else ("engines", self.engines)
 
     def _model(self, entry: ModelEntry) -> _Entry:
         told = msgspec.to_builtins(entry)
         told["bytes"] = entry.bytes
         if not entry.source.startswith("hub:"):
             told["source"] = "local"
-        verification = self.verifications.states.get(entry.id)
-        told["verification"] = None if verification is None else msgspec.to_builtins(verification)
+        told["verification"] = self._verification("models", entry.id)
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
+
+    def _engine(self, entry: EngineEntry) -> _Entry:
+        told = msgspec.to_builtins(msgspec.structs.replace(entry, binary=""))
+        told.pop("binary", None)
+        told["build_ref"] = _without_folders(entry.build_ref)
+        told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
+        told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
+        told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
+        told["verification"] = self._verification("engines", entry.id)
+        return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
+
+    def _verification(self, kind: Kind, id: str) -> object:
+        return msgspec.to_builtins(self.verifications.states.get((kind, id)))
 
 
 CATALOGS = web.AppKey("catalogs", Catalogs)
@@ -128,56 +155,54 @@ def catalogs(home: Callable[[], Path] = state_dir) -> Catalogs:
 
 async def models(request: web.Request) -> web.Response:
     """Models on the orchestrator's machine, oldest first, a page at a time."""
-    return await _page(request, "models", request.app[CATALOGS].models)
+    return await _page(request)
 
 
 async def engines(request: web.Request) -> web.Response:
     """Engines on the orchestrator's machine, oldest first, a page at a time."""
-    return await _page(request, "engines", request.app[CATALOGS].engines)
+    return await _page(request)
 
 
-async def model(request: web.Request) -> web.Response:
-    """One model: files, digests, licence, state."""
-    changed_ms, entry = await _one(request, request.app[CATALOGS].models)
-    return _answer(request, entry.told, changed_ms)
-
-
-async def engine(request: web.Request) -> web.Response:
-    """One engine: version, digest, how it was built."""
-    changed_ms, entry = await _one(request, request.app[CATALOGS].engines)
+async def one(request: web.Request) -> web.Response:
+    """One entry: what it is, its digests, its state."""
+    changed_ms, entry = await _one(request)
     return _answer(request, entry.told, changed_ms)
 
 
 async def state(request: web.Request) -> web.Response:
-    """Whether a model can be used, and how its verification goes."""
-    _, entry = await _one(request, request.app[CATALOGS].models)
-    names = ("id", "name", "state", "problem", "verified_ms", "verification")
-    return _answer(request, {name: entry.told[name] for name in names}, None)
+    """Whether an entry can be used, and how its verification goes."""
+    _, entry = await _one(request)
+    names = ("id", "name", "engine", "state", "problem", "verified_ms", "verification")
+    told = {name: entry.told[name] for name in names if name in entry.told}
+    return _answer(request, told, None)
 
 
 async def verify(request: web.Request) -> web.Response:
-    """Read every byte of a model again; ``…/state`` tells what came of it. Idempotent."""
-    _, entry = await _one(request, request.app[CATALOGS].models)
-    if entry.told["state"] == ModelState.STAGING.value:
+    """Read every byte of an entry again; ``…/state`` tells what came of it. Idempotent."""
+    kind, _ = request.app[CATALOGS].of(request)
+    _, entry = await _one(request)
+    if entry.told.get("state") == ModelState.STAGING.value:
         raise InvalidRequest(f"the model {entry.id} is not complete, so there is nothing to verify")
-    asked = request.app[CATALOGS].verifications.ask(entry.id)
+    asked = request.app[CATALOGS].verifications.ask(kind, entry.id)
     body = {"id": entry.id, "verification": msgspec.to_builtins(asked)}
-    location = f"/v2/catalog/models/{entry.id}/state"
-    return _json(body, status=202, headers={"Location": location})
+    location = f"/v2/catalog/{kind}/{entry.id}/state"
+    return json_response(body, status=202, headers={"Location": location})
 
 
-async def _page(request: web.Request, name: str, listing: Callable[[], _Listing]) -> web.Response:
+async def _page(request: web.Request) -> web.Response:
     limit, after = _limit(request), _cursor(request)
+    kind, listing = request.app[CATALOGS].of(request)
     found = await _read(listing)
     later = [entry for entry in found.entries if entry.key > after]
     page = later[:limit]
     next_cursor = _encoded(page[-1].key) if len(later) > limit else None
-    told = {name: [entry.told for entry in page], "next_cursor": next_cursor}
+    told = {kind: [entry.told for entry in page], "next_cursor": next_cursor}
     return _answer(request, told, found.changed_ms)
 
 
-async def _one(request: web.Request, listing: Callable[[], _Listing]) -> tuple[int, _Entry]:
+async def _one(request: web.Request) -> tuple[int, _Entry]:
     id = request.match_info["id"]
+    _, listing = request.app[CATALOGS].of(request)
     found = await _read(listing)
     for entry in found.entries:
         if entry.id == id:
@@ -221,25 +246,6 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
     )
 
 
-def _json(told: object, *, status: int, headers: dict[str, str]) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(told),
-        status=status,
-        content_type="application/json",
-        headers=headers,
-    )
-
-
-def _engine(entry: EngineEntry) -> _Entry:
-    told = msgspec.to_builtins(msgspec.structs.replace(entry, binary=""))
-    told.pop("binary", None)
-    told["build_ref"] = " ".join(map(_without_folders, entry.build_ref.split()))
-    told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
-    told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
-    told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
-    return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
-
-
 def _without_folders(word: str) -> str:
     """``-DCOMPILER=/usr/bin/cc`` as ``-DCOMPILER=cc``."""
     return " ".join(
@@ -278,11 +284,14 @@ def _cursor(request: web.Request) -> str:
 
 
 def routes() -> list[web.RouteDef]:
+    listings = {"models": models, "engines": engines}
     return [
-        web.get("/v2/catalog/models", models),
-        web.get("/v2/catalog/engines", engines),
-        web.get("/v2/catalog/models/{id}", model),
-        web.get("/v2/catalog/engines/{id}", engine),
-        web.get("/v2/catalog/models/{id}/state", state),
-        web.post("/v2/catalog/models/{id}/verify", verify),
+        route
+        for kind, listing in listings.items()
+        for route in (
+            web.get(f"/v2/catalog/{kind}", listing),
+            web.get(f"/v2/catalog/{kind}/{{id}}", one),
+            web.get(f"/v2/catalog/{kind}/{{id}}/state", state),
+            web.post(f"/v2/catalog/{kind}/{{id}}/verify", verify),
+        )
     ]

@@ -84,7 +84,7 @@ class EnvironmentProvider:
         log = home / "logs" / f"engine-{self.recipe.engine}.log"
         fresh_log(log)
         python = partial / "bin" / "python"
-        packages = _site_packages(partial)
+        packages = site_packages(partial)
         if not (packages.is_dir() and await self._runs([str(python), "-c", ""], log)):
             shutil.rmtree(partial, ignore_errors=True)
             base = getattr(sys, "_base_executable", None) or sys.executable
@@ -102,7 +102,7 @@ class EnvironmentProvider:
             version=_version(packages, self.recipe.package),
             build_ref=f"pip {self.recipe.package}",
             created_ms=now_ms(),
-            digest=_digest(packages),
+            digest=digest_of_packages(packages),
             build_flags=self.recipe.flags,
             artifacts=(str(folder),),
             compute_mode=self.recipe.compute_mode,
@@ -191,7 +191,8 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _site_packages(folder: Path) -> Path:
+def site_packages(folder: Path) -> Path:
+    """Of an environment."""
     return folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
@@ -214,7 +215,7 @@ def _version(packages: Path, package: str) -> str:
     return "unknown"
 
 
-def _digest(packages: Path) -> str:
+def digest_of_packages(packages: Path) -> str:
     """Over pip's own records, which have the digest of every file that it installed."""
     digest = hashlib.sha256()
     for record in sorted(packages.glob("*.dist-info/RECORD")):

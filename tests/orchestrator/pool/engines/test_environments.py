@@ -1,6 +1,8 @@
 """Engines in environments of their own: made once, verified, registered, gone on with (PV-3)."""
 
 import asyncio
+import base64
+import hashlib
 import subprocess
 import zipfile
 from pathlib import Path
@@ -8,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog
-from orchestrator.pool.engines.environments import EnvironmentProvider, engine_environment
+from orchestrator.pool.engines.environments import (
+    EnvironmentProvider,
+    engine_environment,
+    site_packages,
+)
 from orchestrator.pool.engines.recipes import PINS, Recipe, recipe_of
 from orchestrator.pool.engines.toolchain import Tool, Toolchain
+from orchestrator.pool.engines.verify import verify_engine
 from orchestrator.pool.errors import EngineUnknown, FetchFailed, MachineUnfit
 
 BARE = Toolchain((), "", {}, "", 0, 0)
@@ -33,7 +40,10 @@ def make_wheel(folder: Path, body: str) -> None:
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": "[console_scripts]\ntiny = tiny_engine:main\n",
     }
-    record = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    record = f"{info}/RECORD,,\n"
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        record += f"{name},sha256={digest.rstrip('=')},{len(text)}\n"
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / "tiny_engine-1.2-py3-none-any.whl", "w") as wheel:
         for name, text in (files | {f"{info}/RECORD": record}).items():
@@ -78,6 +88,12 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     assert environment["PATH"].startswith(f"{folder}/bin:")
     assert environment["VIRTUAL_ENV"] == str(folder)
 
+    entry = EngineCatalog(home).get("tiny")
+    assert verify_engine(entry, home) == ""
+    module = site_packages(folder) / "tiny_engine.py"
+    module.write_text(module.read_text() + "#")
+    assert verify_engine(entry, home) == "tiny_engine.py has changed"
+
     stamp = (folder / MANIFEST).stat().st_mtime_ns
     assert await provider.ensure(home) == engine
     assert (folder / MANIFEST).stat().st_mtime_ns == stamp
@@ -116,18 +132,20 @@ def test_llamacpp_is_built_here_with_ccache_and_cuda_where_that_is_asked_for() -
     built = recipe_of("llamacpp", "cuda", tools, from_source=True)
     assert built.build["CMAKE_ARGS"].split() == [
         "-DCMAKE_BUILD_TYPE=Release",
-        "-DGGML_CUDA=ON",
         "-DCMAKE_C_COMPILER_LAUNCHER=/usr/bin/ccache",
         "-DCMAKE_CXX_COMPILER_LAUNCHER=/usr/bin/ccache",
         "-DCMAKE_CUDA_COMPILER_LAUNCHER=/usr/bin/ccache",
     ]
-    assert "--no-binary=xllamacpp" in built.flags and built.tools == ("c++", "cmake", "nvcc")
+    assert "--no-binary=xllamacpp" in built.flags and built.tools[-1] == "nvcc"
+    assert built.build["XLLAMACPP_BUILD_CUDA"] == "1"
     assert "ccache" not in recipe_of("llamacpp", "cpu", BARE, from_source=True).build["CMAKE_ARGS"]
 
 
 def test_unknown_engines_are_named() -> None:
     with pytest.raises(EngineUnknown, match="no way here to get vllm from source"):
         recipe_of("vllm", "cpu", BARE, from_source=True)
+    with pytest.raises(EngineUnknown, match="for the CPU: --from-source builds one for CUDA"):
+        recipe_of("llamacpp", "cuda", BARE)
 
 
 async def test_tools_that_are_missing_stop_a_build_before_it_begins(
@@ -135,7 +153,7 @@ async def test_tools_that_are_missing_stop_a_build_before_it_begins(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     recipe = recipe_of("llamacpp", "cpu", BARE, from_source=True)
-    with pytest.raises(MachineUnfit, match=r"this machine lacks c\+\+, cmake"):
+    with pytest.raises(MachineUnfit, match=r"this machine lacks c\+\+, cmake, git"):
         await EnvironmentProvider(recipe).ensure(tmp_path)
     assert not list((tmp_path / "engines").glob("*.partial"))
 
