@@ -92,7 +92,7 @@ class Hedger:
             if c.ready
             and c.name != task.instance
             and c.name not in task.failed_on
-            and c.abort_ms < left_ms
+            and c.stops_within(left_ms)
             and c.load < self._registry.instances[c.name].concurrency.slots
         ]
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None

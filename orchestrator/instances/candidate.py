@@ -73,6 +73,10 @@ class Candidate:
         """Whether one more job would run at once."""
         return self.ready and self.load < (self.slots or self.limit)
 
+    def stops_within(self, left_ms: float) -> bool:
+        """Whether a job that is given up is gone before so much time is over."""
+        return not self.abort_ms or self.abort_ms < left_ms
+
     @property
     def can_resume(self) -> bool:
         """Whether a job whose KV it holds would run at once."""

@@ -184,7 +184,7 @@ class Placer:
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
         left_ms = task.deadline.left_ms(self._clock.now())
-        able = [c for c in able if _takes(c, task) and c.abort_ms < left_ms]
+        able = [c for c in able if _takes(c, task) and c.stops_within(left_ms)]
         if not able:
             return None
         demand = self._demand(task)

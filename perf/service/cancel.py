@@ -59,7 +59,7 @@ async def _on_engine(context: Context, stack: Stack, lane: BenchLane, label: str
     model = lane.card.model
     ways: dict[str, tuple[str, Start]] = {
         "cancel": ("cancel by API", lambda: _running_task(stack, model)),
-        "disconnect": ("disconnect, streaming", lambda: _running_stream(stack, model)),
+        "disconnect": ("disconnect, streaming", lambda: running_stream(stack.port, model)),
         "disconnect_plain": (
             "disconnect, not streaming",
             lambda: _running_call(stack, model, lane),
@@ -71,9 +71,9 @@ async def _on_engine(context: Context, stack: Stack, lane: BenchLane, label: str
     for key, (what, start) in ways.items():
         freed = []
         for turn in range(_WARM_UP + samples):
-            freed_ms = await _once(lane, start(), draw)
+            took_ms = await freed_ms(lane, start(), draw)
             if turn >= _WARM_UP:
-                freed.append(freed_ms)
+                freed.append(took_ms)
         name = f"freed.{engine}.{key}_ms"
         figures += [
             Figure.of(name, f"{label}: {what}, p50", "ms", freed, spread="p5–p95"),
@@ -87,7 +87,7 @@ async def _on_engine(context: Context, stack: Stack, lane: BenchLane, label: str
     return figures
 
 
-async def _once(
+async def freed_ms(
     lane: BenchLane, running: AbstractAsyncContextManager[Act], draw: random.Random
 ) -> float:
     """Milliseconds from the act to the slot's next tenant, for one running job."""
@@ -144,10 +144,10 @@ async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
 
 
 @asynccontextmanager
-async def _running_stream(stack: Stack, model: str) -> AsyncIterator[Act]:
+async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> AsyncIterator[Act]:
     """An OpenAI stream; the act closes its socket."""
-    async with HttpConnection(HOST, stack.port) as stream:
-        stream.send("POST", PATH, completion(model, _TOKENS))
+    async with HttpConnection(HOST, port) as stream:
+        stream.send("POST", PATH, completion(model, _TOKENS) | {"ignore_eos": ignores_eos})
         await stream.until(FIRST_TEXT)
 
         async def act() -> None:

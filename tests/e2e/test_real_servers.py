@@ -1,0 +1,133 @@
+"""Lanes against the servers themselves, where somebody runs them with the demo checkpoint::
+
+    REAL_SERVERS='vllm+http://127.0.0.1:8000?tokenizer=worker/demo_model/checkpoint,llamacpp+http://…'
+
+They are big, and not what CI installs: without the variable these tests are skipped.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+
+from orchestrator.lanes import Kind, kind_of
+from orchestrator.lanes.endpoint import read_endpoint
+from tests.support.stack import PATIENCE_S, Orchestrator
+
+SERVERS = [entry for entry in os.environ.get("REAL_SERVERS", "").split(",") if entry]
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not SERVERS, reason="REAL_SERVERS names no servers of other kinds"),
+]
+ASKED = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+LONG = ASKED | {"max_tokens": 1500}
+
+
+@pytest.fixture(params=SERVERS or ["none"], ids=lambda entry: entry.partition("+")[0])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Orchestrator]]:
+    entry = request.param + "&alias=demo"
+    orchestrator = Orchestrator(entry)
+    await asyncio.to_thread(orchestrator.start)
+    yield request.param, orchestrator
+    assert await asyncio.to_thread(orchestrator.stop) == 0
+
+
+async def complete(url: str, **body: object) -> tuple[int, dict[str, object]]:
+    async with (
+        aiohttp.ClientSession(url) as http,
+        http.post("/v1/completions", json={"model": "demo"} | body) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def running(entry: str) -> int:
+    """Jobs that the server itself says it has."""
+    kind, base = kind_of(entry), read_endpoint(entry).base_url
+    async with aiohttp.ClientSession() as http:
+        if kind is Kind.VLLM:
+            async with http.get(f"{base}/metrics") as response:
+                lines = (await response.text()).splitlines()
+            names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+            return round(sum(float(line.split()[-1]) for line in lines if line.startswith(names)))
+        async with http.get(f"{base}/slots") as response:
+            return sum(bool(slot["is_processing"]) for slot in await response.json())
+
+
+async def until(entry: str, holds: Callable[[int], bool]) -> float:
+    """When it held, of the machine's monotonic clock."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not holds(await running(entry)):
+        assert time.monotonic() < give_up_at
+        await asyncio.sleep(0.005)
+    return time.monotonic()
+
+
+async def test_texts_come_with_their_true_counts(server: tuple[str, Orchestrator]) -> None:
+    _, orchestrator = server
+    status, answer = await complete(orchestrator.url, **ASKED)
+    assert status == 200, answer
+    assert len(answer["choices"][0]["text"]) > 24  # type: ignore[index]
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 24  # type: ignore[index]
+    assert usage["prompt_tokens"] > 1  # type: ignore[index]
+    again, same = await complete(orchestrator.url, **ASKED)
+    assert again == 200
+    assert same["choices"] == answer["choices"]
+
+
+async def test_sampling_is_understood(server: tuple[str, Orchestrator]) -> None:
+    entry, orchestrator = server
+    more = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 2**63 + 5, "stop": ["zzzz"]}
+    more |= {"presence_penalty": 0.5, "logit_bias": {"300": -5}, "min_p": 0.01}
+    status, answer = await complete(orchestrator.url, **(ASKED | more))
+    assert status == 200, answer
+    if kind_of(entry) is Kind.VLLM:
+        status, answer = await complete(
+            orchestrator.url, **ASKED, logprobs=2, min_tokens=3, return_token_ids=True
+        )
+        assert status == 200, answer
+        (choice,) = answer["choices"]  # type: ignore[misc]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) == 24
+        assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"])
+
+
+async def test_a_chat_goes_through_our_template(server: tuple[str, Orchestrator]) -> None:
+    _, orchestrator = server
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    async with (
+        aiohttp.ClientSession(orchestrator.url) as http,
+        http.post("/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+
+
+async def test_a_closed_connection_stops_the_server(server: tuple[str, Orchestrator]) -> None:
+    entry, orchestrator = server
+    took = []
+    for _ in range(7):
+        async with aiohttp.ClientSession(orchestrator.url) as http:
+            response = await http.post(
+                "/v1/completions", json={"model": "demo", "stream": True} | LONG
+            )
+            await response.content.readuntil(b"\n\n")
+            await until(entry, lambda jobs: jobs > 0)
+            acted_at = time.monotonic()
+            response.close()
+            took.append(1000 * (await until(entry, lambda jobs: jobs == 0) - acted_at))
+    print(f"{entry.partition('+')[0]}: closed until free, ms: {[round(one) for one in took]}")
+
+
+async def test_deadlines_hold(server: tuple[str, Orchestrator]) -> None:
+    entry, orchestrator = server
+    status, answer = await complete(orchestrator.url, **LONG, deadline_ms=1800)
+    assert status in (200, 504)
+    status, answer = await complete(
+        orchestrator.url, **LONG, deadline_ms=1800, on_deadline="partial"
+    )
+    assert status == 200, answer
+    assert answer["choices"][0]["text"]  # type: ignore[index]
+    await until(entry, lambda jobs: jobs == 0)
