@@ -1,16 +1,13 @@
 """What holds for lanes of every kind: one suite over Tidegate's own and the servers of others."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.clock import LoopClock
-from orchestrator.errors import TidegateError
-from orchestrator.lanes import Kind, Lane, LaneConfig, LaneFactory, kind_of
+from orchestrator.lanes import Kind, Lane, kind_of
+from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
     LETTERS,
@@ -27,17 +24,10 @@ from worker.protocol import (
     NO_TOKEN_ID,
     AbortCause,
     Code,
-    Delta,
-    End,
     Feature,
     FinishReason,
-    Frame,
-    ModelCard,
     OnDeadline,
-    PromptLogprobs,
     Sampling,
-    TokenLogprob,
-    WorkerStats,
 )
 
 
@@ -58,78 +48,6 @@ KINDS = {
 NAMES_IDS = ("vllm", "llamacpp", "tgi")
 WITH_LOGPROBS = ("vllm", "tgi")
 LEAVES_STOPS = ("tgi", "triton-trtllm")
-GREEDY = Sampling(max_tokens=6, temperature=0.0)
-
-
-class News:
-    """Owner of a lane, and sink of its jobs: notes what it is told."""
-
-    def __init__(self) -> None:
-        self.opened = 0
-        self.closed: list[str] = []
-        self.card: ModelCard | None = None
-        self.stats: WorkerStats | None = None
-        self.ids: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.started = 0
-        self.ends: list[End] = []
-        self.lost: list[str] = []
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.ends or self.lost)
-
-    @property
-    def end(self) -> End:
-        (end,) = self.ends
-        assert not self.lost
-        return end
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts) + (self.end.tail if self.ends else "")
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.002)
-
-    def lane_opened(self, lane: Lane, first: Frame) -> None:
-        self.opened += 1
-        self.lane_reported(lane, first)
-
-    def lane_reported(self, lane: Lane, frame: Frame) -> None:
-        self.card = frame.card or self.card
-        self.stats = frame.stats or self.stats
-
-    def lane_closed(self, lane: Lane, reason: str) -> None:
-        self.closed.append(reason)
-
-    def emission_sampled(self, seconds: float, tokens: int) -> None: ...
-
-    def on_started(self, wait_ms: float) -> None:
-        self.started += 1
-
-    def on_prompt(self, logprobs: PromptLogprobs) -> None: ...
-
-    def on_tokens(self, delta: Delta, now: float) -> None:
-        assert not self.is_over, "tokens after the end"
-        assert len(delta.ids) == len(delta.texts)
-        self.ids += delta.ids
-        self.texts += delta.texts
-        if delta.logprobs is not None:
-            assert len(delta.logprobs) == len(delta.ids)
-            self.logprobs += delta.logprobs
-
-    def on_paused(self) -> None: ...
-
-    def on_resumed(self) -> None: ...
-
-    def on_ended(self, end: End) -> None:
-        self.ends.append(end)
-
-    def on_lost(self, error: TidegateError) -> None:
-        self.lost.append(error.message)
 
 
 @pytest.fixture(params=KINDS)
@@ -148,41 +66,6 @@ def label(server: OtherServer) -> str:
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     return await asyncio.to_thread(model_folder, tmp_path / "model")
-
-
-@asynccontextmanager
-async def lane_to(entry: str) -> AsyncIterator[tuple[Lane, News]]:
-    news = News()
-    config = LaneConfig(5.0, keepalive_s=60.0, reconnect_min_s=0.01, reconnect_max_s=0.05)
-    clock = LoopClock(asyncio.get_running_loop())
-    lane = LaneFactory()(entry, config, news, clock, random.Random(3))
-    lane.start()
-    try:
-        await news.until(lambda: lane.is_open)
-        yield lane, news
-    finally:
-        await lane.close()
-
-
-def submit(
-    lane: Lane,
-    sink: News,
-    sampling: Sampling = GREEDY,
-    *,
-    budget_ms: float = 60_000.0,
-    on_deadline: OnDeadline = OnDeadline.ERROR,
-    prompt: str = "hello",
-) -> int:
-    ids = [0] + [LETTER_IDS[LETTERS.index(letter)] for letter in prompt]
-    return lane.submit(
-        sink,
-        token_ids=ids,
-        sampling=sampling,
-        budget_ms=budget_ms,
-        deadline_unix_ms=0,
-        on_deadline=on_deadline,
-        correlation_id="corr-1",
-    )
 
 
 async def run(lane: Lane, sampling: Sampling = GREEDY) -> News:
