@@ -97,6 +97,13 @@ class Instance(msgspec.Struct, frozen=True):
     kv_blocks_free: int | None = None
     slot: InstanceSlot | None = None
     """None: it renders no clips."""
+    kind: str = "tidegate"
+    """``tidegate``: a Triton with Tidegate's worker; ``triton``: one with another backend;
+    ``vllm``, ``llamacpp``, ``tgi``: those servers."""
+    lacks: tuple[str, ...] | None = None
+    """What its engine cannot do."""
+    abort_ms: float | None = None
+    """How long a job that was given up may hold its slot."""
     loadable: tuple[str, ...] = ()
     gates: dict[str, Gate] = {}
     swap: SwapState | None = None
