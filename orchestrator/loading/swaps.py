@@ -10,6 +10,7 @@ from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.errors import InvalidRequest, NotFound, NotReady, SwapFailed, TidegateError
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
+from orchestrator.lanes import Kind
 from orchestrator.lanes.swap_call import OnReport
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
@@ -106,7 +107,7 @@ class Swaps:
         if instance is None:
             known = ", ".join(sorted(self._registry.instances)) or "none"
             raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
-        if "://" in address:
+        if instance.kind is not Kind.TIDEGATE:
             raise InvalidRequest(
                 "this instance is another server's: only Tidegate's own workers swap models",
                 field="address",

@@ -21,7 +21,7 @@ class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """``address``: ``host:port`` of a Triton's gRPC endpoint, for ``ttl_s`` seconds."""
+    """``address``: ``host:port`` of a Triton's gRPC endpoint, or a URL, for ``ttl_s`` seconds."""
 
     address: str
     ttl_s: float = 45.0

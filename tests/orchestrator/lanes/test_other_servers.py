@@ -225,3 +225,17 @@ async def test_a_folder_that_cannot_be_read_is_told(
     (instance,) = service.orchestrator.registry
     await service.until(lambda: "tokenizer.json" in instance.reason)
     await server.stop()
+
+
+async def test_only_our_own_workers_swap_models(folder: Path, make_service: MakeService) -> None:
+    server = VllmServer()
+    await server.start()
+    service = await make_service(instances=(server.entry(folder, name="theirs"),))
+    async with service.http.post(
+        "/v2/instances/theirs/swap",
+        json={"model": "another"},
+        headers={"X-Tidegate-Admin": "1"},
+    ) as response:
+        assert response.status == 400
+        assert "another server's" in (await response.json())["error"]["message"]
+    await server.stop()
