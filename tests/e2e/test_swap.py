@@ -1,0 +1,158 @@
+"""Models swapped on the real Triton, under load: nothing is dropped, nothing is late (WK-7)."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from orchestrator.pool.paths import DEMO_CHECKPOINT
+from tests.support.checkpoints import edit_config
+from tests.support.stack import Orchestrator, Triton
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS = 4
+BODY = {"prompt": "Once upon", "max_tokens": 32, "ignore_eos": True, "stream": True}
+HEADERS = {"X-Timeout-Ms": "20000"}
+
+
+@dataclass
+class Pair:
+    """Two Tritons with the demo model behind one orchestrator, and folders to swap to."""
+
+    tritons: tuple[Triton, Triton]
+    orchestrator: Orchestrator
+    other: Path
+    broken: Path
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """``tidegate swap``."""
+        return subprocess.run(
+            [sys.executable, "-m", "tidegate", "swap", *words, "--url", self.orchestrator.url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("models")
+    other, broken = folder / "other", folder / "broken"
+    for path in (other, broken):
+        shutil.copytree(DEMO_CHECKPOINT, path)
+    edit_config(other, rope_theta=20_000.0)  # other texts, and another digest
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    models = json.dumps({"other": str(other)})
+    tritons = Triton(models=models), Triton(models=models)
+    orchestrator = Orchestrator(*(triton.grpc for triton in tritons))
+    try:
+        for triton in tritons:
+            triton.start()
+        orchestrator.start()
+        yield Pair(tritons, orchestrator, other, broken)
+        assert orchestrator.stop() == 0
+    finally:
+        for triton in tritons:
+            triton.close()
+
+
+@dataclass
+class Load:
+    """Clients that ask one after the other, until told to stop."""
+
+    texts: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    is_over: bool = False
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def more(self, count: int) -> None:
+        """Wait for so many further streams to have ended, or for a fault."""
+        wanted = len(self.texts) + count
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.faults or len(self.texts) >= wanted)
+
+
+@asynccontextmanager
+async def load(url: str, model: str) -> AsyncIterator[Load]:
+    """``CLIENTS`` streams at a time, each to its end."""
+    state = Load()
+
+    async def client(http: aiohttp.ClientSession) -> None:
+        while not state.is_over:
+            body = BODY | {"model": model}
+            async with http.post("/v1/completions", json=body, headers=HEADERS) as response:
+                text = await response.text()
+            if response.status == 200 and '"finish_reason":"length"' in text.replace(" ", ""):
+                state.texts.append(text)
+            else:
+                state.faults.append(f"{response.status}: {text[-300:]}")
+            async with state.changed:
+                state.changed.notify_all()
+
+    async with aiohttp.ClientSession(url) as http:
+        clients = [asyncio.create_task(client(http)) for _ in range(CLIENTS)]
+        try:
+            yield state
+        finally:
+            state.is_over = True
+            await asyncio.gather(*clients)
+
+
+async def test_wk7_two_instances_change_their_model_under_load_and_no_stream_is_dropped(
+    pair: Pair,
+) -> None:
+    """Blue/green: the first, and the second once the first is ready."""
+    async with load(pair.orchestrator.url, "demo") as state:
+        await state.more(CLIENTS)
+        words = ("--all", str(pair.other), "--name", "demo")
+        done = await asyncio.to_thread(pair.command, *words)
+        await state.more(2 * CLIENTS)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" after")[0] for line in done.stdout.splitlines()] == [
+        f"{triton.grpc} serves demo" for triton in pair.tritons
+    ]
+    assert state.faults == []
+    assert pair.orchestrator.metric("tidegate_model_swaps_total", result="done") == 2
+    met = pair.orchestrator.metric("tidegate_outcomes_total", outcome="met")
+    assert met == len(state.texts) > 3 * CLIENTS
+
+
+async def test_wk7_what_cannot_be_loaded_changes_nothing(pair: Pair) -> None:
+    """Weights that are cut short are found before anything is drained."""
+    address = pair.tritons[0].grpc
+    done = await asyncio.to_thread(pair.command, address, str(pair.broken))
+    assert done.returncode == 1 and "model.safetensors" in done.stderr
+    everywhere = await asyncio.to_thread(pair.command, "--all", str(pair.broken))
+    assert everywhere.returncode == 1
+    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+        async with http.get("/v2/instances") as response:
+            (first, _) = (await response.json())["instances"]
+        assert first["ready"] and all(gate["open"] for gate in first["gates"].values())
+        body = BODY | {"model": "demo", "stream": False}
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+
+
+async def test_a_model_is_loaded_for_who_asks_for_it_and_not_for_who_cannot_wait(
+    pair: Pair,
+) -> None:
+    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+        async with http.get("/v1/models") as response:
+            states = {one["id"]: one["state"] for one in (await response.json())["data"]}
+        assert states == {"demo": "loaded", "other": "loadable"}
+        body = BODY | {"model": "other", "stream": False}
+        async with http.post("/v1/completions", json=body, headers=HEADERS) as response:
+            assert response.status == 200, await response.text()
+        async with http.get("/v1/models") as response:
+            states = {one["id"]: one["state"] for one in (await response.json())["data"]}
+        assert states == {"demo": "loaded", "other": "loaded"}
