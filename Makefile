@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-clients lint wheel clean \
-  bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim attack chaos soak fuzz
+  bench bench-quick bench-engine bench-goodput bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -31,6 +31,7 @@ help:
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
+	@echo 'make bench-swap    another model in a worker, under load, by phase      ARGS="--quick"'
 	@echo 'make bench-slot    clips beside a naive pipeline with the same stages   ARGS="--quick"'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load  ARGS="--seed 2"'
@@ -82,6 +83,9 @@ bench-goodput: setup-dev
 
 bench-peers: setup-dev
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)
+
+bench-swap: setup-dev
+	$(BIN)/python -m perf.swap --json build/swap.json --allow-dirty $(ARGS)
 
 bench-slot: setup-dev
 	$(BIN)/python -m perf.slot $(ARGS)

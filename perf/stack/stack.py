@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,8 @@ class StackSpec:
     """The orchestrator answers health checks on a port of their own too."""
     journal_path: str = ""
     """Where the orchestrator writes durable tasks down; empty for nowhere."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the worker's environment."""
     lane_token: str = ""
     """Of Triton and the orchestrator; a benchmark's own lanes know none."""
 
@@ -62,6 +64,7 @@ class StackSpec:
             **({"TIDEGATE_WORKER_DETERMINISTIC": "true"} if self.deterministic else {}),
             "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
             "TIDEGATE_WORKER_KV_BLOCKS": str(self.kv_blocks),
+            **self.more,
         }
 
 

@@ -1,0 +1,1 @@
+"""What it takes to give a worker another model."""
