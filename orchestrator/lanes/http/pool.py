@@ -5,7 +5,7 @@ import aiohttp
 MAX_CONNECTIONS = 4096
 """A job has one to itself while it runs; more wait for one, until their deadline."""
 KEEP_S = 4.0
-"""Less than servers keep one that is idle (uvicorn and llama.cpp: 5 s), lest a job meets its end."""
+"""Less than servers keep an idle one (uvicorn and llama.cpp: 5 s), lest a job meets its end."""
 READ_BYTES = 2**18
 CONNECT_S = 5.0
 
