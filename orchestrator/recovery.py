@@ -86,7 +86,9 @@ class Recovery:
                 del self._waiting[task]
                 continue
             encoder = self._orchestrator.models.by_name().get(task.model)
-            if encoder is not None:
+            if encoder is None:
+                self._orchestrator.stages.demand.want(task.model)
+            else:
                 del self._waiting[task]
                 try:
                     self._go_on(task, one, encoder)

@@ -91,6 +91,8 @@ class ModelDemand:
         self._waiters: Counter[str] = Counter()
         self._needed_at: dict[str, float] = {}
         self._failed: dict[str, Failure] = {}
+        self._promised: set[str] = set()
+        """Models of tasks that are not in the queue yet: an earlier process had let them in."""
 
     @property
     def waiting(self) -> int:
@@ -129,6 +131,12 @@ class ModelDemand:
                 return
             self._require_hope(known, due_at)
             await self._wait_for(model, due_at)
+
+    def want(self, model: str) -> None:
+        """Have ``model`` loaded for a task that waits elsewhere, where that can be. Idempotent."""
+        if model in self.loadable() and not self._is_served(model) and not self._has_failed(model):
+            self._promised.add(model)
+            self._flight(model)
 
     def upkeep(self) -> None:
         """See to tasks that wait in the queue for a model which was taken from them."""
@@ -235,6 +243,7 @@ class ModelDemand:
 
     def _landed(self, model: str, flight: "asyncio.Task[None]") -> None:
         self._flights.pop(model, None)
+        self._promised.discard(model)
         if not flight.cancelled():
             flight.exception()  # nobody may be left to ask for it
 
@@ -263,7 +272,8 @@ class ModelDemand:
         self.evictions += card is not None and not self._is_served(card.model)
 
     def _is_wanted(self, model: str) -> bool:
-        return self._waiters[model] > 0 or any(t.model == model for t in self._queue.tasks())
+        is_waited_for = self._waiters[model] > 0 or model in self._promised
+        return is_waited_for or any(t.model == model for t in self._queue.tasks())
 
     def _choose(self, known: Loadable) -> LoadChoice:
         return choose_place(self._places(known), self._config.min_residency_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,29 @@ async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     plan.release.set()
     assert [(await one)[0] for one in (first, second)] == [200, 200]
     assert [swap.settings["MODEL_NAME"] for swap in worker.swaps] == ["other", "fake"]
+
+
+async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
+    worker: FakeWorker, make_service: MakeService, tmp_path: Path
+) -> None:
+    """It was let in while the model was served; the next process finds another one there."""
+    journal = {"journal_path": str(tmp_path / "journal.db")}
+    worker.can_load("other")
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    first = await make_service(worker, **journal)
+    body = {"model": "fake", "prompt": "x", "max_tokens": 4, "durable": True, "deadline_ms": 30_000}
+    async with first.http.post("/v2/tasks", json=body) as response:
+        assert response.status == 202, await response.text()
+    await worker.until(lambda: worker.running == 1)
+    await first.parts.lifecycle.drain(0.0)
+    await first.parts.lifecycle.close()
+    plan.release.set()
+    worker.card = worker.models["other"]
+    second = await make_service(worker, **journal)
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert [swap.settings["MODEL_NAME"] for swap in worker.swaps] == ["fake"]
+    await second.until(lambda: second.outcomes() == ["met"])
 
 
 async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: MakeService) -> None:
