@@ -35,6 +35,7 @@ FIRST = (
     "tests/perf/test_sim_reported.py",
     "tests/e2e/test_resume.py",
     "tests/e2e/test_wheel.py",
+    "tests/e2e/test_pool.py",
     "tests/e2e/test_ports.py",
     SLOTS,
     "tests/perf/test_service.py",

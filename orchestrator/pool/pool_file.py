@@ -60,6 +60,8 @@ class PoolSettings(_Strict):
     load_timeout_s: float = Field(default=300.0, gt=0)
     host: str = "127.0.0.1"
     """Where the Tritons listen."""
+    advertise: str = ""
+    """What orchestrators are told instead, where they reach this machine by another name."""
     open: bool = False
     """Off loopback, too, whoever reaches Triton may generate without a token."""
     triton: Path | None = None

@@ -31,6 +31,8 @@ from orchestrator.pool.preflight.nvml import GpuReader
 LOOK_S = 1.0
 """How often the file is looked at; one that is being written is left alone for as long."""
 LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
+_FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
+"""Of ``[pool]``, what counts from a manager's start on."""
 Emit = Callable[[PoolEvent], None]
 
 
@@ -106,7 +108,7 @@ class PoolService:
             raise PoolFileInvalid(str(error)) from error
         stays = [
             name
-            for name in ("home", "triton", "heartbeat_s", "metrics_port", "drain_s")
+            for name in _FROM_THE_START
             if getattr(file.pool, name) != getattr(self.file.pool, name)
         ]
         if stays:
@@ -250,6 +252,7 @@ class PoolService:
             sharing=lambda: on_cpu(self._wishes),
             heartbeat_s=self.file.pool.heartbeat_s,
             warn=self._warn,
+            advertise=self.file.pool.advertise,
         )
 
     def _lane_token(self, state: PoolState) -> str:

@@ -40,6 +40,8 @@ class TritonHost:
     """How many instances share the CPU's memory."""
     heartbeat_s: float
     warn: Callable[[str], None]
+    advertise: str = ""
+    """What orchestrators reach this machine by; empty for where its Tritons listen."""
 
 
 class PoolTriton:
@@ -58,7 +60,8 @@ class PoolTriton:
 
     @property
     def address(self) -> str:
-        return host_port(connect_host(self._wish.host), self.ports.grpc) if self.ports.grpc else ""
+        host = self._host.advertise or connect_host(self._wish.host)
+        return host_port(host, self.ports.grpc) if self.ports.grpc else ""
 
     @property
     def where(self) -> str:
