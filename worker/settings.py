@@ -44,6 +44,9 @@ class WorkerSettings(BaseSettings):
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """For an engine that others wrote: its own settings by its own names, as ``name=value`` pairs
     with blanks between them or as a JSON object. The engine checks names and values."""
+    trust_remote_code: bool = False
+    """Of ``transformers``: run the code that a checkpoint brings with it, with all the rights of
+    this process."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
     """Of ``synthetic-paced``: what every step takes, ``synthetic_row_ms`` for each of its rows and
     ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""

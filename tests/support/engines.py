@@ -73,6 +73,7 @@ def _gguf(scratch: Path) -> Path:
 
 ENGINES = (
     EngineCase("torch"),
+    EngineCase("transformers", ("transformers",)),
     EngineCase(
         "llamacpp",
         ("xllamacpp", "gguf"),

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from worker.engine.device_facts import device_facts
 from worker.engine.digest import version_of
 from worker.log import model_log
-from worker.models.config import ModelConfig
 from worker.models.folder import model_name
 from worker.models.generation import read_sampling_defaults
 from worker.protocol import ModelCard, Pooling, SamplingDefaults
@@ -16,7 +16,20 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 
-def end_tokens(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+class ModelFacts(Protocol):
+    """What a card says of any model's configuration; ``ModelConfig`` is one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
+def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
     """All that end an answer: the model's, and the tokenizer's own (a chat model's end of turn)."""
     own = tokenizer.eos_token_id
     found = config.eos_token_ids
@@ -66,7 +79,7 @@ def pooling_of(settings: WorkerSettings) -> Pooling | None:
 
 def model_card(
     settings: WorkerSettings,
-    config: ModelConfig,
+    config: ModelFacts,
     tokenizer: Tokenizer,
     eos_token_ids: tuple[int, ...],
     *,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worker.errors import BrokenCheckpoint, UnsupportedModel
-from worker.models.families import FAMILIES, WindowRule
+from worker.models.families import FAMILIES, OTHERWISE, WindowRule
 from worker.models.fields import Fields, read_json
 from worker.models.rope_scaling import (
     DEFAULT_ROPE_THETA,
@@ -57,7 +57,7 @@ def read_config(path: Path) -> ModelConfig:
     if family is None:
         raise UnsupportedModel(
             f"{path}: architecture {architecture!r} is not supported;"
-            f" this worker runs {', '.join(sorted(FAMILIES))}"
+            f" this worker runs {', '.join(sorted(FAMILIES))}; {OTHERWISE}"
         )
     for name in ("attention_bias", "mlp_bias"):
         fields.refuse(name, allowed=(False, None))

@@ -21,6 +21,12 @@ class Family:
     head_dim: int | None = None
 
 
+OTHERWISE: Final = (
+    "transformers' own code may run it, slower: pip install 'tidegate[transformers]' and set"
+    " TIDEGATE_WORKER_ENGINE=transformers"
+)
+"""What to do about a model that is sound and none of these."""
+
 FAMILIES: Final[dict[str, Family]] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(window="every-layer"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.errors import BrokenCheckpoint, UnsupportedModel
+from worker.models.families import OTHERWISE
 from worker.models.folder import why_unservable
 
 
@@ -34,7 +35,7 @@ class Fields:
         if value not in allowed:
             raise UnsupportedModel(
                 f"{self.file}: {name}={value!r} is not supported;"
-                f" this worker runs models with {name}={allowed[0]!r}"
+                f" this worker runs models with {name}={allowed[0]!r}; {OTHERWISE}"
             )
 
 

@@ -9,7 +9,7 @@ from worker.models.config import ModelConfig
 from worker.models.model import parameter_count
 from worker.settings import WorkerSettings
 
-_SMALL_BYTES: Final = 64 * 2**20
+SMALL_BYTES: Final = 64 * 2**20
 """As float32; below this a layer is over before a second thread has woken up, and the caches
 hold so much of the weights that halving them gains nothing."""
 _THREADS: Final = torch.get_num_threads()
@@ -34,24 +34,30 @@ def choose_dtype(
     own = _DTYPES[config.dtype]
     if device.type == "cuda" or settings.weights == "mapped":
         return own
-    fast = own == torch.bfloat16 and _has_bfloat16() and not is_small(config)
+    fast = own == torch.bfloat16 and has_bfloat16() and not is_small(config)
     return own if fast else torch.float32
 
 
 def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
     """For this process; ``OMP_NUM_THREADS`` decides where the setting does not."""
+    use_threads(settings, small=is_small(config))
+
+
+def use_threads(settings: WorkerSettings, *, small: bool) -> None:
+    """The same, where somebody else knows whether one thread does it."""
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
         # Said in both cases: the model before this one may have been a small one.
-        torch.set_num_threads(1 if is_small(config) else _THREADS)
+        torch.set_num_threads(1 if small else _THREADS)
 
 
 def is_small(config: ModelConfig) -> bool:
     """Whether one thread does it."""
-    return parameter_count(config) * torch.float32.itemsize < _SMALL_BYTES
+    return parameter_count(config) * torch.float32.itemsize < SMALL_BYTES
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
+    """Whether the CPU has instructions for it."""
     cpu = torch.cpu
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())

@@ -164,13 +164,13 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     def chosen(**changes: object) -> torch.dtype:
         return precision.choose_dtype(settings(tiny, **changes), config, torch.device("cpu"))
 
-    monkeypatch.setattr(precision, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
     assert chosen() is torch.float32, "a small model stays float32"
     assert chosen(weights="mapped") is torch.bfloat16
-    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(precision, "SMALL_BYTES", 0)
     assert chosen() is torch.bfloat16
     assert chosen(dtype="float32") is torch.float32
-    monkeypatch.setattr(precision, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
     assert chosen() is torch.float32
 
 
@@ -185,10 +185,10 @@ def test_threads_by_setting_environment_and_size(
     precision.set_threads(settings(tiny, cpu_threads=3), config)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     precision.set_threads(settings(tiny), config)
-    monkeypatch.setattr(precision, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(precision, "SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS")
     precision.set_threads(settings(tiny), config)
-    assert set_to == [1, 3]
+    assert set_to == [1, 3, precision._THREADS]
 
 
 def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:

@@ -1,0 +1,10 @@
+"""Models that our own decoder does not run, by ``transformers``' code for them: the last resort.
+
+Slower than our engine: no paged KV, no shared prefixes, a copy of all keys and values per step.
+
+- ``build``       from settings to a loaded engine
+- ``checkpoint``  the library's configuration and model, with errors of ours
+- ``decoder``     one forward pass, whatever the architecture calls its arguments
+- ``batches``     the texts of a step: in one batch, padded on the left, or each by itself
+- ``backend``     queue, prompts in chunks, sampling
+"""

@@ -1,0 +1,206 @@
+"""A ``Backend`` over a library's model: prompts in chunks, a column for all texts, our sampler."""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from secrets import randbits
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.core import Job
+from worker.engines.backend import BackendLoad, Produced
+from worker.engines.transformers.batches import Texts
+from worker.engines.transformers.decoder import Cache, Decoder
+from worker.grammar.masks import MaskedRow, MaskMaker
+from worker.log import engine_log
+from worker.protocol import Code, FinishReason
+from worker.sampling.sampler import Sampler
+from worker.scheduler.request import Request, make_request
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLimits:
+    """``pool_tokens`` is what all texts together may hold, padding included."""
+
+    max_running: int
+    pool_tokens: int
+    block_tokens: int
+    chunk_tokens: int
+    """A longer prompt is read in several steps; 0 where it must be read at once."""
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """A job with its progress. ``cache`` is its own until its prompt is read."""
+
+    handle: int
+    request: Request
+    cache: Cache
+
+
+class TransformersBackend:
+    """See ``Backend``. What is given up is free at once; ``step`` computes by itself."""
+
+    def __init__(
+        self, decoder: Decoder, texts: Texts, sampler: Sampler, limits: BackendLimits
+    ) -> None:
+        self._decoder = decoder
+        self._texts = texts
+        self._sampler = sampler
+        self._limits = limits
+        self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
+        self._free_slots = list(range(limits.max_running))
+        self._queued: deque[_Text] = deque()
+        """For lack of memory."""
+        self._reading: deque[_Text] = deque()
+        self._jobs: dict[int, _Text] = {}
+        """All but those that are queued."""
+        self._prompt_tokens = 0
+
+    def add(self, handle: int, job: Job, max_tokens: int) -> None:
+        """See ``Backend``."""
+        request = make_request(job, submitted_at=0.0, own_seed=randbits(64))
+        request.limit_tokens = request.prompt_tokens + max_tokens
+        self._queued.append(_Text(handle, request, None))
+
+    def abort(self, handles: Collection[int]) -> None:
+        """See ``Backend``."""
+        gone = frozenset(handles)
+        self._queued = deque(one for one in self._queued if one.handle not in gone)
+        self._reading = deque(one for one in self._reading if one.handle not in gone)
+        self._texts.leave(gone)
+        for handle in gone & self._jobs.keys():
+            text = self._jobs.pop(handle)
+            text.cache = None
+            self._free_slots.append(text.request.slot)
+
+    def step(self, wait_s: float) -> Sequence[Produced]:
+        """A chunk of one prompt, and a token for each text whose prompt is read."""
+        self._take_queued()
+        handles, logits = self._decode()
+        failed = [] if logits is not None or not handles else handles
+        made = self._fail(failed) if failed else []
+        rows = [] if failed else [self._jobs[handle] for handle in handles]
+        parts = [] if logits is None else [logits]
+        if self._reading:
+            text = self._reading[0]
+            try:
+                read = self._read(text)
+            except Exception:
+                engine_log.exception("a prompt could not be read")
+                made += self._fail([text.handle])
+            else:
+                if read is not None:
+                    parts.append(read)
+                    rows.append(text)
+        if rows:
+            made += self._draw(rows, torch.cat(parts))
+        return made
+
+    def interrupt(self) -> None:
+        """``step`` waits for nothing."""
+
+    def load(self) -> BackendLoad:
+        """See ``Backend``."""
+        block = self._limits.block_tokens
+        held = self._reserved(self._jobs.values())
+        return BackendLoad(
+            kv_blocks_total=self._limits.pool_tokens // block,
+            kv_blocks_used=min(-(-held // block), self._limits.pool_tokens // block),
+            running=len(self._jobs),
+            waiting=len(self._queued),
+            prompt_tokens_total=self._prompt_tokens,
+        )
+
+    def close(self) -> None:
+        """See ``Backend``."""
+        self.abort([*self._jobs, *(one.handle for one in self._queued)])
+        self._masks.close()
+        self._decoder.close()
+
+    @staticmethod
+    def _reserved(texts: Collection[_Text]) -> int:
+        """Tokens that they can come to hold: in a batch each is as wide as the widest."""
+        return len(texts) * max((one.request.limit_tokens for one in texts), default=0)
+
+    def _take_queued(self) -> None:
+        while self._queued and self._free_slots:
+            text = self._queued[0]
+            held = [*self._jobs.values(), text]
+            if len(held) > 1 and self._reserved(held) > self._limits.pool_tokens:
+                return
+            self._queued.popleft()
+            text.request.slot = self._free_slots.pop()
+            text.cache = self._decoder.new_cache()
+            self._jobs[text.handle] = text
+            self._reading.append(text)
+
+    def _decode(self) -> tuple[list[int], Tensor | None]:
+        """The next column; None where it could not be computed."""
+        handles = list(self._texts.handles)
+        if not handles:
+            return handles, None
+        latest = [self._jobs[one].request.tokens[-1] for one in handles]
+        try:
+            return handles, self._texts.step(latest)
+        except Exception:
+            engine_log.exception("a step failed; ending its %d jobs", len(handles))
+            return handles, None
+
+    def _fail(self, handles: Sequence[int]) -> list[Produced]:
+        self.abort(handles)
+        message = "the engine failed at a step of this text; its log says why"
+        return [
+            Produced(one, end=FinishReason.ERROR, code=Code.ENGINE_ERROR, message=message)
+            for one in handles
+        ]
+
+    def _read(self, text: _Text) -> Tensor | None:
+        """Read the next chunk of a prompt; the logits after it when that was the last one."""
+        request = text.request
+        start = request.computed
+        end = request.prompt_tokens
+        if self._limits.chunk_tokens:
+            end = min(end, start + self._limits.chunk_tokens)
+        device = self._decoder.device
+        ids = torch.tensor([request.tokens[start:end]], device=device)
+        positions = torch.arange(start, end, device=device)[None]
+        logits, text.cache = self._decoder.run(ids, text.cache, positions)
+        self._prompt_tokens += end - start
+        request.computed = end
+        if end < request.prompt_tokens:
+            return None
+        self._reading.popleft()
+        self._sampler.begin(request.slot, request)
+        self._texts.join(text.handle, text.cache, end)
+        text.cache = None
+        return logits
+
+    def _draw(self, texts: Sequence[_Text], logits: Tensor) -> list[Produced]:
+        requests = [one.request for one in texts]
+        masked = [
+            MaskedRow(
+                row,
+                one.job.constraint,
+                one.tokens[one.prompt_tokens :],
+                one.generated < one.job.sampling.min_tokens,
+            )
+            for row, one in enumerate(requests)
+            if one.job.constraint is not None
+        ]
+        sampled = self._sampler.sample(
+            logits[:, : self._sampler.vocab_size].contiguous(),
+            np.array([one.slot for one in requests], np.int64),
+            np.array([len(one.tokens) for one in requests], np.int64),
+            torch.tensor([one.tokens[-1] for one in requests], device=self._decoder.device),
+            lambda: self._masks.make(masked),
+        )
+        ids, logprobs = sampled.read()
+        made = []
+        for row, (text, token) in enumerate(zip(texts, ids, strict=True)):
+            text.request.tokens.append(token)
+            one = None if logprobs is None else logprobs[row]
+            made.append(Produced(text.handle, [token], None if one is None else [one]))
+        return made

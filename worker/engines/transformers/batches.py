@@ -1,0 +1,134 @@
+"""The texts that get their next token together.
+
+``PaddedBatch`` has them in one cache, aligned at their ends::
+
+    [ . . . . t t t t t t ]      . is padding: no query sees it
+    [ t t t t t t t t t t ]
+    [ . . t t t t t t t t ]
+
+so that one pass appends a column for all. A text that joins is padded to the others' width, or they
+to its; when the longest leaves, what is padding for all is cut off. ``SeparateTexts`` makes a pass
+for each, for architectures whose state cannot be padded.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from worker.engines.transformers.decoder import Cache, Decoder
+
+
+class Texts(Protocol):
+    """What a step decodes. ``handles`` are in the order of its rows."""
+
+    @property
+    def handles(self) -> list[int]: ...
+
+    def join(self, handle: int, cache: Cache, length: int) -> None:
+        """A text whose prompt of ``length`` tokens is in a cache of its own."""
+
+    def leave(self, handles: Collection[int]) -> None:
+        """Texts that end; unknown ones are ignored. Their memory is free when this returns."""
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """Append a token to each text → the logits after it, float32 [rows, vocabulary]."""
+
+
+class SeparateTexts:
+    """A cache for each text."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._texts: dict[int, tuple[Cache, int]] = {}
+
+    @property
+    def handles(self) -> list[int]:
+        return list(self._texts)
+
+    def join(self, handle: int, cache: Cache, length: int) -> None:
+        self._texts[handle] = cache, length
+
+    def leave(self, handles: Collection[int]) -> None:
+        for handle in handles:
+            self._texts.pop(handle, None)
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        rows = []
+        device = self._decoder.device
+        for (handle, (cache, length)), token in zip(list(self._texts.items()), ids, strict=True):
+            positions = torch.tensor([[length]], device=device)
+            logits, cache = self._decoder.run(
+                torch.tensor([[token]], device=device), cache, positions
+            )
+            self._texts[handle] = cache, length + 1
+            rows.append(logits)
+        return torch.cat(rows)
+
+
+class PaddedBatch:
+    """One cache for all texts."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._cache: Cache = None
+        self._handles: list[int] = []
+        self._lengths: list[int] = []
+
+    @property
+    def handles(self) -> list[int]:
+        return self._handles
+
+    @property
+    def _width(self) -> int:
+        return max(self._lengths, default=0)
+
+    @torch.inference_mode()
+    def join(self, handle: int, cache: Cache, length: int) -> None:
+        if not self._handles:
+            self._cache = cache
+        else:
+            width = max(self._width, length)
+            for mine, new in zip(self._cache.layers, cache.layers, strict=True):
+                if not mine.is_initialized:  # it reads another layer's keys and values
+                    continue
+                mine.keys = torch.cat((_widened(mine.keys, width), _widened(new.keys, width)))
+                mine.values = torch.cat((_widened(mine.values, width), _widened(new.values, width)))
+        self._handles.append(handle)
+        self._lengths.append(length)
+
+    @torch.inference_mode()
+    def leave(self, handles: Collection[int]) -> None:
+        kept = [row for row, handle in enumerate(self._handles) if handle not in handles]
+        if len(kept) == len(self._handles):
+            return
+        self._handles = [self._handles[row] for row in kept]
+        self._lengths = [self._lengths[row] for row in kept]
+        if not kept:
+            self._cache = None
+            return
+        rows = torch.tensor(kept, device=self._decoder.device)
+        width = self._width
+        for layer in self._cache.layers:
+            if layer.is_initialized:
+                layer.keys = layer.keys[:, :, -width:].index_select(0, rows)
+                layer.values = layer.values[:, :, -width:].index_select(0, rows)
+
+    @torch.inference_mode()
+    def step(self, ids: Sequence[int]) -> Tensor:
+        device = self._decoder.device
+        lengths = torch.tensor(self._lengths, device=device)
+        self._lengths = [length + 1 for length in self._lengths]
+        columns = torch.arange(self._width, device=device)
+        mask = (columns >= self._width - 1 - lengths[:, None]).long()
+        logits, self._cache = self._decoder.run(
+            torch.tensor(ids, device=device)[:, None], self._cache, lengths[:, None], mask
+        )
+        return logits
+
+
+def _widened(states: Tensor, width: int) -> Tensor:
+    """``states`` [rows, heads, tokens, dimension], padded on the left to ``width`` tokens."""
+    return pad(states, (0, 0, width - states.shape[2], 0))

@@ -1,0 +1,85 @@
+"""One forward pass of a library's model, whatever its architecture calls its arguments."""
+
+import inspect
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+# The library's classes have no types of their own here.
+Cache = Any
+
+_POSITIONS: Final = "position_ids"
+_MASK: Final = "attention_mask"
+
+
+class Decoder:
+    """A model in its device's memory. Caches are the library's, one or more texts in each."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        parameters = inspect.signature(model.forward).parameters
+        self._model = model
+        self._device = device
+        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self._takes = {name for name in (_POSITIONS, _MASK) if name in parameters}
+        self._keeps_last = "logits_to_keep" in parameters
+        self.vocab_size = 0
+        """Of the logits; known after the first pass, and cut to the tokenizer's by its caller."""
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def new_cache(self) -> Cache:
+        """For one text. Sliding windows are the masks' work, so that any layer can be padded."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)
+        return DynamicCache() if _is_padded(cache) else cache
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether texts may be padded: keys and values can be, states cannot. To be tried out."""
+        from transformers import DynamicCache
+
+        return _is_padded(DynamicCache(config=self._model.config)) and _MASK in self._takes
+
+    @torch.inference_mode()
+    def run(
+        self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
+        """The logits after the last of ``ids`` [rows, tokens], float32 [rows, vocabulary], and the
+        cache with these tokens in it. ``mask`` [rows, all tokens] is 0 where a row is padded."""
+        asked: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
+        if _POSITIONS in self._takes:
+            asked[_POSITIONS] = positions
+        if mask is not None:
+            asked[_MASK] = mask
+        if self._keeps_last:
+            asked["logits_to_keep"] = 1
+        made = self._model(input_ids=ids, **asked)
+        kept = getattr(made, self._cache_name, None)
+        return made.logits[:, -1].float(), cache if kept is None else kept
+
+    def close(self) -> None:
+        """Drop the model."""
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def cache_bytes(cache: Cache) -> int:
+    """What a cache holds."""
+    found = 0
+    for layer in cache.layers:
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(tensor, Tensor):
+                found += tensor.nbytes
+    return found
+
+
+def _is_padded(cache: Cache) -> bool:
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    kinds = {type(layer) for layer in cache.layers}
+    return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
