@@ -229,6 +229,9 @@ class InstanceMonitor:
         if instance.fault and instance.announced_card == card:  # on another lane
             self._set_state(instance, InstanceState.CONNECTING, instance.fault)
             return
+        known = instance.announced_card
+        if known is not None and known.serving != card.serving:
+            instance.stats = None  # of the model before; its speed says nothing of this one's
         instance.announced_card = card
         instance.fault = ""
         instance.is_reading_card = False

@@ -218,7 +218,7 @@ def _copies(folder: Path) -> tuple[Path, Path]:
 
 async def main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     recording = begin(parser, args, "perf.swap", *sys.argv[1:])
-    rounds = 2 if args.quick else 6
+    rounds = 2 if args.quick else 4
     results: list[BenchResult] = []
     card = None
     with TemporaryDirectory() as folder:

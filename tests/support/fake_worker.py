@@ -255,6 +255,7 @@ class FakeWorker:
         else:
             end = SwapReport(SwapPhase.DONE, name, was, ms)
         serving = self.card.serving + 1
+        self.tokens_total = 0
         card = self.models[was if self.swap_error else name]
         self.card = msgspec.structs.replace(card, serving=serving)
         for lane in self.lanes:
