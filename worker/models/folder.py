@@ -1,10 +1,12 @@
 """What a model folder is called, and what it is when we cannot serve it. No torch."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 _CACHE_PREFIX: Final = "models--"
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PICKLES: Final = (".bin", ".pth", ".pt", ".ckpt")
 _TO_SAFETENSORS: Final = (
     "convert them with transformers:"
@@ -14,10 +16,13 @@ _TO_SAFETENSORS: Final = (
 
 
 def model_name(path: Path) -> str:
-    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache.
+    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; of a GGUF file its
+    own, without the number of its part.
 
-    Such a path ends in ``models--org--name/snapshots/<commit>``.
+    Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
+    if path.suffix == ".gguf":
+        return _PART.sub("", path.stem)
     path = path.resolve()
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
@@ -91,8 +96,9 @@ def _gguf(path: Path) -> str | None:
 
 def _gguf_advice(what: str) -> str:
     return (
-        f"{what} is in GGUF, llama.cpp's format, which this worker does not read; take the original"
-        " checkpoint with safetensors, from which it was made"
+        f"{what} is in GGUF, llama.cpp's format: have that engine run it (tidegate up --engine"
+        " llamacpp, or TIDEGATE_WORKER_ENGINE=llamacpp), or take the original checkpoint with"
+        " safetensors, from which it was made"
     )
 
 

@@ -5,6 +5,7 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worke
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.pool import command
@@ -18,6 +19,7 @@ from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.pool.preflight.slot import check_slot
 from orchestrator.pool.spec import LaunchSpec
 from tidegate.cli.options import LaunchOptions
+from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"
@@ -46,14 +48,9 @@ def run(args: LaunchOptions) -> int:
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
-    model_path = worker_env[_MODEL_PATH]
-    if not args.no_llm and not os.path.isfile(os.path.join(model_path, "config.json")):
-        print(
-            f"tidegate: no model in {model_path}: expected a checkpoint directory in Hugging Face "
-            "layout, with config.json; give one with --model PATH"
-            f"\n{why_unservable(Path(model_path))}",
-            file=sys.stderr,
-        )
+    problem = None if args.no_llm else _model_problem(worker_env)
+    if problem is not None:
+        print(f"tidegate: {problem}", file=sys.stderr)
         return command.EXIT_FAILED
     try:
         lane_token = _lane_token(worker_env)
@@ -85,6 +82,25 @@ def run(args: LaunchOptions) -> int:
     )
     hint = _hint(args, worker_env) if args.serve else None
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+
+
+def _model_problem(worker_env: Mapping[str, str]) -> str | None:
+    """Why there is no model where one was named, before anything is started."""
+    path = Path(worker_env[_MODEL_PATH])
+    if worker_env.get(_ENGINE) == "llamacpp":
+        from worker.engines.llamacpp.gguf_file import find_gguf, parts_of
+
+        try:
+            parts_of(find_gguf(path))
+        except BrokenCheckpoint as error:
+            return str(error)
+        return None
+    if (path / "config.json").is_file():
+        return None
+    return (
+        f"no model in {path}: expected a checkpoint directory in Hugging Face layout, with"
+        f" config.json; give one with --model PATH\n{why_unservable(path)}"
+    )
 
 
 def _models(args: LaunchOptions) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from tidegate.cli.interrupt import importing
 from tidegate.cli.options import LaunchOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
+_ENGINES = ["torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"]
 
 UP_DESCRIPTION = """\
 Start everything on this machine and keep it up: Triton with the model, and the orchestrator in
@@ -81,7 +82,8 @@ def _worker_options(function: _F) -> _F:
             {
                 "type": Path,
                 "metavar": "PATH",
-                "help": "checkpoint directory, or a name of tidegate models list (the demo model)",
+                "help": "checkpoint directory, .gguf file, or a name of tidegate models list"
+                " (the demo model)",
             },
         ),
         ("--model-name", {"metavar": "NAME", "help": "what clients call it (its directory)"}),
@@ -92,8 +94,8 @@ def _worker_options(function: _F) -> _F:
         (
             "--engine",
             {
-                "type": Choice(["torch", "synthetic-free", "synthetic-paced"]),
-                "help": "synthetic: made-up tokens, for benchmarks (torch)",
+                "type": Choice(_ENGINES),
+                "help": "llamacpp runs .gguf files; synthetic: made-up tokens (torch)",
             },
         ),
         ("--instances", {"type": Instances(), "default": 1, "help": "Tritons to run"}),

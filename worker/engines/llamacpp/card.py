@@ -8,11 +8,12 @@ from typing import Final
 import torch
 
 from worker.engine.digest import version_of
-from worker.engines.llamacpp.gguf_file import GgufFile, model_name
+from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.engines.llamacpp.library import library_version
 from worker.engines.llamacpp.model import LoadedModel
 from worker.engines.llamacpp.options import Options
 from worker.log import model_log
+from worker.models.folder import model_name
 from worker.protocol import Feature, ModelCard, SamplingDefaults
 from worker.protocol.generation_defaults import defaults_of
 from worker.settings import WorkerSettings
@@ -49,7 +50,7 @@ def model_card(
     lacks = [*_LACKS, *([] if grammars else [Feature.GRAMMAR])]
     device = "cpu" if settings.device == "cpu" else _device_name()
     return ModelCard(
-        model=settings.model_name or model_name(file.path),
+        model=settings.model_name or model_name(settings.model_path),
         context_tokens=context_tokens,
         vocab_size=model.vocab_size,
         tokenizer_json=tokenizer.json,

@@ -108,12 +108,6 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
-def model_name(file: Path) -> str:
-    """The file's name without suffix and number of its part."""
-    match = _PART.fullmatch(file.name)
-    return match.group(1) if match else file.name.removesuffix(SUFFIX)
-
-
 def _first_part(file: Path) -> Path:
     match = _PART.fullmatch(file.name)
     if match is None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf import write_gguf
-from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, model_name, parts_of
+from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.errors import BrokenCheckpoint
+from worker.models.folder import model_name
 
 METADATA = {
     "general.architecture": "llama",
@@ -80,7 +81,7 @@ def test_the_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
         write_gguf(part, METADATA)
     assert find_gguf(tmp_path) == find_gguf(parts[2]) == parts[0]
     assert parts_of(parts[0]) == parts
-    assert model_name(parts[0]) == "big"
+    assert model_name(parts[0]) == "big" and model_name(tmp_path / "a.b.gguf") == "a.b"
     parts[1].unlink()
     with pytest.raises(BrokenCheckpoint, match=r"00002-of-00003\.gguf is missing"):
         parts_of(parts[0])

@@ -1,0 +1,119 @@
+"""Other people's engines on the real Triton: texts, cancels and deadlines as with our own.
+
+Each is an optional extra; one that is not installed is skipped by name.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from tests.e2e.conftest import Stack
+from tests.support.engines import ENGINES, EngineCase
+from tests.support.sse import read_events
+from tests.support.stack import Orchestrator, Triton
+
+pytestmark = pytest.mark.e2e
+
+OTHERS = [case for case in ENGINES if case.name != "torch"]
+STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0}
+
+
+@pytest.fixture(scope="module", params=OTHERS, ids=str)
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    case: EngineCase = request.param
+    if case.missing:
+        pytest.skip(case.missing)
+    settings = {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in case.settings.items()
+    }
+    path = case.checkpoint(tmp_path_factory.mktemp(case.name))
+    triton = Triton(engine=case.name, model_path=path, **settings)
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc)
+        orchestrator.start()
+        try:
+            yield Stack(triton, orchestrator)
+        finally:
+            assert orchestrator.stop() == 0
+    finally:
+        triton.close()
+
+
+@pytest.fixture
+async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+    stack.assert_idle()
+
+
+async def test_texts_are_streamed_whole_and_alike(http: aiohttp.ClientSession) -> None:
+    async def text(stream: bool) -> str:
+        asked = STORY | {"max_tokens": 32, "stream": stream}
+        async with http.post("/v1/completions", json=asked) as response:
+            assert response.status == 200, await response.text()
+            if not stream:
+                body = await response.json()
+                assert body["usage"]["completion_tokens"] == 32
+                return str(body["choices"][0]["text"])
+            lines = (await response.text()).splitlines()
+            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+            assert events[-1] == "[DONE]"
+            return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+    first = await text(False)
+    assert len(first) > 20
+    assert set(await asyncio.gather(*(text(i % 2 == 0) for i in range(8)))) == {first}
+
+
+async def test_a_chat_is_answered(http: aiohttp.ClientSession) -> None:
+    asked = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    async with http.post("/v1/chat/completions", json=asked) as response:
+        body = await response.json()
+    assert response.status == 200 and body["choices"][0]["message"]["content"]
+
+
+async def test_a_cancelled_task_ends_and_frees_its_blocks(http: aiohttp.ClientSession) -> None:
+    asked = STORY | {"max_tokens": 1500, "ignore_eos": True}
+    async with http.post("/v2/tasks", json=asked) as response:
+        assert response.status == 202, await response.text()
+        task = await response.json()
+    kinds = []
+    async with http.get(task["events_url"]) as stream:
+        async for event in read_events(stream):
+            kinds.append(event.kind)
+            if kinds.count("token") == 3 and "cancelled" not in kinds:
+                async with http.post(f"/v2/tasks/{task['task_id']}/cancel") as response:
+                    assert response.status == 202
+                kinds.append("cancelled")
+    assert kinds[-1] == "error" and kinds.count("error") == 1
+    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
+        assert (await response.json())["outcome"] == "aborted"
+
+
+async def test_a_deadline_ends_a_text_where_it_is(http: aiohttp.ClientSession) -> None:
+    asked = STORY | {"max_tokens": 1500, "deadline_ms": 500, "on_deadline": "partial"}
+    async with http.post("/v2/tasks", json=asked | {"ignore_eos": True}) as response:
+        assert response.status == 202, await response.text()
+        task = await response.json()
+    async with http.get(task["events_url"]) as stream:
+        events = [event async for event in read_events(stream)]
+    assert [event.kind for event in events].count("token") < 1500
+    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
+        status = await response.json()
+    assert status["status"] == "ended"
+    assert status["finish_reason"] in ("deadline", "length")
+    assert status["finish_reason"] == "deadline" or len(events) > 1000
+
+
+async def test_the_operator_sees_which_engine_it_is(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+    assert instance["engine"] in {case.name for case in OTHERS}
+    assert instance["lacks"] == sorted(instance["lacks"])
