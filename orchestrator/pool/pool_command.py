@@ -17,7 +17,7 @@ from rich.table import Table
 from orchestrator.pool.errors import PoolInUse, ProvisionError
 from orchestrator.pool.fleet.check import plan
 from orchestrator.pool.fleet.control import Answer, ask
-from orchestrator.pool.fleet.member import EventKind, PoolEvent
+from orchestrator.pool.fleet.member import EventKind, PoolEvent, pool_log
 from orchestrator.pool.fleet.service import Ending, PoolService, home_of
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.pool_file import PoolFile, read_pool_file
@@ -32,8 +32,6 @@ _END_S = 30.0
 """Beyond the drain: what ending takes at most."""
 _BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
 _BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
-
-pool_log = logging.getLogger("orchestrator.pool")
 
 
 def say(event: PoolEvent) -> None:

@@ -5,6 +5,7 @@ It is never given up: what keeps failing is started again once a minute, and the
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from orchestrator.pool.fleet.home import InstanceRecord
 from orchestrator.pool.process.detached import Found
 from orchestrator.pool.supervise import RestartPolicy, Unit, supervise
 
+pool_log = logging.getLogger("orchestrator.pool")
 POLICY = RestartPolicy(first_delay_s=0.5, max_delay_s=60.0, max_failures=math.inf, stable_s=60.0)
 
 
@@ -189,6 +191,23 @@ class Member:
             await self._started(self.unit.resume if attached else self.unit.start)
         except StartFailed as error:
             failed = str(error)
+        except Exception as error:
+            pool_log.exception("an instance could not be started; it is tried again")
+            failed = f"{type(error).__name__}: {error}"
+            self._become(MemberState.DOWN, failed)
+            self._outcome(failed)
+        while True:
+            try:
+                await self._keep(failed)
+            except Exception as error:
+                # A mistake of ours must not leave an instance that nobody keeps.
+                pool_log.exception("an instance could not be kept; it is started again")
+                failed = f"{type(error).__name__}: {error}"
+                self._become(MemberState.DOWN, failed)
+                self._outcome(failed)
+                await asyncio.sleep(self._policy.max_delay_s)
+
+    async def _keep(self, failed: str | None) -> None:
         await supervise(
             self,
             self._policy,

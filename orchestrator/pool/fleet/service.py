@@ -17,7 +17,7 @@ from orchestrator.pool.fleet.control import Answer, ControlSocket
 from orchestrator.pool.fleet.gpus import Gpus
 from orchestrator.pool.fleet.home import PoolHome, PoolState
 from orchestrator.pool.fleet.machine import PoolMachine, on_cpu
-from orchestrator.pool.fleet.member import EventKind, PoolEvent
+from orchestrator.pool.fleet.member import EventKind, PoolEvent, pool_log
 from orchestrator.pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
 from orchestrator.pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from orchestrator.pool.fleet.triton import TritonHost
@@ -212,8 +212,11 @@ class PoolService:
         assert self.manager is not None
         if before is not None:
             await asyncio.wait([before])
-        await self._registrar.follow(self._targets())
-        await self.manager.apply(self._wishes)
+        try:
+            await self._registrar.follow(self._targets())
+            await self.manager.apply(self._wishes)
+        except Exception:
+            pool_log.exception("the pool could not be brought in line; the next reload tries again")
 
     async def _follow_file(self) -> None:
         """Have a new version read once nobody has written it for a look."""

@@ -82,6 +82,30 @@ def test_a_crash_loop_is_tried_once_a_minute_and_the_others_go_on() -> None:
     simulate(run())
 
 
+def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
+    async def run() -> None:
+        machine = FakeMachine()
+        manager = await up(machine, A, B)
+        unit = manager.members["a"].unit
+        machine.running()["a"].ended.set()
+        stop, breaks = unit.stop, iter([True])
+
+        async def stumble(drain_s: float) -> None:
+            if next(breaks, False):
+                raise ValueError("nobody thought of this")
+            await stop(drain_s)
+
+        unit.stop = stumble  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        assert "nobody thought of this" in manager.members["a"].reason
+        assert machine.ready == {"127.0.0.1:9002"}
+        await asyncio.sleep(120)
+        assert manager.members["a"].is_ready
+        await manager.stop(0.0)
+
+    simulate(run())
+
+
 def test_one_more_and_one_less_leave_the_others_alone() -> None:
     async def run() -> None:
         machine = FakeMachine()
