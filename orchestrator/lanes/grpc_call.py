@@ -147,6 +147,13 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._outgoing += message
         self._pump()
 
+    def finish(self) -> None:
+        """Say that no message is to come, once all that was sent is through; the peer then ends
+        the call. A Triton (24.10) that sees a stream cancelled instead, after it has refused
+        something there, keeps the connection's socket for good.
+        """
+        self._write(frame(Kind.DATA, Flag.END_STREAM, _STREAM, b""))
+
     async def close(self) -> None:
         """Cancel the call; the peer hears of it. Returns when the socket is closed. Idempotent."""
         if not self.ended.cancel() and not self.ended.cancelled():

@@ -50,10 +50,6 @@ class LinkOwner(Protocol):
         """Nothing is known of it any more; ``is_absent``: the instance has no slot model."""
 
 
-class ModelAbsent(Exception):
-    """Triton has no slot model now."""
-
-
 class _Renewed(Exception):
     """The watch has done its time."""
 
@@ -77,6 +73,8 @@ class SlotLink:
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
         """The model is known to have been there: it may be being loaded anew."""
+        self._absence = ""
+        """What Triton said, where it has no slot model."""
         self._breaking = ""
         """Why ``break_off`` ended the last session that it ended."""
         self._runner: asyncio.Task[None] | None = None
@@ -127,9 +125,9 @@ class SlotLink:
     def _why(self, session: "asyncio.Task[None]") -> tuple[str, bool]:
         if session.cancelled():
             return self._breaking or "the watch was cancelled", False
+        if self._absence:
+            return self._absence, True
         error = _failure_of(session)
-        if isinstance(error, ModelAbsent):
-            return str(error), True
         if isinstance(error, TimeoutError):
             return f"no answer within {self._config.open_timeout_s:g} s", False
         known = (CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError)
@@ -143,6 +141,7 @@ class SlotLink:
 
     async def _watch(self) -> None:
         self._first = asyncio.get_running_loop().create_future()
+        self._absence = ""
         call: GrpcCall | None = None
         try:
             async with asyncio.timeout(self._config.open_timeout_s):
@@ -151,7 +150,7 @@ class SlotLink:
                 call.send(watch_request())
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([call.ended], timeout=RENEW_S)
-            if not call.ended.done():
+            if not call.ended.done() and not self._absence:
                 raise _Renewed
             call.ended.result()
         finally:
@@ -169,7 +168,10 @@ class SlotLink:
         state: SlotState | None = None
         if answer.error:
             if is_absence(answer.error):
-                raise ModelAbsent(answer.error)
+                self._absence = answer.error
+                if self._call is not None:
+                    self._call.finish()
+                return
             if answer.error.startswith(("cancelled", "draining")):
                 raise LinkBroken(answer.error)
             call = self._call
