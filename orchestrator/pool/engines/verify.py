@@ -34,13 +34,18 @@ def _packages(packages: Path, entry: EngineEntry) -> str:
     for record in sorted(packages.glob("*.dist-info/RECORD")):
         with record.open(newline="") as rows:
             for name, digest, *_ in csv.reader(rows):
-                if not digest.startswith(_SHA256) or name.startswith(".."):
+                if not digest.startswith(_SHA256) or name.startswith("..") or _is_cache(name):
                     continue
                 with (packages / name).open("rb") as file:
                     found = hashlib.file_digest(file, "sha256").digest()
                 if _told(found) != digest.removeprefix(_SHA256):
                     return f"{name} has changed"
     return ""
+
+
+def _is_cache(name: str) -> bool:
+    """Some wheels bring byte code, which Python writes anew."""
+    return name.endswith(".pyc")
 
 
 def _told(digest: bytes) -> str:
