@@ -4,6 +4,7 @@ An instance tells the digest of its model and the name and version of its engine
 what has them. Instances of other machines, and models that nobody added, have no entries here.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +15,8 @@ from orchestrator.pool.engines.catalog import EngineCatalog
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import state_dir
 from worker.protocol import ModelCard
+
+_VERSION: Final = re.compile(r"[\w.+-]+")
 
 
 class Provenance(NamedTuple):
@@ -33,7 +36,7 @@ def provenance_of(card: ModelCard, home: Callable[[], Path] = state_dir) -> Prov
         engines = EngineCatalog(home()).entries()
     except ProvisionError:
         return UNKNOWN
-    served = (card.engine, card.engine_version)
+    versions = _VERSION.findall(card.engine_version)  # our own and the engine's
     return Provenance(
         next(
             (
@@ -43,5 +46,8 @@ def provenance_of(card: ModelCard, home: Callable[[], Path] = state_dir) -> Prov
             ),
             "",
         ),
-        next((e.id for e in reversed(engines) if (e.engine, e.version) == served), ""),
+        next(
+            (e.id for e in reversed(engines) if e.engine == card.engine and e.version in versions),
+            "",
+        ),
     )

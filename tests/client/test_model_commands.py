@@ -108,3 +108,22 @@ def test_up_takes_a_model_by_its_name(
     assert main(["up", "--model", "mine"]) == 1
     assert "is broken (config.json has" in capsys.readouterr().err
     assert len(launched) == 1
+
+
+def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        launched.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    make_folder(tmp_path, {"tiny.gguf": gguf()})
+    assert run("add", str(tmp_path / "tiny.gguf"), "--keep-free", "0") == 0
+    assert main(["up", "--model", "tiny"]) == 0
+    assert main(["up", "--model", str(tmp_path / "tiny.gguf")]) == 0
+    for spec in launched:
+        assert spec.worker_env["TIDEGATE_WORKER_ENGINE"] == "llamacpp"
+        assert spec.worker_env["TIDEGATE_WORKER_MODEL_PATH"].endswith("tiny.gguf")

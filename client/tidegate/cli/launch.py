@@ -150,10 +150,16 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
+    if _is_gguf(env.get(_MODEL_PATH, "")):
+        env.setdefault(_ENGINE, "llamacpp")  # no other reads them
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
+
+
+def _is_gguf(path: str) -> bool:
+    return path.endswith(".gguf") and os.path.isfile(path)
 
 
 def _slot_env(device: str) -> dict[str, str]:

@@ -22,6 +22,9 @@ from tests.orchestrator.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import checkpoint
 from worker.protocol.model_digest import model_digest
 
+VERSION = "0.1.0, llama.cpp b11 (xllamacpp 7)"
+"""As a card of llama.cpp tells it."""
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -231,7 +234,7 @@ async def test_placements_name_the_entries_of_model_and_engine(
     home: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    worker = await make_worker(model_digest="f" * 64, engine="llamacpp", engine_version="7")
+    worker = await make_worker(model_digest="f" * 64, engine="llamacpp", engine_version=VERSION)
 
     def fill() -> None:
         register(home, 1, digest="e" * 64)

@@ -1,28 +1,47 @@
-"""Takes and removes a model with a kill after each change to the disk; run by ``test_killed``.
+"""Takes, fetches and removes a model with a mishap at each change of the disk; for ``test_killed``.
 
-    python -m tests.orchestrator.pool.artifacts.killed FOLDER
+    python -m tests.orchestrator.pool.artifacts.killed killed|full FOLDER [EVERY]
 
-Every call that changes the disk is counted; a child that does the whole is killed at the first of
-them, the next one at the second, and so on, until one comes through. After each kill a new process
-reads the catalog, and does the whole again to its end. Prints how many kills there were.
+Every call that changes the disk is counted; a child that does the whole meets the mishap at the
+first of them, the next one at the second, and so on, until one comes through. The mishap is a kill
+after the change, or a disk that is full from there on, which has to end in a typed error. Each time
+a new process reads the catalog, and does the whole again to its end. Prints how many there were.
+With EVERY only each so-manieth change is tried.
 """
 
 import asyncio
+import errno
+import hashlib
 import os
 import shutil
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from aiohttp import web
+
+from orchestrator.pool.artifacts import staging
 from orchestrator.pool.artifacts.catalog import ModelCatalog
+from orchestrator.pool.artifacts.download import DownloadLimits
 from orchestrator.pool.artifacts.entries import ModelState
+from orchestrator.pool.artifacts.hub import HubModel
 from orchestrator.pool.artifacts.room import DiskBudget
+from orchestrator.pool.artifacts.source import Listing, SourceFile
 from orchestrator.pool.artifacts.staging import Wish, add_model
 from orchestrator.pool.artifacts.verify import verify_model
+from orchestrator.pool.errors import ProvisionError
+from tests.support.hub import Hub
 from tests.support.model_files import checkpoint
 
-CHANGES = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "link", "write")
+REFUSED = 3
+"""The status of a child that ended with a typed error."""
+
+CHANGES = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "link", "write", "pwrite")
+GROW = ("mkdir", "fsync", "write", "pwrite")
+"""What a full disk refuses."""
 
 
 def add(home: Path, source: Path) -> None:
@@ -37,7 +56,32 @@ def remove(home: Path, source: Path) -> None:
     catalog.empty_trash()  # as whatever adds or removes a model next
 
 
-def die_at(count: int) -> None:
+def fetch(home: Path, source: Path) -> None:
+    """From a hub, whose listing is made up here: its library is not what is tried."""
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    listing = Listing(
+        "hub:org/model",
+        "org/model",
+        tuple(
+            SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
+            for name, content in files.items()
+        ),
+        revision="c" * 40,
+    )
+    url = (source.parent / "url").read_text()
+    hub = HubModel(listing, {name: f"{url}/cdn/{name}" for name in files}, {})
+
+    async def listed(repository: str, revision: str = "") -> HubModel:
+        return hub
+
+    staging.list_hub = listed
+    wish = Wish(
+        "org/model", budget=DiskBudget(keep_free=0.0), limits=DownloadLimits(2, part_bytes=1500)
+    )
+    asyncio.run(add_model(ModelCatalog(home), wish))
+
+
+def kill_at(count: int) -> None:
     """SIGKILL to ourselves after so many changes."""
     seen = 0
 
@@ -56,15 +100,69 @@ def die_at(count: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def killed_at(count: int, work: Callable[[Path, Path], None], home: Path, source: Path) -> bool:
+def fill_at(count: int) -> None:
+    """No space from the so-manieth change on."""
+    seen = 0
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **named: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen >= count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return change(*args, **named)
+
+        return run
+
+    for name in GROW:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def serve(source: Path) -> int:
+    """A hub with what lies there, in a process of its own; its id."""
+    child = os.fork()
+    if child:
+        while not (source.parent / "url").exists():
+            time.sleep(0.01)
+        return child
+
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+
+    async def forever() -> None:
+        hub = Hub(files)
+        runner = web.AppRunner(hub.app(), shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        (source.parent / "new").write_text(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        (source.parent / "new").rename(source.parent / "url")
+        await asyncio.Event().wait()
+
+    asyncio.run(forever())
+    return 0
+
+
+def met_at(
+    count: int,
+    mishap: Callable[[int], None],
+    work: Callable[[Path, Path], None],
+    home: Path,
+    source: Path,
+) -> bool:
+    """Whether the mishap came before the work was done."""
     child = os.fork()
     if child == 0:
-        die_at(count)
-        work(home, source)
+        mishap(count)
+        try:
+            work(home, source)
+        except ProvisionError:
+            os._exit(REFUSED)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
-    return os.WIFSIGNALED(status)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, REFUSED), (count, status)
+    return os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == REFUSED
 
 
 def check(home: Path, source: Path) -> None:
@@ -83,34 +181,48 @@ def check(home: Path, source: Path) -> None:
         assert [(e.id, e.state) for e in rebuilt] == [(e.id, e.state) for e in entries]
 
 
-def main(folder: Path) -> int:
+def main(kind: str, folder: Path, every: int) -> int:
+    mishap = {"killed": kill_at, "full": fill_at}[kind]
     source, home = folder / "source", folder / "home"
     source.mkdir()
     for name, content in checkpoint(3000).items():
         (source / name).write_bytes(content)
-    kills = 0
-    for work in (add, remove):
-        for count in range(1, 1000):
-            shutil.rmtree(home, ignore_errors=True)
-            if work is remove:
-                add(home, source)
-            was_killed = killed_at(count, work, home, source)
-            check(home, source)
-            work(home, source)
-            check(home, source)
-            catalog = ModelCatalog(home)
-            states = [verify_model(catalog, entry).state for entry in catalog.entries()]
-            assert states == ([ModelState.ACTIVE] if work is add else []), states
-            left = {
-                str(f.relative_to(catalog.folder)) for f in catalog.folder.rglob("*.safetensors")
-            }
-            assert len(left) == len(states), left
-            if not was_killed:
-                break
-            kills += 1
-    print(kills)
+    met = 0
+    server = serve(source)
+    try:
+        for work in (add, fetch, remove):
+            met += try_all(mishap, work, home, source, every)
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    print(met)
     return 0
 
 
+def try_all(
+    mishap: Callable[[int], None],
+    work: Callable[[Path, Path], None],
+    home: Path,
+    source: Path,
+    every: int,
+) -> int:
+    for met, count in enumerate(range(1, 1000, every)):
+        shutil.rmtree(home, ignore_errors=True)
+        if work is remove:
+            add(home, source)
+        has_met = met_at(count, mishap, work, home, source)
+        check(home, source)
+        work(home, source)
+        check(home, source)
+        catalog = ModelCatalog(home)
+        states = [verify_model(catalog, entry).state for entry in catalog.entries()]
+        assert states == ([] if work is remove else [ModelState.ACTIVE]), states
+        left = {str(f.relative_to(catalog.folder)) for f in catalog.folder.rglob("*.safetensors")}
+        assert len(left) == len(states), left
+        if not has_met:
+            return met
+    raise AssertionError("it never comes through")
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int((sys.argv[3:] or ["1"])[0])))
