@@ -10,6 +10,7 @@ from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import EngineCatalog
 from orchestrator.pool.spec import LaunchSpec
 from tests.orchestrator.pool.engines.test_triton_provider import make_server
+from tests.support.model_files import gguf
 from tidegate.cli.main import main
 
 
@@ -72,8 +73,9 @@ def test_up_runs_an_engine_in_the_environment_that_was_made_for_it(
 
     monkeypatch.setattr(command, "run", launch)
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    monkeypatch.setenv("TIDEGATE_WORKER_ENGINE", "llamacpp")
-    assert main(["up"]) == 0
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(gguf())
+    assert main(["up", "--model", str(model)]) == 0
     assert "VIRTUAL_ENV" not in launched[0].worker_env
     python = tmp_path / "engines" / "llamacpp-1" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -88,6 +90,6 @@ def test_up_runs_an_engine_in_the_environment_that_was_made_for_it(
             binary=str(python),
         )
     )
-    assert main(["up"]) == 0
+    assert main(["up", "--model", str(model)]) == 0
     assert launched[1].worker_env["VIRTUAL_ENV"] == str(python.parents[1])
     assert launched[1].worker_env["PATH"].startswith(f"{python.parent}:")
