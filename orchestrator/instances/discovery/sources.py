@@ -15,6 +15,8 @@ from orchestrator.instances.discovery.addresses import DNS_PREFIX, FILE_PREFIX, 
 from orchestrator.lanes import name_of
 
 MAX_FILE_BYTES = 2**20
+ANSWER_S = 10.0
+"""A resolver that takes longer gives no answer this time."""
 
 
 class SourceError(Exception):
@@ -51,10 +53,19 @@ class DnsName:
         self._host = host.strip("[]")
         self._port = int(port)
         self._resolver = resolver
+        self._asking: asyncio.Future[list[str]] | None = None
+        """A question that was not answered in time: no other is asked beside it, for each holds
+        one of the few threads that the event loop has for such things."""
 
     async def read(self) -> frozenset[str] | None:
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._resolver(self._host, self._port))
+        done, _ = await asyncio.wait([self._asking], timeout=ANSWER_S)
+        if not done:
+            raise SourceError(f"{self._host} cannot be resolved: no answer in {ANSWER_S:g} s")
+        asked, self._asking = self._asking, None
         try:
-            hosts = await self._resolver(self._host, self._port)
+            hosts = asked.result()
         except OSError as error:
             raise SourceError(f"{self._host} cannot be resolved: {error.strerror}") from None
         if not hosts:

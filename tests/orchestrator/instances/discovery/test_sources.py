@@ -14,6 +14,7 @@ from orchestrator.instances.discovery import (
     SourceError,
     WatchedFile,
     source_of,
+    sources,
 )
 from orchestrator.instances.discovery.addresses import check_address, check_entry
 from orchestrator.instances.discovery.sources import parse_addresses
@@ -310,3 +311,62 @@ def test_entries_name_sources() -> None:
     assert isinstance(source_of(check_entry("dns:a:1")), DnsName)
     with pytest.raises(ValueError, match="file:path"):
         check_entry("file:")
+
+
+async def test_a_resolver_that_hangs_is_asked_once_and_its_late_answer_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each question holds a thread: one every two seconds would leave none for anything else."""
+    monkeypatch.setattr(sources, "ANSWER_S", 0.01)
+    answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+    asked = 0
+
+    async def hang(host: str, port: int) -> list[str]:
+        nonlocal asked
+        asked += 1
+        return await asyncio.shield(answer)
+
+    name = DnsName("dns:llm:8001", hang)
+    for _ in range(3):
+        with pytest.raises(SourceError, match=r"llm cannot be resolved: no answer in 0\.01 s"):
+            await name.read()
+    assert asked == 1
+    answer.set_result(["10.0.0.1"])
+    assert await name.read() == {"10.0.0.1:8001"}
+    assert await name.read() == {"10.0.0.1:8001"}
+    assert asked == 2
+
+
+async def test_a_name_whose_answers_flap_moves_no_work() -> None:
+    """It vanishes, is unknown, has other addresses and is itself again within a few reads: nothing
+    is removed, and nothing that was there is added anew but to take it back."""
+    clock = ManualClock()
+    instances = FakeInstances(clock)
+    answers: list[list[str] | OSError] = []
+
+    async def flap(host: str, port: int) -> list[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    name = DnsName("dns:llm:1", flap)
+    sync = DiscoverySync(instances, [], [name], clock, read_every_s=2.0, grace_s=30.0)
+    both = ["10.0.0.1", "10.0.0.2"]
+    unknown, late = OSError(-2, "Name or service not known"), OSError(-3, "Temporary failure")
+    answers += [both, unknown, [], late, ["10.0.0.1"], both, ["10.0.0.2"], both[::-1], unknown]
+    instances.jobs["10.0.0.2:1"] = 1
+    for _ in range(len(answers)):
+        await sync.read(name)
+        await sync.remove_retired()
+        clock.advance(2.0)
+    assert instances.known == {"10.0.0.1:1": None, "10.0.0.2:1": None}
+    assert not [call for call in instances.calls if call.startswith("remove")]
+    assert sorted(instances.calls) == sorted(
+        [
+            "add 10.0.0.1:1",
+            "add 10.0.0.2:1",
+            *("retire 10.0.0.2:1", "add 10.0.0.2:1"),
+            *("retire 10.0.0.1:1", "add 10.0.0.1:1"),
+        ]
+    )
