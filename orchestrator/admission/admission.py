@@ -89,9 +89,12 @@ class Admission:
                 + (", ".join(sorted(known)) or "none"),
                 field="placement.instances",
             )
-        if not self._registry.any_ready(task.model):
-            raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
         is_possible = self._placer.is_possible(task)
+        if not self._registry.any_ready(task.model):
+            # A swap that keeps the model's name: it waits for that like for a slot.
+            if self._registry.any_swapping_to(task.model) and self._placer.may_return(task):
+                return
+            raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
         lacking = self._placer.lacking(task)
         if lacking:
             raise _unable(task, lacking)

@@ -121,6 +121,14 @@ class Instance:
             and any(lane.is_open for lane in self.lanes)
         )
 
+    def is_to_serve(self, model: str) -> bool:
+        """Whether it will take work for ``model`` once its swap is over."""
+        if self.removed or self.cordoned or self.retiring_since is not None:
+            return False
+        if self.is_reading_card and self.announced_card is not None:
+            return self.announced_card.model == model
+        return self.is_swapping and self.swap is not None and self.swap.model == model
+
     @property
     def is_up(self) -> bool:
         """Whether jobs go on there."""

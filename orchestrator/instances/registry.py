@@ -239,6 +239,10 @@ class Registry:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
 
+    def any_swapping_to(self, model: str) -> bool:
+        """Whether some instance is at a swap after which it serves ``model``, again or at last."""
+        return any(i.is_to_serve(model) for i in self)
+
     def _peers(self, address: str) -> list[str]:
         """Those that are ready and could do an instance's work, itself among them."""
         instance = self.instances.get(address)

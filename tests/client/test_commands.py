@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from tidegate import Client
+from tidegate import ApiError, Client
 from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main
 from tidegate.cli.picture import Picture
 from tidegate.cli.scrape import Samples
-from tidegate.listings import Instance, InstanceSlot
+from tidegate.listings import Instance, InstanceSlot, SwapState
 
 Ask = Callable[..., Any]
 
@@ -331,6 +331,46 @@ async def test_or14_an_instance_is_drained_and_taken_back(
         await ask("drain", "--instance", address, "--orchestrator")
     status, out, _ = await ask("drain", "--instance", address, "--no-wait")
     assert (status, out) == (0, f"draining {address}: 0 still run\n")
+
+
+async def test_wk7_an_instance_is_given_another_model_and_goes_back(
+    ask: Ask, service: Service, worker: FakeWorker
+) -> None:
+    worker.can_load("other")
+    address = worker.address
+    status, out, err = await ask("swap", address, "other")
+    assert (status, err) == (0, "") and out.startswith(f"{address} serves other after ")
+    assert await ask("swap", address, "other") == (0, f"{address} serves other already\n", "")
+    told = await ask_json(ask, "swap", address, "--back")
+    assert (told["model"], told["phase"]) == ("fake", "done")
+    status, _, err = await ask("swap", address, "unheard")
+    assert status == 1 and "unheard" in err
+    for words in ((address,), ("--all", address, "other"), (address, "x", "--set", "KV_BLOCKS")):
+        with pytest.raises(SystemExit):
+            await ask("swap", *words)
+
+
+async def test_wk7_the_first_instance_that_fails_has_those_before_it_go_back(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    first, second = await make_worker(), await make_worker()
+    for worker in (first, second):
+        worker.can_load("other")
+    second.swap_error = "its weights are corrupt"
+    service = await make_service(first, second)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    heard: list[SwapState] = []
+    async with Client(service.url) as client:
+        with pytest.raises(ApiError, match="corrupt"):
+            await client.operating.swap_all("other", on_swap=heard.append)
+        assert [(one.address, one.model) for one in heard] == [
+            (first.address, "other"),
+            (first.address, "fake"),
+        ]
+        second.swap_error = ""
+        done = await client.operating.swap_all("other")
+        assert [one.model for one in done] == ["other", "other"]
+        assert {one.model for one in await client.instances()} == {"other"}
 
 
 async def test_or14_settings_are_read_anew(ask: Ask, service: Service) -> None:

@@ -176,6 +176,8 @@ class FakeWorker:
         self.swapping: asyncio.Task[None] | None = None
         self.swap_s = 0.0
         """What a load takes."""
+        self.before = ""
+        """The model that it had before this one."""
         self.swap_error = ""
         """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
@@ -235,12 +237,13 @@ class FakeWorker:
     async def swap(self, message: Swap, answer: "_FakeLane", request_id: str) -> None:
         """As a worker does that has no room for both models."""
         self.swaps.append(message)
-        name = message.settings.get("MODEL_NAME", "")
+        name = message.settings.get("MODEL_NAME", "") if message.settings else self.before
         was = self.card.model
-        if name not in self.models:
+        version = message.settings.get("MODEL_PATH", "").rpartition("/")[2] or name
+        if version not in self.models:
             await answer.refuse(request_id, f"invalid_request: knows no model {name!r}")
             return
-        if name == was:
+        if self.models[version].model_digest == self.card.model_digest:
             await answer.send(swap=SwapReport(SwapPhase.DONE, name, was))
             return
         for lane in self.lanes:
@@ -256,7 +259,8 @@ class FakeWorker:
             end = SwapReport(SwapPhase.DONE, name, was, ms)
         serving = self.card.serving + 1
         self.tokens_total = 0
-        card = self.models[was if self.swap_error else name]
+        card = self.models[was if self.swap_error else version]
+        self.before = self.before if self.swap_error else was
         self.card = msgspec.structs.replace(card, serving=serving)
         for lane in self.lanes:
             lane.draining = False

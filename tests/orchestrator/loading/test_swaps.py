@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from orchestrator.errors import InstanceLost
@@ -107,6 +108,23 @@ async def _streamed(service: Service, model: str) -> int:
                 assert "error" not in event, event
                 tokens += bool(event["choices"] and event["choices"][0]["delta"].get("content"))
     return tokens
+
+
+async def test_wk7_what_comes_while_the_only_instance_swaps_waits_for_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """A new version under the old name."""
+    worker.can_load("other")
+    worker.models["v2"] = msgspec.structs.replace(worker.card, model_digest="v2")
+    worker.swap_s = 0.3
+    service = await make_service(worker)
+    settings = {"MODEL_PATH": "/models/v2", "MODEL_NAME": "fake"}
+    running = service.orchestrator.stages.swaps.start(worker.address, settings)
+    await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
+    assert await _streamed(service, "fake") == 8
+    await running.wait()
+    assert worker.submits[-1].serving == 1
+    assert service.outcomes() == ["met"]
 
 
 async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
