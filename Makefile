@@ -40,6 +40,7 @@ help:
 	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   ARGS="--quick", ARGS="--only decode --set quantize=int8"'
+	@echo '                   ARGS="--engine torch llamacpp vllm transformers", beside each other'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
 	@echo 'make setup         only what make demo does first; make setup-dev: what the others do'
 	@echo '                   PYTHON=python3.12 TORCH_INDEX=URL PIP_ARGS="--proxy …"'

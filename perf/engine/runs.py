@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from perf import SEED
-from worker.core import Event, Job, JobFinished, JobTokens
+from worker.core import EngineService, Event, Job, JobFinished, JobTokens
 from worker.engine.engine import Engine
 from worker.protocol import Sampling
 
@@ -58,7 +58,7 @@ class EngineRun:
 class Runs:
     """What an engine says of its jobs, on whichever thread it is stepped."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineService) -> None:
         self.engine = engine
         self._changed = threading.Condition()
         self._runs: dict[int, EngineRun] = {}
@@ -90,11 +90,16 @@ class Runs:
         with self._changed:
             return self._changed.wait_for(condition, within_s)
 
+    def step(self) -> None:
+        """Step the engine once on this thread."""
+        self.take(_ours(self.engine).step())
+
     def step_until_idle(self) -> None:
         """Step the engine on this thread until nothing is left to do."""
-        self.take(self.engine.step())
-        while self.engine.scheduler.has_work:
-            self.take(self.engine.step())
+        engine = _ours(self.engine)
+        self.take(engine.step())
+        while engine.scheduler.has_work:
+            self.take(engine.step())
 
 
 class Stepping(Runs):
@@ -111,12 +116,19 @@ class Stepping(Runs):
         self._thread.join()
 
     def _step(self) -> None:
+        engine = _ours(self.engine)
         while not self._stopping:
-            if events := self.engine.step():
+            if events := engine.step():
                 self.take(events)
-            elif not self.engine.scheduler.has_work:
+            elif not engine.scheduler.has_work:
                 time.sleep(0.0005)
 
     def wait(self, runs: list[EngineRun], within_s: float) -> bool:
         """Until each has ended."""
         return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
+
+
+def _ours(engine: EngineService) -> Engine:
+    """The one that can be stepped from outside."""
+    assert isinstance(engine, Engine)
+    return engine

@@ -1,0 +1,36 @@
+"""``--engine``: a real engine in a process of its own, and one that is not there."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from perf.engine import engines
+from perf.engine.contestants import CONTESTANTS
+from perf.report.command import Skip
+from worker.settings import EngineName
+
+
+def test_every_contestant_is_an_engine() -> None:
+    real = {name for name in get_args(EngineName) if not name.startswith("synthetic")}
+    assert set(CONTESTANTS) == real
+
+
+def test_engines_are_measured_and_what_is_missing_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_gguf(scratch: Path) -> Path:
+        raise Skip("no gguf here")
+
+    monkeypatch.setattr(engines, "_gguf", no_gguf)
+    results, card = engines.compare(["llamacpp", "torch"], "cpu", tmp_path, repeats=1, new_tokens=4)
+    missing, ours = results
+    assert (missing.name, missing.skipped, missing.figures) == (
+        "engines.llamacpp",
+        "no gguf here",
+        [],
+    )
+    keys = [f"engines.torch.b{streams}.tokens_per_s" for streams in (1, 8, 32)]
+    assert [figure.key for figure in ours.figures] == [*keys, "engines.torch.abort_ms"]
+    assert all(figure.median > 0 for figure in ours.figures)
+    assert card.engine == "torch"
