@@ -21,6 +21,7 @@ from tidegate.requests import Prompt, TaskOptions
 from tidegate.results import Event, Generation, Submitted, TaskStatus
 from tidegate.retries import Retries
 from tidegate.streams import Stream
+from tidegate.sync_operating import SyncOperating
 from tidegate.sync_sessions import SyncSessions
 from tidegate.sync_slots import SyncSlots
 
@@ -194,6 +195,8 @@ class SyncClient:
         """Conversations that the service keeps."""
         self.slots = SyncSlots(self._loop, self._client.slots, self._open)
         """Clips that the service renders."""
+        self.operating = SyncOperating(self._loop, self._client.operating)
+        """For whoever runs the service."""
 
     def __enter__(self) -> Self:
         return self

@@ -161,3 +161,14 @@ def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
     with pytest.raises(ValueError, match="'foo' is no address of a service: expected http://"):
         SyncClient("foo")
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
+
+
+async def test_plain_code_operates_the_service(service: Service) -> None:
+    def work(client: SyncClient) -> None:
+        assert client.operating.drain(grace=1).status in ("draining", "drained")
+        assert client.operating.drain_state().status in ("draining", "drained")
+        assert client.operating.undrain().status == "serving"
+        assert client.operating.reload().changed == ()
+        assert client.generate("hi", max_tokens=3).text == "w0 w1 w2 "
+
+    await plainly(work, service.url)
