@@ -22,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
+from orchestrator.pool.artifacts.entries import ModelEntry, ModelFormat, ModelState
 from orchestrator.pool.errors import CatalogUnusable, ModelNotFound, StagingFailed
 from orchestrator.pool.shared_file import SharedFile, sync_folder, write_atomically
+from worker.protocol.model_digest import files_digest, model_digest
 
 MANIFEST = ".tidegate.json"
 
@@ -131,6 +132,14 @@ class ModelCatalog:
                 return False
         except StagingFailed:
             return True
+
+    def digest_of(self, entry: ModelEntry) -> str:
+        """As an engine has it in its model card; reads the weights. Raises ``OSError``."""
+        folder = self.path_of(entry)
+        if entry.format is not ModelFormat.GGUF:
+            return model_digest(folder)
+        parts = sorted(file.path for file in entry.files if file.path.endswith(".gguf"))
+        return files_digest([folder / part for part in parts])
 
     def stage(self, entry: ModelEntry) -> Path:
         """Write down that a model's files are on their way; the folder that they go to.

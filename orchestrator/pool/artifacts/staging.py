@@ -24,7 +24,6 @@ from orchestrator.pool.artifacts.room import DiskBudget, make_room
 from orchestrator.pool.artifacts.sizes import size
 from orchestrator.pool.artifacts.source import Choice, Listing, SourceFile, choose
 from orchestrator.pool.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
-from worker.protocol.model_digest import model_digest
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -221,8 +220,8 @@ class _Staging:
             for file in self._choice.files
         )
         entry = msgspec.structs.replace(self._entry, files=files, verified_ms=now_ms())
-        at = self._catalog.servable_path(entry)
-        return self._catalog.activate(msgspec.structs.replace(entry, digest=model_digest(at)))
+        digest = self._catalog.digest_of(entry)
+        return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
 
 
 def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry | None:

@@ -8,7 +8,6 @@ from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms
 from orchestrator.pool.artifacts.checks import check_formats, digests_of
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
 from orchestrator.pool.errors import DamagedModel, StagingFailed
-from worker.protocol.model_digest import model_digest
 
 
 def verify_model(catalog: ModelCatalog, entry: ModelEntry) -> ModelEntry:
@@ -20,7 +19,7 @@ def verify_model(catalog: ModelCatalog, entry: ModelEntry) -> ModelEntry:
         raise StagingFailed(f"{entry.name} is not complete yet: add it again, which goes on")
     folder = catalog.path_of(entry)
     problem = _problem(folder, entry)
-    if not problem and model_digest(catalog.servable_path(entry)) != entry.digest:
+    if not problem and catalog.digest_of(entry) != entry.digest:
         problem = "files were added to it that engines read"
     state = ModelState.BROKEN if problem else ModelState.ACTIVE
     seen = msgspec.structs.replace(entry, state=state, problem=problem, verified_ms=now_ms())

@@ -14,7 +14,7 @@ from orchestrator.pool.artifacts.verify import verify_model
 from orchestrator.pool.errors import DamagedModel, StagingFailed
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.support.model_files import checkpoint, gguf, safetensors
-from worker.protocol.model_digest import model_digest
+from worker.protocol.model_digest import files_digest, model_digest
 
 
 def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
@@ -54,6 +54,17 @@ async def test_a_gguf_file_tells_its_licence(catalog: ModelCatalog, tmp_path: Pa
     entry = await add(catalog, tmp_path / "tiny.gguf")
     assert (entry.name, entry.licence, entry.format) == ("tiny", "mit", ModelFormat.GGUF)
     assert entry.digest == model_digest(tmp_path / "tiny.gguf")
+
+
+async def test_a_gguf_model_in_parts_has_the_digest_of_all_of_them(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    names = [f"m-0000{part}-of-00002.gguf" for part in (1, 2)]
+    source = make_folder(tmp_path / "parts", {names[0]: gguf(100), names[1]: gguf(200)})
+    entry = await add(catalog, source)
+    assert catalog.servable_path(entry).name == names[0]
+    assert entry.digest == files_digest([source / name for name in names])
+    assert verify_model(catalog, entry).state is ModelState.ACTIVE
 
 
 async def test_a_snapshot_of_links_is_taken_as_files(catalog: ModelCatalog, tmp_path: Path) -> None:
