@@ -80,6 +80,7 @@ ENGINES = (
         {"dtype": "auto", "engine_args": {"type_k": "f32", "type_v": "f32"}},
         _gguf,
     ),
+    EngineCase("vllm", ("vllm",), {"engine_args": {"enforce_eager": "true"}}),
 )
 
 

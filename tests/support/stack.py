@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,13 +57,16 @@ class Triton:
         lane_token: str = "",
         is_locked: bool = True,
         model: str = MODEL_NAME,
+        environment: Mapping[str, str | None] | None = None,
         **worker: object,
     ) -> None:
+        """``environment``: further variables, of an engine's own environment say."""
         settings: dict[str, object] = {"device": "cpu"}
         if model == MODEL_NAME:
             settings |= {"model_path": DEMO_CHECKPOINT, "model_name": "demo"}
         prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
         env = {f"{prefix}_{k.upper()}": str(v) for k, v in (settings | worker).items()}
+        env |= {name: value for name, value in (environment or {}).items() if value is not None}
         spec = TritonSpec(repository, (model,), env=env, lane_token=lane_token, is_locked=is_locked)
         logs = state_dir() / "logs"
         logs.mkdir(parents=True, exist_ok=True)

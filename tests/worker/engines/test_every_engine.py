@@ -20,6 +20,12 @@ from worker.protocol import (
     features_of,
 )
 
+# Of others' packages, while they are imported.
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning"),
+    pytest.mark.filterwarnings("default::FutureWarning"),
+]
+
 CLOSE = 1e-3
 """Two tokens of which one is likelier by no more than this may change places between engines."""
 LONG = 1500

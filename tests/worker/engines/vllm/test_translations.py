@@ -1,0 +1,200 @@
+"""Jobs to vLLM's terms and back: what needs no vLLM."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker.core import Job
+from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
+from worker.engines.vllm.build import build_engine
+from worker.engines.vllm.card import lacking
+from worker.engines.vllm.grammar import GrammarState, end_mask
+from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
+from worker.engines.vllm.requests import priority_of, sampling_values
+from worker.engines.vllm.results import token_logprobs
+from worker.errors import EngineMissing
+from worker.grammar.constraint import Constraint
+from worker.protocol import Feature, KvReport, Sampling
+from worker.protocol.blocks import block_hashes, prefix_salt
+from worker.settings import WorkerSettings
+
+EOS = (1, 5)
+FLAGS = {
+    "max_num_seqs": ["--max-num-seqs"],
+    "enforce_eager": ["--enforce-eager", "--no-enforce-eager"],
+}
+
+
+def settings(**values: Any) -> WorkerSettings:
+    return WorkerSettings(model_path=Path("/m"), engine="vllm", device="cpu", **values)
+
+
+def values_of(**asked: Any) -> dict[str, Any]:
+    job = Job((1, 2), Sampling(**({"max_tokens": 9} | asked)), math.inf)
+    return sampling_values(job, 9, EOS)
+
+
+def test_end_tokens_are_stop_tokens_unless_they_are_ignored() -> None:
+    assert values_of(stop_token_ids=(7, 5))["stop_token_ids"] == [7, 5, 1]
+    assert values_of(stop_token_ids=(7,), ignore_eos=True)["stop_token_ids"] == [7]
+    assert values_of()["ignore_eos"] is True  # vLLM knows of no end token but these
+
+
+def test_what_vllm_spells_otherwise() -> None:
+    assert values_of(top_k=-1)["top_k"] == 0
+    assert values_of(seed=-1)["seed"] == 2**64 - 1  # -1 itself would mean none
+    assert values_of(seed=7)["seed"] == 7
+    assert values_of()["seed"] is None
+    assert values_of(logit_bias=((3, 1.5),))["logit_bias"] == {3: 1.5}
+    assert values_of()["logit_bias"] is None
+
+
+def test_min_tokens_give_way_to_a_grammar() -> None:
+    job = Job((1,), Sampling(max_tokens=9, min_tokens=4), math.inf)
+    assert sampling_values(job, 9, EOS)["min_tokens"] == 4
+    job.constraint = Constraint()
+    assert sampling_values(job, 9, EOS)["min_tokens"] == 0
+
+
+def test_the_earlier_deadline_has_the_higher_priority() -> None:
+    assert priority_of(1.0) < priority_of(1.5) < priority_of(math.inf)
+
+
+def test_logprobs_of_a_step_in_which_others_ask_for_more() -> None:
+    @dataclass
+    class Lists:
+        logprob_token_ids: Any = field(default_factory=lambda: np.array([[4, 4, 8, 9]]))
+        logprobs: Any = field(default_factory=lambda: np.array([[-0.5, -0.5, -1.0, -2.0]]))
+        sampled_token_ranks: Any = field(default_factory=lambda: np.array([1]))
+
+    (one,) = token_logprobs(Lists(), 2)
+    assert (one.logprob, one.rank, one.top) == (-0.5, 1, [(4, -0.5), (8, -1.0)])
+    assert token_logprobs(Lists(), 0)[0].top == []
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"max_num_seqs": "8"}, ["--max-num-seqs=8"]),
+        ({"enforce_eager": "true"}, ["--enforce-eager"]),
+        ({"enforce_eager": "false"}, ["--no-enforce-eager"]),
+    ],
+)
+def test_engine_args_as_vllms_own_words(stated: dict[str, str], words: list[str]) -> None:
+    check_names(stated, FLAGS)
+    assert command_line(stated, FLAGS) == words
+
+
+def test_unknown_and_reserved_engine_args_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="no argument max_num_seq; did you mean max_num_seqs"):
+        check_names({"max_num_seq": "8"}, FLAGS)
+    with pytest.raises(ValueError, match="model is Tidegate's to set"):
+        check_names({"model": "x"}, FLAGS)
+
+
+def test_settings_that_would_mean_nothing_are_refused() -> None:
+    for name, value in {"deterministic": True, "quantize": "int8"}.items():
+        with pytest.raises(ValueError, match=f"TIDEGATE_WORKER_{name.upper()} is not for"):
+            check_settings(settings(**{name: value}))
+    check_settings(settings())
+
+
+def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
+    found = defaults(settings(max_running=7, kv_blocks=40, block_tokens=32, dtype="float32"))
+    assert found["max_num_seqs"] == "7"
+    assert (found["num_gpu_blocks_override"], found["block_size"]) == ("40", "32")
+    assert found["dtype"] == "float32"
+    assert "block_size" not in defaults(settings())  # its own is what its kernels like
+
+
+def test_a_card_lacks_what_speculation_takes_away() -> None:
+    plain = lacking(grammars=True, kv_events=True, speculates=False)
+    assert plain == (Feature.EMBEDDINGS, Feature.SESSIONS)
+    guessing = lacking(grammars=False, kv_events=False, speculates=True)
+    assert {Feature.GRAMMAR, Feature.KV_EVENTS, Feature.LOGIT_BIAS, Feature.MIN_P} < set(guessing)
+
+
+@dataclass
+class Tokens:
+    """What a vLLM request has for a hasher."""
+
+    all_token_ids: list[int]
+    cache_salt: str | None = None
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_vllms_blocks_have_our_names_however_a_text_grows(salt: str) -> None:
+    hasher = block_hasher(4, b"model")
+    request = Tokens([], salt or None)
+    for token in range(18):
+        request.all_token_ids.append(token)
+        request.block_hashes += hasher(request)
+    assert request.block_hashes == block_hashes(range(18), 4, prefix_salt(b"model", salt))
+
+
+@dataclass
+class Event:
+    block_hashes: list[bytes]
+
+
+@dataclass
+class Batch:
+    events: list[Any]
+
+
+def test_prefix_reports_say_what_the_cache_holds_not_what_events_say() -> None:
+    cache = {b"a", b"b"}
+    reports = PrefixReports(lambda name: name in cache)
+    reports.publish(Batch([Event([b"a"]), Event([b"b"]), Event([b"gone"])]))
+    reports.publish(Batch([Event([b"a"])]))  # one of two copies went: it is still there
+    cache.remove(b"b")
+    reports.publish(Batch([Event([b"b"])]))
+    assert reports.take() == [KvReport([b"a", b"b"], []), KvReport([], [b"b"])]
+    cache.clear()
+    reports.publish(Batch([object()]))  # all cleared
+    assert reports.take() == [KvReport([], [b"a"])]
+    assert reports.evicted_total == 2
+
+
+def test_a_reader_that_falls_behind_gets_everything_at_once() -> None:
+    reports = PrefixReports(lambda name: True)
+    for number in range(300):
+        reports.publish(Batch([Event([b"%d" % number])]))
+    first, *rest = reports.take()
+    assert first.full and len(first.added) + sum(len(one.added) for one in rest) == 300
+
+
+def test_a_grammar_state_hands_on_what_was_generated_and_never_rejects() -> None:
+    seen: list[list[int]] = []
+
+    class Watched(Constraint):
+        def advance(self, generated: Any) -> None:
+            seen.append(list(generated))
+
+    state = GrammarState(Watched(), end_mask(64, EOS))
+    assert state.accept_tokens("1", [3]) and state.accept_tokens("1", [4, 5])
+    state.rollback(2)
+    assert seen == [[3], [3, 4, 5], [3]]
+    assert not state.is_terminated()
+
+
+def test_the_end_mask_has_a_bit_for_each_end_token() -> None:
+    assert end_mask(70, (1, 5, 33)).tolist() == [0b100010, 0b10, 0]
+
+
+def test_without_vllm_the_command_that_installs_it_is_named() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is not None:
+        pytest.skip("vllm is installed here")
+    with pytest.raises(EngineMissing, match="tidegate engines ensure vllm --device cpu"):
+        build_engine(settings(engine_args={}))

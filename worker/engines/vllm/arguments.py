@@ -1,0 +1,135 @@
+"""Our settings and the operator's ``TIDEGATE_WORKER_ENGINE_ARGS`` as vLLM's ``EngineArgs``."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, NoReturn
+
+from worker.errors import BrokenCheckpoint
+from worker.settings import WorkerSettings
+
+_STEP_TOKENS: Final = 2048
+"""vLLM's own for small GPUs; ``TIDEGATE_WORKER_MAX_STEP_TOKENS`` counts where it is set."""
+_OURS: Final = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "served_model_name",
+        "skip_tokenizer_init",
+        "runner",
+        "generation_config",
+        "kv_events_config",
+        "data_parallel_size",
+        "stream_interval",
+    }
+)
+
+
+def check_settings(settings: WorkerSettings) -> None:
+    """Raise ``ValueError`` for settings of our own engine that vLLM cannot keep."""
+    refused = {
+        "DETERMINISTIC": (settings.deterministic, "its sums depend on what else is in a step"),
+        "KV_DISK_PATH": (settings.kv_disk_path is not None, "it has KV connectors of its own"),
+        "QUANTIZE": (
+            settings.quantize != "none",
+            "set TIDEGATE_WORKER_ENGINE_ARGS='quantization=…', as vLLM names it",
+        ),
+        "ATTENTION": (
+            settings.attention != "auto",
+            "set TIDEGATE_WORKER_ENGINE_ARGS='attention_backend=…', as vLLM names it",
+        ),
+    }
+    for name, (is_set, why) in refused.items():
+        if is_set:
+            raise ValueError(f"TIDEGATE_WORKER_{name} is not for the vllm engine: {why}")
+
+
+def defaults(settings: WorkerSettings) -> dict[str, str]:
+    """What our settings say, by vLLM's names."""
+    stated = settings.model_fields_set
+    step_tokens = settings.max_step_tokens if "max_step_tokens" in stated else _STEP_TOKENS
+    found = {
+        # Its own default seeds the whole process with 0: every start would draw the same texts.
+        "seed": str(secrets.randbelow(2**31)),
+        "max_num_seqs": str(settings.max_running),
+        "max_num_batched_tokens": str(max(step_tokens, settings.max_running)),
+        "max_model_len": "-1",  # as long as the model's context, or what its memory holds of it
+        "enable_prefix_caching": json.dumps(settings.prefix_cache),
+        # Where memory is short the job with the latest deadline gives way.
+        "scheduling_policy": "priority",
+    }
+    if settings.dtype != "auto":
+        found["dtype"] = settings.dtype
+    if "block_tokens" in stated:
+        found["block_size"] = str(settings.block_tokens)
+    if settings.kv_blocks:
+        found["num_gpu_blocks_override"] = str(settings.kv_blocks)
+    return found
+
+
+def engine_args(settings: WorkerSettings) -> Any:
+    """An ``EngineArgs``. vLLM must be there. Raises ``ValueError`` for names and values that it
+    does not know."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: vLLM says: {message}")
+
+    parser = EngineArgs.add_cli_args(Parser(add_help=False))
+    flags = {action.dest: list(action.option_strings) for action in parser._actions}
+    check_names(settings.engine_args, flags)
+    model = ["--model", str(settings.model_path), "--skip-tokenizer-init"]
+    words = command_line(defaults(settings) | settings.engine_args, flags)
+    args = EngineArgs.from_cli_args(parser.parse_args(model + words))
+    args.runner = "generate"
+    args.generation_config = "vllm"
+    args.kv_events_config = None
+    return args
+
+
+def engine_config(settings: WorkerSettings) -> Any:
+    """A ``VllmConfig``. Raises ``ValueError``, ``BrokenCheckpoint`` for what vLLM does not run."""
+    from vllm.config.kv_events import KVEventsConfig
+
+    if not (settings.model_path / "config.json").is_file():
+        raise BrokenCheckpoint(f"{settings.model_path}: no checkpoint, it has no config.json")
+    args = engine_args(settings)
+    if settings.prefix_cache:
+        args.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    try:
+        return args.create_engine_config()
+    except (ValueError, OSError) as error:
+        raise BrokenCheckpoint(f"{settings.model_path}: vLLM does not take it: {error}") from error
+
+
+def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> None:
+    """Raise ``ValueError`` for names that vLLM does not have, or that are not the operator's."""
+    for name in stated:
+        if name in _OURS:
+            raise ValueError(
+                f"TIDEGATE_WORKER_ENGINE_ARGS: {name} is Tidegate's to set; leave it out"
+            )
+        if name not in known:
+            near = get_close_matches(name, list(known), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: vLLM has no argument {name}{hint}")
+
+
+def command_line(stated: Mapping[str, str], flags: Mapping[str, list[str]]) -> list[str]:
+    """As words for vLLM's own parser, which knows the types. What can be switched on and off has
+    an option for either."""
+    words = []
+    for name, value in stated.items():
+        options = flags[name]
+        off = next((one for one in options if one.startswith("--no-")), None)
+        on = next(one for one in options if one != off and one.startswith("--"))
+        if off is not None and value.lower() in ("true", "1", ""):
+            words.append(on)
+        elif off is not None and value.lower() in ("false", "0"):
+            words.append(off)
+        else:
+            words.append(f"{on}={value}")
+    return words

@@ -1,0 +1,163 @@
+"""vLLM's engine core, stepped by our thread: a ``Backend``.
+
+Not ``AsyncLLM``, which puts the core into another process behind two sockets and an event loop:
+there an abort is a message that is read between two of its steps, and a step's tokens are packed,
+sent and unpacked before anybody can look at them. Here an abort is a call between two steps, and
+the core's own outputs are what is read.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker.core import Job
+from worker.engines.backend import BackendLoad, Produced
+from worker.engines.vllm.grammar import EndMask, GrammarMasks
+from worker.engines.vllm.prefix_cache import PrefixReports
+from worker.engines.vllm.requests import make_request
+from worker.engines.vllm.results import produced
+from worker.protocol import FinishReason
+from worker.scheduler.end_reason import grammar_failed
+
+
+class EngineCoreDead(RuntimeError):
+    """A process of vLLM's own has ended: nothing more can be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """An ``EngineCore`` and what was put into it. ``reports`` is None without a prefix cache whose
+    blocks can be named."""
+
+    core: Any
+    hasher: Callable[[Any], list[Any]] | None
+    reports: PrefixReports | None
+    block_tokens: int
+    eos_token_ids: tuple[int, ...]
+    ends: EndMask
+    vocab_size: int
+    has_failed: threading.Event
+    """Set by vLLM when one of its processes ends."""
+    prepare_thread: Callable[[], None]
+    """Called on the thread that steps, before its first step."""
+
+
+class VllmBackend:
+    """See ``Backend``. What is aborted is free when that returns."""
+
+    def __init__(self, parts: CoreParts) -> None:
+        self._core = core = parts.core
+        self._parts = parts
+        self._jobs: dict[str, Job] = {}
+        self._constrained: set[str] = set()
+        self._wake = threading.Event()
+        self._closed = False
+        self._is_prepared = False
+        self._pool = core.scheduler.kv_cache_manager.block_pool
+        self._hits = self._misses = self._prompt_tokens = 0
+        core.structured_output_manager.backend = GrammarMasks(parts.vocab_size)
+        if parts.reports is not None:
+            core.scheduler.kv_event_publisher = parts.reports
+
+    def add(self, handle: int, job: Job, max_tokens: int) -> None:
+        parts = self._parts
+        request = make_request(
+            handle,
+            job,
+            max_tokens,
+            parts.eos_token_ids,
+            parts.hasher,
+            self._core.vllm_config,
+            parts.ends,
+        )
+        self._core.add_request(request)
+        self._jobs[request.request_id] = job
+        if job.constraint is not None:
+            self._constrained.add(request.request_id)
+
+    def abort(self, handles: Collection[int]) -> None:
+        known = [name for name in map(str, handles) if name in self._jobs]
+        for name in known:
+            self._forget(name)
+        if known:
+            self._core.abort_requests(known)
+
+    def step(self, wait_s: float) -> Sequence[Produced]:
+        if self._parts.has_failed.is_set():
+            raise EngineCoreDead("a process of vLLM's has ended; its log says why")
+        core = self._core
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._parts.prepare_thread()
+        if not core.scheduler.has_requests() and not core.batch_queue:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            return []
+        outputs, executed = core.step_fn()
+        core.post_step(executed)
+        if not outputs:
+            return []
+        made = []
+        for output in outputs[0].outputs:
+            job = self._jobs.get(output.request_id)
+            if job is not None:
+                made.append(self._read(output, job))
+        return made
+
+    def interrupt(self) -> None:
+        self._wake.set()
+
+    def load(self) -> BackendLoad:
+        pool, scheduler = self._pool, self._core.scheduler
+        running, waiting = scheduler.get_request_counts()
+        # One block is a placeholder.
+        total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
+        cached = len(pool.cached_block_hash_to_block)
+        reports = self._parts.reports
+        return BackendLoad(
+            kv_blocks_total=total,
+            kv_blocks_used=total - free,
+            running=running,
+            waiting=waiting,
+            # At least: of the blocks in use, those that are not full have no name.
+            kv_blocks_cached=min(free, max(0, cached - (total - free))),
+            hit_blocks_total=self._hits,
+            missed_blocks_total=self._misses,
+            evicted_blocks_total=0 if reports is None else reports.evicted_total,
+            prompt_tokens_total=self._prompt_tokens,
+        )
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._jobs.clear()
+            self._core.shutdown()
+
+    def _read(self, output: Any, job: Job) -> Produced:
+        made = produced(job, output)
+        read = output.prefill_stats
+        if read is not None:
+            self._prompt_tokens += read.num_computed_tokens
+            hits = read.num_cached_tokens // self._parts.block_tokens
+            self._hits += hits
+            self._misses += read.num_prompt_tokens // self._parts.block_tokens - hits
+        if output.request_id in self._constrained:
+            self._check_grammar(output, job, made)
+        if made.end is not None:
+            self._forget(output.request_id)
+        return made
+
+    def _check_grammar(self, output: Any, job: Job, made: Produced) -> None:
+        """No mask could be made for what was drawn: it is not what the job asked for."""
+        if job.constraint is None or not job.constraint.error:
+            return
+        if made.end is None:
+            self._core.abort_requests([output.request_id])
+        why = grammar_failed(job.constraint.error)
+        made.ids, made.logprobs = (), None
+        made.end, made.code, made.message = FinishReason.ERROR, why.code, why.message
+
+    def _forget(self, name: str) -> None:
+        del self._jobs[name]
+        self._constrained.discard(name)

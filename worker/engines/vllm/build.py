@@ -1,0 +1,142 @@
+"""From settings to a vLLM engine that is ready to start, with its tokenizer and model card."""
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from worker.core import Clock
+from worker.engines.stepped import SteppedConfig, SteppedEngine
+from worker.engines.vllm.arguments import check_settings, engine_config
+from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.card import end_tokens, lacking, max_running, model_card, with_own_end
+from worker.engines.vllm.core import bound_memory, start_core
+from worker.engines.vllm.library import load_library
+from worker.engines.vllm.warm_up import warm_up
+from worker.grammar.compiler import build_compiler
+from worker.loaded import LoadedEngine
+from worker.log import model_log
+from worker.models.digest import model_digest
+from worker.models.load_timing import LoadTiming
+from worker.protocol.grammar_source import library_version as grammar_version
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+_SMALL_BYTES: Final = 64 * 2**20
+"""Weights of which one thread reads all faster than several agree to."""
+_SET_NUM_THREADS: Final = torch.set_num_threads
+"""Torch's own: vLLM puts a function in its place that does nothing."""
+
+
+def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
+    """Load the checkpoint that ``settings`` name.
+
+    Raises ``EngineMissing``, ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, and
+    ``ValueError`` for settings that do not fit this engine.
+    """
+    check_settings(settings)
+    timing = LoadTiming()
+    # On threads that end: OpenMP keeps workers for every one that has computed.
+    with ThreadPoolExecutor(2, "tidegate-build") as threads:
+        hashing = threads.submit(_timed_digest, settings.model_path, timing)
+        return threads.submit(_build, settings, clock, timing, hashing).result()
+
+
+def _timed_digest(path: Path, timing: LoadTiming) -> str:
+    with timing.timed("digest"):
+        return model_digest(path)
+
+
+def _build(
+    settings: WorkerSettings, clock: Clock, timing: LoadTiming, hashing: "Future[str]"
+) -> LoadedEngine:
+    with timing.timed("import"):
+        load_library(settings)
+    path = settings.model_path
+    with timing.timed("config"):
+        config = engine_config(settings)
+        bound_memory(settings, config)
+    model = config.model_config
+    vocab_size = model.get_vocab_size()
+    own_context = int(model.max_model_len)
+    with timing.timed("tokenizer"):
+        stated = end_tokens(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
+        tokenizer = Tokenizer.from_directory(
+            path, stated, special_in_prompts=settings.special_tokens_in_prompts
+        )
+        eos = with_own_end(stated, tokenizer, vocab_size)
+        speculates = config.speculative_config is not None
+        grammars = None if speculates else build_compiler(tokenizer.json, vocab_size, eos)
+    set_threads = partial(_set_threads, threads_for(settings))
+    set_threads()
+    digest = hashing.result()
+    with timing.timed("model_load"):
+        parts = start_core(config, eos, bytes.fromhex(digest), set_threads)
+    with timing.timed("warm_up"):
+        warm_up(parts, max_running(settings, config))
+    lacks = lacking(
+        grammars=grammars is not None, kv_events=parts.reports is not None, speculates=speculates
+    )
+    card = model_card(
+        settings,
+        config,
+        tokenizer,
+        eos,
+        model_digest=digest,
+        block_tokens=parts.block_tokens,
+        own_context_tokens=own_context,
+        grammars=grammar_version() if grammars is not None else "",
+        lacks=lacks,
+    )
+    stepped = SteppedConfig(
+        context_tokens=card.context_tokens,
+        max_running=max_running(settings, config),
+        max_waiting=settings.max_waiting,
+        min_start_s=settings.min_start_budget_ms / 1e3,
+        eos_token_ids=eos,
+        vocab_size=vocab_size,
+        full_context_tokens=card.full_context_tokens,
+        max_step_tokens=card.max_step_tokens,
+        lacks=lacks,
+        frees_at_once=True,
+    )
+    backend = VllmBackend(parts)
+    reports = parts.reports
+    engine = SteppedEngine(
+        backend, stepped, kv_reports=list if reports is None else reports.take, clock=clock
+    )
+    total_ms = timing.total_ms()
+    model_log.info(
+        "%s is ready on %s after %.2f s: %s, %d KV blocks of %d tokens, context %d;"
+        " ms by phase: %s",
+        card.model,
+        card.device,
+        total_ms / 1e3,
+        card.engine_version,
+        backend.load().kv_blocks_total,
+        card.block_tokens,
+        card.context_tokens,
+        timing,
+    )
+    return LoadedEngine(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)
+
+
+def threads_for(settings: WorkerSettings) -> int:
+    """How many a step on the CPU has; 0 leaves it to ``OMP_NUM_THREADS`` and torch."""
+    if settings.device != "cpu":
+        return 0
+    if settings.cpu_threads or "OMP_NUM_THREADS" in os.environ:
+        return settings.cpu_threads
+    weights = sum(file.stat().st_size for file in settings.model_path.glob("*.safetensors"))
+    return 1 if weights < _SMALL_BYTES else 0
+
+
+def _set_threads(count: int) -> None:
+    """For the thread that calls: OpenMP has a number for each, and vLLM's kernels insist that those
+    who load and those who compute have the same."""
+    if count:
+        _SET_NUM_THREADS(count)

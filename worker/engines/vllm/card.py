@@ -1,0 +1,115 @@
+"""What a vLLM engine tells of its model."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from worker.engine.card import sampling_defaults
+from worker.engine.device_facts import device_facts
+from worker.engine.digest import version_of
+from worker.engines.vllm.library import library_version
+from worker.log import model_log
+from worker.models.config import read_generation_config
+from worker.models.folder import model_name
+from worker.protocol import Feature, ModelCard
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+_LACKS: Final = (Feature.EMBEDDINGS, Feature.SESSIONS)
+
+
+def end_tokens(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
+    """All that end an answer: those of ``generation_config.json``, else ``config.json``'s, which
+    are ``stated``; the tokenizer's own comes on top (``with_own_end``)."""
+    found = read_generation_config(path).get("eos_token_id")
+    if found is None:
+        found = stated
+    listed = found if isinstance(found, list | tuple) else [found]
+    return tuple(one for one in listed if isinstance(one, int) and 0 <= one < vocab_size)
+
+
+def with_own_end(found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """And the tokenizer's, a chat model's end of turn."""
+    own = tokenizer.eos_token_id
+    if own is not None and own not in found and own < vocab_size:
+        found = (*found, own)
+    if not found:
+        model_log.warning("the model names no end token: answers end at max_tokens only")
+    return found
+
+
+def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Feature, ...]:
+    """What the card says."""
+    lacks = [*_LACKS]
+    if not grammars:
+        lacks.append(Feature.GRAMMAR)
+    if not kv_events:
+        lacks.append(Feature.KV_EVENTS)
+    if speculates:  # vLLM refuses them where it guesses tokens ahead
+        lacks += [Feature.LOGIT_BIAS, Feature.MIN_P]
+    return tuple(sorted(lacks))
+
+
+def model_card(
+    settings: WorkerSettings,
+    config: Any,
+    tokenizer: Tokenizer,
+    eos: tuple[int, ...],
+    *,
+    model_digest: str,
+    block_tokens: int,
+    own_context_tokens: int,
+    grammars: str,
+    lacks: tuple[Feature, ...],
+) -> ModelCard:
+    """``config`` is vLLM's, with what became of it when the model was loaded."""
+    model = config.model_config
+    device = "cpu" if settings.device == "cpu" else "cuda:0"
+    facts = device_facts(device)
+    quantization = model.quantization
+    return ModelCard(
+        model=settings.model_name or model_name(settings.model_path),
+        context_tokens=model.max_model_len,
+        vocab_size=model.get_vocab_size(),
+        tokenizer_json=tokenizer.json,
+        chat_template=tokenizer.chat_template,
+        special_tokens=tokenizer.special_tokens,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=eos,
+        block_tokens=block_tokens,
+        hash_salt=bytes.fromhex(model_digest),
+        engine=settings.engine,
+        engine_version=f"{version_of('tidegate')}, {library_version()}",
+        engine_digest=engine_digest(settings.engine_args, model),
+        model_digest=model_digest,
+        device=device,
+        max_running=max_running(settings, config),
+        max_waiting=settings.max_waiting,
+        min_start_budget_ms=settings.min_start_budget_ms,
+        max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+        can_pause=False,
+        full_context_tokens=max(own_context_tokens, model.max_model_len),
+        sampling_defaults=sampling_defaults(settings),
+        grammars=grammars,
+        can_continue=False,
+        lacks=lacks,
+        quantization="none" if quantization is None else str(quantization),
+        vram_bytes=facts.vram_bytes,
+        compute_capability=facts.compute_capability,
+        device_mask=facts.device_mask,
+    )
+
+
+def max_running(settings: WorkerSettings, config: Any) -> int:
+    """The operator may have told vLLM another number than the worker."""
+    return min(settings.max_running, int(config.scheduler_config.max_num_seqs))
+
+
+def engine_digest(stated: Mapping[str, str], model: Any) -> str:
+    """Hex SHA-256 over the versions and settings that have a say in which tokens come."""
+    facts = (library_version(), version_of("torch"), str(model.dtype), sorted(stated.items()))
+    digest = hashlib.sha256(repr(facts).encode())
+    for code in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(code.name.encode() + b"\0" + code.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,88 @@
+"""Starts vLLM's engine core in this process."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from worker.engines.vllm.backend import CoreParts
+from worker.engines.vllm.grammar import end_mask
+from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
+from worker.errors import BrokenCheckpoint
+from worker.log import model_log
+from worker.runner.memory import ProcessMemory
+from worker.settings import WorkerSettings
+
+_CPU_SHARE: Final = 0.25
+"""Of the memory that is free, as for our own engine."""
+_CPU_SHARE_ONE: Final = 0.5
+_BYTES: Final = 2
+"""Of a number in the KV cache, float16 or bfloat16."""
+
+
+def bound_memory(settings: WorkerSettings, config: Any) -> None:
+    """On the CPU, take for the KV cache what ``max_running`` whole contexts can use, as far as a
+    part of what is free goes. vLLM itself takes a share of all the memory there is."""
+    cache, model = config.cache_config, config.model_config
+    if settings.device != "cpu" or cache.kv_cache_memory_bytes is not None:
+        return
+    if cache.num_gpu_blocks_override is not None:
+        return
+    parallel = config.parallel_config
+    bytes_per_number = 4 if "float32" in str(model.dtype) else _BYTES
+    token_bytes = (
+        2
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+        * bytes_per_number
+    )
+    context = model.max_model_len if model.max_model_len > 0 else 2**17
+    rounded = -(-context // cache.block_size) * cache.block_size + cache.block_size
+    free = ProcessMemory().free_bytes() // settings.instances
+    most = max(int(_CPU_SHARE * free), min(int(_CPU_SHARE_ONE * free), token_bytes * rounded))
+    cache.kv_cache_memory_bytes = min(most, token_bytes * rounded * settings.max_running)
+
+
+def start_core(
+    config: Any,
+    eos_token_ids: tuple[int, ...],
+    hash_salt: bytes,
+    prepare_thread: Callable[[], None],
+) -> CoreParts:
+    """Load the model. Raises ``BrokenCheckpoint`` with what vLLM says, ``MemoryError``."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    has_failed = threading.Event()
+    try:
+        core = EngineCore(
+            config,
+            Executor.get_class(config),
+            log_stats=False,
+            executor_fail_callback=has_failed.set,
+        )
+    except (ValueError, KeyError, OSError, NotImplementedError) as error:
+        where = config.model_config.model
+        raise BrokenCheckpoint(f"{where}: vLLM cannot load it: {error}") from error
+    pool = core.scheduler.kv_cache_manager.block_pool
+    block_tokens = pool.hash_block_size
+    vocab_size = config.model_config.get_vocab_size()
+    hasher, reports = None, None
+    if core.request_block_hasher is not None:
+        hasher = block_hasher(block_tokens, hash_salt)
+        groups = core.scheduler.kv_cache_config.kv_cache_groups
+        if len(groups) == 1 and groups[0].kv_cache_spec.block_size == block_tokens:
+            reports = PrefixReports(lambda name: pool.get_cached_block(name, [0]) is not None)
+        else:
+            model_log.info("vLLM keeps this model's KV in several groups: its blocks are not told")
+    return CoreParts(
+        core=core,
+        hasher=hasher,
+        reports=reports,
+        block_tokens=block_tokens,
+        eos_token_ids=eos_token_ids,
+        ends=end_mask(vocab_size, eos_token_ids),
+        vocab_size=vocab_size,
+        has_failed=has_failed,
+        prepare_thread=prepare_thread,
+    )

@@ -1,0 +1,90 @@
+"""vLLM's prefix cache under our names for KV blocks, so that orchestrators can place by it.
+
+vLLM names a block by whatever hash its requests are made with. With ours (``worker.protocol``), its
+events say which of them it holds; they are taken in the process, where it would publish them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from worker.protocol import KvReport
+from worker.protocol.blocks import hash_block, prefix_salt, root_hash
+
+_MOST_REPORTS: Final = 256
+"""That may wait for a reader; beyond that a full one takes their place."""
+
+
+def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[bytes]]:
+    """A function that names the full blocks of a vLLM ``Request`` which have no name yet."""
+
+    def hash_new_blocks(request: Any) -> list[bytes]:
+        named = len(request.block_hashes)
+        full = request.num_tokens // block_tokens
+        if full <= named:
+            return []
+        if named:
+            parent = request.block_hashes[-1]
+        else:
+            parent = root_hash(prefix_salt(hash_salt, request.cache_salt or ""))
+        found = []
+        for index in range(named, full):
+            start = index * block_tokens
+            parent = hash_block(parent, request.all_token_ids[start : start + block_tokens])
+            found.append(parent)
+        return found
+
+    return hash_new_blocks
+
+
+class PrefixReports:
+    """In the place of vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for
+    one reader on any.
+
+    Events name the blocks to look at. Whether a block is there is asked of the cache itself, which
+    may hold one in several places.
+    """
+
+    def __init__(self, holds: Callable[[bytes], bool]) -> None:
+        self._holds = holds
+        self._held: dict[bytes, None] = {}
+        self._reports: deque[KvReport] = deque()
+        self.evicted_total = 0
+
+    def publish(self, batch: Any) -> None:
+        """A ``KVEventBatch``."""
+        touched: dict[bytes, None] = {}
+        for event in batch.events:
+            hashes: Iterable[bytes] | None = getattr(event, "block_hashes", None)
+            if hashes is None:  # all were cleared
+                hashes = self._held
+            touched.update(dict.fromkeys(hashes))
+        added = [one for one in touched if one not in self._held and self._holds(one)]
+        evicted = [one for one in touched if one in self._held and not self._holds(one)]
+        for one in evicted:
+            del self._held[one]
+        self._held.update(dict.fromkeys(added))
+        self.evicted_total += len(evicted)
+        if not added and not evicted:
+            return
+        if len(self._reports) >= _MOST_REPORTS:
+            self._reports.clear()
+            self._reports.append(KvReport(list(self._held), [], full=True))
+        else:
+            self._reports.append(KvReport(added, evicted))
+
+    def take(self) -> list[KvReport]:
+        """What was published since the last call, in order."""
+        reports = []
+        try:
+            while self._reports:
+                reports.append(self._reports.popleft())
+        except IndexError:
+            pass  # replaced by a full report this very moment, which is for the next call
+        return reports
+
+    def shutdown(self) -> None:
+        """As vLLM ends its publishers."""
+
+    def get_publisher_config(self) -> None:
+        """Nobody can subscribe."""

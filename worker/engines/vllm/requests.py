@@ -1,0 +1,90 @@
+"""A job as vLLM's ``SamplingParams`` and ``Request``."""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from worker.core import Job
+from worker.engines.vllm.grammar import EndMask, GrammarState
+from worker.errors import InvalidCall
+
+_HOTTEST: Final = 2.0
+"""More is not taken by the constructor, but by the sampler."""
+_NO_DEADLINE: Final = 2**53
+"""A priority that comes after every deadline's."""
+
+
+def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -> dict[str, Any]:
+    """Arguments of ``SamplingParams``, its temperature apart. End tokens are stop tokens there, so
+    that vLLM needs no tokenizer; stop strings are looked for outside."""
+    asked = job.sampling
+    ends = dict.fromkeys([*asked.stop_token_ids, *([] if asked.ignore_eos else eos_token_ids)])
+    # Where a grammar has the text end and nothing else, it does.
+    least = 0 if job.constraint is not None else min(asked.min_tokens, max_tokens)
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": least,
+        "top_p": asked.top_p,
+        "top_k": max(0, asked.top_k),
+        "min_p": asked.min_p,
+        # Its -1 means none; torch takes negative ones modulo 2^64.
+        "seed": None if asked.seed is None else asked.seed % 2**64,
+        "ignore_eos": True,
+        "stop_token_ids": list(ends),
+        "logprobs": asked.logprobs,
+        "prompt_logprobs": asked.prompt_logprobs,
+        "repetition_penalty": asked.repetition_penalty,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "logit_bias": dict(asked.logit_bias) or None,
+        "detokenize": False,
+        "skip_clone": True,
+    }
+
+
+def priority_of(deadline: float) -> int:
+    """Lower comes first: the deadline in milliseconds."""
+    return _NO_DEADLINE if math.isinf(deadline) else round(deadline * 1e3)
+
+
+def make_request(
+    handle: int,
+    job: Job,
+    max_tokens: int,
+    eos_token_ids: Collection[int],
+    hasher: Callable[[Any], list[Any]] | None,
+    config: Any,
+    ends: EndMask,
+) -> Any:
+    """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses."""
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+    temperature = job.sampling.temperature
+    try:
+        params = SamplingParams(
+            **sampling_values(job, max_tokens, eos_token_ids),
+            temperature=min(temperature, _HOTTEST),
+        )
+        if temperature > _HOTTEST:
+            params.temperature = temperature
+        if config.speculative_config is not None:  # then it takes less
+            params.verify(config.model_config, config.speculative_config, None, None)
+    except ValueError as error:
+        raise InvalidCall(f"vLLM does not take these parameters: {error}") from error
+    request = Request(
+        request_id=str(handle),
+        prompt_token_ids=list(job.token_ids),
+        sampling_params=params,
+        pooling_params=None,
+        cache_salt=job.cache_salt or None,
+        priority=priority_of(job.deadline),
+        block_hasher=hasher,
+    )
+    if job.constraint is not None:
+        # Compiled already, by our compiler: every engine has the same grammars.
+        structured = StructuredOutputRequest(StructuredOutputsParams(json_object=True))
+        structured.grammar = GrammarState(job.constraint, ends)
+        request.structured_output_request = structured
+    return request
