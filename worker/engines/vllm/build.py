@@ -73,6 +73,9 @@ def _build(
         grammars = None if speculates else build_compiler(tokenizer.json, vocab_size, eos)
     set_threads = partial(_set_threads, threads_for(settings))
     set_threads()
+    if settings.device == "cpu" and torch.cpu._is_amx_tile_supported():
+        # Tiles have to be asked for, once for each process. In Triton's stub nothing else does.
+        torch.cpu._init_amx()
     digest = hashing.result()
     with timing.timed("model_load"):
         parts = start_core(config, eos, bytes.fromhex(digest), set_threads)
