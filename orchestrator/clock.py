@@ -39,6 +39,29 @@ def process_age_s() -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Boot:
+    """Which start of the machine this is, and seconds since: the same for every process until the
+    next one, whatever becomes of the wall clock. Time asleep counts."""
+
+    id: str
+    """Empty where it cannot be told."""
+    now: Callable[[], float]
+
+    def has(self, boot_id: str | None, at: float | None) -> bool:
+        """Whether ``at`` is a point in time of this boot, by the same clock."""
+        return bool(self.id) and boot_id == self.id and at is not None and at <= self.now()
+
+
+def this_boot() -> Boot:
+    """Reads ``/proc``; without it no two processes know that they share a boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return Boot(file.read().strip(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    except (OSError, AttributeError):
+        return Boot("", time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
 class Instant:
     """One moment on both clocks: the only place where wall time is turned into budget (DL-2)."""
 

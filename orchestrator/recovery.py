@@ -106,7 +106,7 @@ class Recovery:
             task.model = one.row.model
             task.first_id_free = _BEYOND_ALL
         else:
-            task = live_task(one.row, stored, clock)
+            task = live_task(one.row, stored, clock, self._durable.boot)
             task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
         orchestrator.readmit(task)
         self._durable.adopt(task, Accept(one.row, stored), len(known))

@@ -80,6 +80,7 @@ class DurableTasks:
         """Tasks of an earlier process, by what was done with them."""
         self.observe_ms: Callable[[float], None] = _ignore
         """Told how long each transaction took."""
+        self.boot = file.boot
         self._file = file
         self._clock = clock
         self._next_n = file.next_n
@@ -153,10 +154,9 @@ class DurableTasks:
 
     def accept(self, task: Task, model_digest: str) -> None:
         """Hand a task that was let in to the writer. ``committed`` says when it is on the disk."""
-        now_unix = self._clock.unix()
-        offset = now_unix - self._clock.now()
+        offset = self._clock.unix() - self._clock.now()
         accept = Accept(
-            row_of(self._next_n, task, task.job.arrived + offset),
+            row_of(self._next_n, task, self._clock, self.boot),
             request_of(task, model_digest, offset),
         )
         self._next_n += 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
@@ -73,6 +74,7 @@ class JournalFile:
     unfinished: list[Unfinished]
     set_aside: Path | None
     """Where a damaged file is now."""
+    boot: Boot
 
     def close(self) -> None:
         """Let others have it. A journal must not be written to any more."""
@@ -209,7 +211,7 @@ def _open(config: JournalConfig, sealer: Sealer, lock: int) -> JournalFile:
         aside = set_aside(config.path)
         prepare(config, sealer)
         next_n, unfinished = 1, []
-    return JournalFile(config, sealer, lock, next_n, unfinished, aside)
+    return JournalFile(config, sealer, lock, next_n, unfinished, aside, this_boot())
 
 
 def _require_whole(config: JournalConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from orchestrator.clock import Clock
+from orchestrator.clock import Boot, Clock
 from orchestrator.errors import TidegateError, with_code
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.ending import Budget, Ending
@@ -89,6 +89,9 @@ class TaskRow:
     finish_reason: str | None = None
     code: str | None = None
     completion_tokens: int | None = None
+    boot_id: str | None = None
+    arrived_boot_s: float | None = None
+    """On the clock of that boot."""
 
 
 COLUMNS = tuple(TaskRow.__dataclass_fields__)
@@ -104,19 +107,22 @@ def unpack_ids(blob: bytes) -> list[int]:
     return ids.tolist()
 
 
-def row_of(n: int, task: Task, accepted_unix: float) -> TaskRow:
+def row_of(n: int, task: Task, clock: Clock, boot: Boot) -> TaskRow:
     job = task.job
+    before_s = clock.now() - job.arrived
     return TaskRow(
         n=n,
         id=task.id,
         key=job.key,
         idempotency_key=job.idempotency_key or None,
         digest=job.body_digest,
-        accepted_unix=accepted_unix,
+        accepted_unix=clock.unix() - before_s,
         deadline_unix_ms=task.deadline.unix_ms,
         model=task.model,
         correlation_id=task.correlation_id,
         prompt_tokens=task.prompt_tokens,
+        boot_id=boot.id,
+        arrived_boot_s=boot.now() - before_s,
     )
 
 
@@ -159,10 +165,10 @@ def result_of(task: Task) -> StoredResult:
     )
 
 
-def live_task(row: TaskRow, stored: StoredRequest, clock: Clock) -> Task:
+def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> Task:
     """A task that had not ended, with the deadlines that its client had stated."""
-    shift = stored.clock_offset - (clock.unix() - clock.now())
     job = stored.job
+    shift = _arrived(row, stored, clock, boot) - job.arrived
     deadline, parts = job.deadline, job.parts
     job = replace(
         job,
@@ -180,6 +186,16 @@ def live_task(row: TaskRow, stored: StoredRequest, clock: Clock) -> Task:
     task.token_ids = unpack_ids(stored.token_ids)
     task.prompt_tokens = len(task.token_ids)
     return task
+
+
+def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> float:
+    """When a task arrived, by our clock: by the boot's where it still is that boot, else by the
+    wall's, which may have been set back, but leaves no more time than there was at first."""
+    now = clock.now()
+    if row.arrived_boot_s is not None and boot.has(row.boot_id, row.arrived_boot_s):
+        return now - (boot.now() - row.arrived_boot_s)
+    arrived_unix = stored.job.arrived + stored.clock_offset
+    return now - max(clock.unix() - arrived_unix, 0.0)
 
 
 def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None) -> Job:

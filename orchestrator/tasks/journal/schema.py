@@ -41,6 +41,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
         "CREATE INDEX results_by_end ON results (ended_unix)",
     ),
+    (
+        # When a task arrived on a clock that nobody sets, and which boot that clock is of.
+        "ALTER TABLE tasks ADD COLUMN boot_id TEXT",
+        "ALTER TABLE tasks ADD COLUMN arrived_boot_s REAL",
+        # When it ended by the clock of ``ages``: the wall's may be set while rows are kept.
+        "ALTER TABLE tasks ADD COLUMN ended_age REAL",
+        "ALTER TABLE results ADD COLUMN ended_age REAL",
+        "UPDATE tasks SET ended_age = min(ended_unix, CAST(strftime('%s', 'now') AS REAL)) "
+        "WHERE ended_unix IS NOT NULL",
+        "UPDATE results SET ended_age = min(ended_unix, CAST(strftime('%s', 'now') AS REAL))",
+        "DROP INDEX tasks_by_end",
+        "DROP INDEX results_by_end",
+        "CREATE INDEX tasks_by_age ON tasks (ended_age) WHERE ended_age IS NOT NULL",
+        "CREATE INDEX results_by_age ON results (ended_age)",
+    ),
 )
 VERSION = len(MIGRATIONS)
 

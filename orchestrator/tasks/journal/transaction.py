@@ -22,8 +22,9 @@ _INSERT = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation]) -> None:
-    """All of it in one transaction, or nothing. A task's operations keep their order."""
+def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation], age: float) -> None:
+    """All of it in one transaction, or nothing. A task's operations keep their order. ``age`` is
+    now, by the clock that retention goes by."""
     db.execute("BEGIN IMMEDIATE")
     # First: whoever was refused may have come again by the same name.
     refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
@@ -41,7 +42,7 @@ def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation]) -
             if isinstance(one, Tokens)
         ],
     )
-    _end(db, seal, [one for one in operations if isinstance(one, Ended)])
+    _end(db, seal, [one for one in operations if isinstance(one, Ended)], age)
     if not operations:  # a look whether the disk takes anything
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
@@ -61,7 +62,7 @@ def _insert(db: sqlite3.Connection, seal: Seal, accepted: Sequence[Accept]) -> N
     )
 
 
-def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended]) -> None:
+def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended], age: float) -> None:
     """Only what has not ended: whichever end is first is the one that there is."""
     if not ended:
         return
@@ -70,17 +71,21 @@ def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended]) -> None:
     db.executemany("DELETE FROM requests WHERE n = ?", numbers)
     db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
     db.executemany(
-        "INSERT OR IGNORE INTO results SELECT n, ?, ? FROM tasks "
-        "WHERE n = ? AND ended_unix IS NULL",
-        [(one.ended_unix, seal(_encode(one.result), f"result {one.n}"), one.n) for one in ended],
+        "INSERT OR IGNORE INTO results (n, ended_unix, ended_age, body) "
+        "SELECT n, ?, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
+        [
+            (one.ended_unix, age, seal(_encode(one.result), f"result {one.n}"), one.n)
+            for one in ended
+        ],
     )
     db.executemany(
-        "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
+        "UPDATE tasks SET ended_unix = ?, ended_age = ?, outcome = ?, finish_reason = ?, code = ?, "
         "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
         "WHERE n = ? AND ended_unix IS NULL",
         [
             (
                 one.ended_unix,
+                age,
                 one.result.outcome.value,
                 one.result.finish_reason.value,
                 None if one.result.error is None else one.result.error.code.value,
@@ -94,16 +99,17 @@ def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended]) -> None:
 
 
 def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
-    """Remove what ended before these times, Unix seconds, a bounded number of rows; how many."""
+    """Remove what ended before these times, of the clock of ``write``, a bounded number of rows;
+    how many."""
     db.execute("BEGIN IMMEDIATE")
     removed = db.execute(
         "DELETE FROM results WHERE n IN "
-        "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+        "(SELECT n FROM results WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
         (results_before, TIDY_ROWS),
     ).rowcount
     removed += db.execute(
         "DELETE FROM tasks WHERE n IN "
-        "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
+        "(SELECT n FROM tasks WHERE ended_age < ? ORDER BY ended_age LIMIT ?)",
         (tasks_before, TIDY_ROWS),
     ).rowcount
     db.execute("COMMIT")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from orchestrator.tasks.journal.ages import AgeClock
 from orchestrator.tasks.journal.file import (
     JournalError,
     JournalFile,
@@ -49,7 +50,7 @@ class JournalWriter:
         """``live`` is what a new file is to begin with: the tasks that have not ended."""
         self._file = file
         self._config = file.config
-        self._unix = unix
+        self._ages = AgeClock(unix, file.boot)
         self._on_batch = on_batch
         self._on_fault = on_fault
         self._live = live
@@ -244,8 +245,10 @@ class JournalWriter:
             self._lacks_live |= not inode or self._inode not in (0, inode)
             prepare(self._config, self._file.sealer)
             db = self._db = connect(self._config)
+            self._ages.load(db)
+            self._ages.save(db)
             if self._lacks_live:
-                write(db, self._file.sealer.seal, self._live())
+                write(db, self._file.sealer.seal, self._live(), self._ages.now())
                 self._lacks_live = False
             self._inode = self._inode_now()
         return self._db
@@ -258,7 +261,8 @@ class JournalWriter:
             return 0
 
     def _write(self, operations: Sequence[Operation]) -> None:
-        write(self._open(), self._file.sealer.seal, operations)
+        db = self._open()
+        write(db, self._file.sealer.seal, operations, self._ages.now())
 
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
@@ -267,12 +271,13 @@ class JournalWriter:
         removed = 0
         self._busy_since = time.monotonic()
         try:
-            now = self._unix()
-            old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
             db = self._open()
+            now = self._ages.now()
+            old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
             removed = remove_old(db, old_result, old)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
+                self._ages.save(db)
                 # What the log of writes still has of removed prompts goes with it.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (sqlite3.Error, OSError, JournalError) as error:
