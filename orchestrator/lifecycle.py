@@ -175,6 +175,7 @@ class Lifecycle:
                 stages.dispatcher.upkeep()
                 stages.demand.upkeep()
                 await self._discovery.remove_retired()
+                await stages.registry.replace_worn_lanes()
                 stages.store.prune()
                 stages.sessions.prune()
                 if stages.durable is not None:

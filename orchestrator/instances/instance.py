@@ -234,9 +234,11 @@ class Instance:
         """The open lane with the fewest jobs, of those that have had a frame lately."""
         lanes = [lane for lane in self.lanes if lane.is_open and not lane.is_closing]
         freshest = max(lane.last_frame_at for lane in lanes)
-        return min(
-            lanes, key=lambda lane: (freshest - lane.last_frame_at > LANE_SILENT_S, lane.load)
-        )
+
+        def rank(lane: Lane) -> tuple[bool, bool, int]:
+            return freshest - lane.last_frame_at > LANE_SILENT_S, lane.is_relieved, lane.load
+
+        return min(lanes, key=rank)
 
     def silent_s(self, now: float) -> float:
         """Since when no open lane has had a frame, in seconds."""

@@ -122,7 +122,7 @@ class InstanceMonitor:
     def lane_closed(self, lane: Lane, reason: str) -> None:
         instance = self._registry.instances[lane.address]
         if reason != instance.reason:  # an instance that stays away is not worth a line each time
-            meant = self._registry.is_closing or instance.removed
+            meant = self._registry.is_closing or instance.removed or lane.is_relieved
             level = logging.INFO if meant else logging.WARNING
             lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
         if not any(other.is_open for other in instance.lanes):

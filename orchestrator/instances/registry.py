@@ -181,12 +181,31 @@ class Registry:
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
         # Others' jobs have a request each: one lane knows of them all.
         is_own = instance.kind is Kind.TIDEGATE
-        instance.lanes = [
-            self._make_lane(instance.entry, self._config.lane, owner, self._clock, self._rng)
-            for _ in range(self._config.lanes_per_instance if is_own else 1)
-        ]
-        for lane in instance.lanes:
-            lane.start()
+        for _ in range(self._config.lanes_per_instance if is_own else 1):
+            self._open_lane(instance, owner)
+
+    def _open_lane(self, instance: Instance, owner: LaneOwner) -> Lane:
+        lane = self._make_lane(instance.entry, self._config.lane, owner, self._clock, self._rng)
+        instance.lanes.append(lane)
+        lane.start()
+        return lane
+
+    async def replace_worn_lanes(self) -> None:
+        """Open a lane beside each that is worn, and close those whose jobs have ended since. Call
+        it now and then.
+        """
+        over: list[Lane] = []
+        for instance in self:
+            if instance.removed or self._owner is None:
+                continue
+            for lane in list(instance.lanes):
+                if lane.is_worn and lane.successor is None:
+                    lane.successor = self._open_lane(instance, self._owner)
+                elif lane.successor is not None and lane.is_relieved and not lane.load:
+                    instance.lanes.remove(lane)
+                    lane.successor.take_over(lane)
+                    over.append(lane)
+        await asyncio.gather(*(lane.close() for lane in over))
 
     # ── the snapshot ─────────────────────────────────────────────────────────────────────────
 

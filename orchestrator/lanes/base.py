@@ -72,6 +72,9 @@ class LaneConfig:
     keepalive_s: float
     reconnect_min_s: float
     reconnect_max_s: float
+    worn_after_bytes: int = 64 * 2**20
+    """What Triton may come to keep for one stream: until its end it keeps all that was answered on
+    it (24.10; a KiB for each response, and its bytes)."""
     token: str = field(default="", repr=False)
     """What workers ask of whoever opens a lane."""
 
@@ -111,6 +114,10 @@ class Lane(ABC):
         """Triton takes no new requests for the model; jobs that it has go on."""
         self.last_frame_at = clock.now()
         """When it was last heard of, in seconds of the clock."""
+        self.is_worn = False
+        """So much has been carried on it that a new one is to take its place."""
+        self.successor: Lane | None = None
+        """Takes the new jobs once it is open; those that are here end here."""
         self.tokens_total = 0
         self.frames_total = 0
         self.sessions_total = 0
@@ -124,6 +131,18 @@ class Lane(ABC):
     def load(self) -> int:
         """Jobs that the worker has not reported the end of."""
         return len(self._jobs)
+
+    @property
+    def is_relieved(self) -> bool:
+        """Whether new jobs go to its successor."""
+        return self.successor is not None and self.successor.is_open
+
+    def take_over(self, worn: "Lane") -> None:
+        """Count what was carried on the lane in whose place this one is."""
+        self.tokens_total += worn.tokens_total
+        self.frames_total += worn.frames_total
+        self.sessions_total += worn.sessions_total
+        self.submitted_total += worn.submitted_total
 
     def silent_s(self, now: float) -> float:
         """How long ago its last frame came, in seconds."""

@@ -1,12 +1,14 @@
 """Instances that are added, drained and removed while the service works (OR-2, OR-6)."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.instances.instance import Instance
+from orchestrator.lanes import StreamLane
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, make_card
 
@@ -205,7 +207,9 @@ def test_or6_lanes_that_speak_come_before_silent_ones(
 ) -> None:
     instance = Instance("a:1")
     instance.lanes = [
-        SimpleNamespace(is_open=is_open, is_closing=False, last_frame_at=at, load=load)  # type: ignore[misc]
+        SimpleNamespace(  # type: ignore[misc]
+            is_open=is_open, is_closing=False, is_relieved=False, last_frame_at=at, load=load
+        )
         for is_open, at, load in lanes
     ]
     assert instance.best_lane() is instance.lanes[best]
@@ -292,3 +296,38 @@ async def test_or12_only_an_admin_may_register(
         "/v2/instances/127.0.0.1:9", headers={"Authorization": "Bearer user"}
     ) as response:
         assert response.status == 403
+
+
+async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
+    make_worker: MakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton keeps what a stream has carried for as long as the stream lives."""
+    worker = await make_worker()
+    service = await make_service(worker)
+    instance = service.orchestrator.registry.instances[worker.address]
+    await service.until(lambda: instance.ready)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    await submit(service)
+    await worker.until(lambda: worker.running == 1)
+    (first,) = instance.lanes
+    assert isinstance(first, StreamLane) and not first.is_worn
+    first._config = replace(first._config, worn_after_bytes=1)
+    await service.until(lambda: first.is_relieved)
+    assert (first.load, len(instance.lanes)) == (1, 2)
+    for _ in range(3):
+        await submit(service)
+    await worker.until(lambda: worker.running == 4)
+    assert (first.load, instance.best_lane()) == (1, first.successor)
+    carried = sum(lane.tokens_total for lane in instance.lanes)
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"] * 4)
+    await service.until(lambda: instance.lanes == [first.successor])
+    (second,) = instance.lanes
+    await service.until(lambda: second.is_open)
+    assert instance.ready and second.successor is None
+    assert second.submitted_total == 4 and second.tokens_total > carried
+    assert not [record for record in caplog.records if "lane closed" in record.message]
+    worker.plan = lambda submit: Plan()
+    await submit(service)
+    await service.until(lambda: service.outcomes() == ["met"] * 5)
