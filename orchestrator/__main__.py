@@ -38,7 +38,8 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.memory import return_large_blocks
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
-from orchestrator.tasks.journal.file import JournalError, open_journal
+from orchestrator.tasks.journal.file import open_journal
+from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log

@@ -1,11 +1,10 @@
 """The journal's file: who may open it, and what an earlier process left in it (OR-5).
 
-One process at a time: a lock on a file beside it is held for as long as the process lives, stopped
-or not, so that no task ever runs twice at once. A file that is damaged is renamed, never deleted.
+One process at a time (``lock``), so that no task ever runs twice at once. A file that is damaged is
+renamed, never deleted.
 """
 
 import errno
-import fcntl
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.clock import Boot, this_boot
+from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
@@ -33,10 +33,6 @@ _PRAGMAS = (
     "PRAGMA journal_size_limit = 16777216",
 )
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-
-
-class JournalError(Exception):
-    """The journal cannot be opened; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +64,7 @@ class JournalFile:
 
     config: JournalConfig
     sealer: Sealer
-    lock: int
-    """File descriptor."""
+    lock: JournalLock
     next_n: int
     unfinished: list[Unfinished]
     set_aside: Path | None
@@ -78,8 +73,7 @@ class JournalFile:
 
     def close(self) -> None:
         """Let others have it. A journal must not be written to any more."""
-        with suppress(OSError):
-            os.close(self.lock)
+        self.lock.close()
 
 
 def open_journal(config: JournalConfig) -> JournalFile:
@@ -92,16 +86,16 @@ def open_journal(config: JournalConfig) -> JournalFile:
         # Under another name, a link's, it would have another lock.
         config = replace(config, path=config.path.resolve())
         config.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock(config.path)
+        lock = JournalLock(config.path)
     except OSError as error:
         raise JournalError(f"{config.path}: {error.strerror}") from None
     try:
         return _open(config, sealer, lock)
     except (sqlite3.Error, OSError, WrongKey) as error:
-        os.close(lock)
+        lock.close()
         raise JournalError(f"{config.path}: {error}") from None
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
 
 
@@ -109,9 +103,9 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
     """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``; a missing file is
     one, unless it ``is_new``.
 
-    A file that is there already is never opened but by SQLite: to close any descriptor of it would
-    drop all locks that this process has on it (POSIX), and whoever else reads the file and leaves
-    it would then take itself for the last one and delete the log that is being written.
+    While it is open nobody here may close another descriptor of the file: that would drop all
+    locks that this process has on it (POSIX), and whoever else reads the file and leaves it would
+    then take itself for the last one and delete the log that is being written.
     """
     if is_new:
         _make_private(config.path)
@@ -180,26 +174,7 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
         _check_key(db, sealer)
 
 
-def _lock(path: Path) -> int:
-    """Raises ``JournalError`` where another process has it."""
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        os.close(lock)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise JournalError(
-            f"{path} belongs to another orchestrator that still lives (process {holder or '?'}); "
-            "end it first, or set another TIDEGATE_JOURNAL_PATH: each needs one of its own"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
-
-
-def _open(config: JournalConfig, sealer: Sealer, lock: int) -> JournalFile:
+def _open(config: JournalConfig, sealer: Sealer, lock: JournalLock) -> JournalFile:
     aside = None
     try:
         _require_whole(config)
@@ -209,6 +184,7 @@ def _open(config: JournalConfig, sealer: Sealer, lock: int) -> JournalFile:
         if not is_damage(error):
             raise
         aside = set_aside(config.path)
+        lock.require()
         prepare(config, sealer)
         next_n, unfinished = 1, []
     return JournalFile(config, sealer, lock, next_n, unfinished, aside, this_boot())

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.tasks.journal.ages import AgeClock
 from orchestrator.tasks.journal.file import (
-    JournalError,
     JournalFile,
     connect,
     is_damage,
@@ -22,6 +21,7 @@ from orchestrator.tasks.journal.file import (
     set_aside,
     told,
 )
+from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
 from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
@@ -235,14 +235,16 @@ class JournalWriter:
     def _open(self) -> sqlite3.Connection:
         """The connection, on the file that has the journal's name. A new file gets what lives."""
         inode = self._inode_now()
+        self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:
             service_log.error(
                 "the journal's file is gone: it is written anew",
                 extra=fields(journal=str(self._config.path)),
             )
             self._close_db()
+        self._file.lock.require()
         if self._db is None:
-            self._lacks_live |= not inode or self._inode not in (0, inode)
+            self._lacks_live |= self._inode not in (0, inode)
             prepare(self._config, self._file.sealer)
             db = self._db = connect(self._config)
             self._ages.load(db)

@@ -277,15 +277,16 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     journal = service.orchestrator.stages.durable
     assert journal is not None
     ours = journal._writer
-    clock, failed, go_on = ours._unix, threading.Event(), threading.Event()
+    clock, failed, go_on = ours._ages.now, threading.Event(), threading.Event()
 
     def fail() -> float:
         failed.set()
         raise TypeError("no time")
 
-    ours._unix = fail
+    monkeypatch.setattr(ours._ages, "now", fail)
     await asyncio.to_thread(failed.wait)
-    ours._unix, tidied = clock, ours._tidied
+    monkeypatch.setattr(ours._ages, "now", clock)
+    tidied = ours._tidied
     await service.until(lambda: ours._tidied > tidied + 2 and not journal.fault)
     await task_of(service)
 
@@ -294,11 +295,11 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
         return clock()
 
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    ours._unix = hang
+    monkeypatch.setattr(ours._ages, "now", hang)
     try:
         await service.until(lambda: "taken nothing" in journal.fault)
     finally:
-        ours._unix = clock
+        monkeypatch.setattr(ours._ages, "now", clock)
         go_on.set()
     await service.until(lambda: not journal.fault)
 

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
-from orchestrator.tasks.journal.file import JournalConfig, JournalError, connect, open_journal
+from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
+from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
