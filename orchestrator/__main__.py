@@ -4,6 +4,8 @@ import os
 import signal
 
 if __name__ == "__main__":
+    # A wish to reload is held until it can be met, and does not end the process (``Reloads``).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way.
     # Whoever starts it may have blocked the signal until here (tidegate/cli/serve.py).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -73,7 +75,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     read the settings anew.
     """
     loop = asyncio.get_running_loop()
-    as_read = settings
+    as_read, had_terminal = settings, os.isatty(0)
     loop.set_exception_handler(QuietAccept())
     most = max(MIN_CONNECTIONS, raise_file_limit() - RESERVED_FILES)
     if most < settings.max_connections:
@@ -103,7 +105,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     reloader.settings = as_read
     reloader.load = load
     requests = _stop_requests(loop, reloader)
-    Reloads(loop, reloader, requests)
+    Reloads(loop, reloader, requests, had_terminal)
     lifecycle.recover()
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
@@ -171,12 +173,14 @@ class Reloads:
         loop: asyncio.AbstractEventLoop,
         reloader: Reloader,
         stop_requests: asyncio.Queue[float],
+        had_terminal: bool,
     ) -> None:
         self._reloader = reloader
         self._stop_requests = stop_requests
-        self._had_terminal = os.isatty(0)
+        self._had_terminal = had_terminal
         self._under_way: set[asyncio.Task[None]] = set()
         loop.add_signal_handler(signal.SIGHUP, self._begin)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _begin(self) -> None:
         if self._had_terminal and not os.isatty(0):

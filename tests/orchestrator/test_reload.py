@@ -115,7 +115,7 @@ async def test_or14_sighup_reloads_or_ends_with_its_terminal(
     has_terminal = True
     monkeypatch.setattr(os, "isatty", lambda descriptor: has_terminal)
     stops: asyncio.Queue[float] = asyncio.Queue()
-    Reloads(loop, reloader, stops)
+    Reloads(loop, reloader, stops, had_terminal=True)
     try:
         changed = service.parts.settings.model_copy(update={"queue_size": 7})
         reloader.load = lambda: changed
