@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -28,12 +29,15 @@ from orchestrator.pool.process.proc import (
     all_pids,
     command_of,
     environment_of,
+    is_ours,
     kill_marked,
 )
 from orchestrator.pool.process.process import Guarded, cannot_run, guardian_command
 
 MARK = "TIDEGATE_POOL_MARK"
 """In the environment of every process of a unit, with the name of its run."""
+_MARKED = re.compile(r"tidegate_[0-9a-f]{12}_", re.ASCII)
+"""A mark names a folder and begins the names of shared memory, both of which are removed."""
 _LABEL = "--label="
 _UP_S = 30.0
 """A guardian is up in some 20 ms; a machine that is short of memory may need longer."""
@@ -71,9 +75,14 @@ class Found:
 
 
 def find_detached(home: Path) -> list[Found]:
-    """Every one of ``home`` that runs, however it came to be forgotten. Reads all of ``/proc``."""
+    """Every one of ``home`` that runs, however it came to be forgotten. Reads all of ``/proc``.
+
+    Anybody may give a process any command line, so that only our own user's count.
+    """
     found = []
     for pid in all_pids():
+        if not is_ours(pid):
+            continue
         identity = ProcessId.of(pid)
         label = _label_in(command_of(pid))
         if label is None or label.home != str(home) or identity is None:
@@ -84,10 +93,12 @@ def find_detached(home: Path) -> list[Found]:
 
 
 def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
-    """End what is left of runs whose guardian is gone, as after its SIGKILL; their names."""
+    """End what is left of runs whose guardian is gone, as after its SIGKILL; their names. What
+    else lies in their folder is nobody's business here."""
     live = {one.label.mark for one in running}
     with contextlib.suppress(FileNotFoundError):
-        gone = [folder for folder in (home / "run").iterdir() if folder.name not in live]
+        folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
+        gone = [folder for folder in folders if folder.name not in live]
         for folder in gone:
             _clean(folder.name, folder)
         return [folder.name for folder in gone]
@@ -224,8 +235,9 @@ def _label_in(argv: Sequence[str]) -> Label | None:
         return None
     text = next((word.removeprefix(_LABEL) for word in argv if word.startswith(_LABEL)), None)
     try:
-        return None if text is None else Label(**json.loads(text))
-    except (ValueError, TypeError):
+        label = None if text is None else Label(**json.loads(text))
+        return label if label is not None and _MARKED.fullmatch(label.mark) else None
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

@@ -75,6 +75,14 @@ def all_pids() -> Iterator[int]:
             yield int(entry.name)
 
 
+def is_ours(pid: int) -> bool:
+    """Whether it runs as the same user as we do."""
+    try:
+        return (_PROC / str(pid)).stat().st_uid == os.geteuid()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+
+
 def command_of(pid: int) -> list[str]:
     """Its command line; empty where it is gone, a zombie, or not ours to read."""
     return [word.decode(errors="surrogateescape") for word in _read(pid, "cmdline")]
@@ -103,7 +111,7 @@ def _stat(pid: int) -> list[str] | None:
     """Its fields after the command (proc_pid_stat(5)): the state first."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: hidepid=1
         return None
 
 

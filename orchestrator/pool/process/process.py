@@ -23,7 +23,7 @@ def is_running(pid: int) -> bool:
     """Whether a process exists and has not ended (a zombie has)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
@@ -34,7 +34,8 @@ def children_of(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # of others it may be hidden (hidepid=1)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if int(parent) == pid and state not in "ZX":
                 children.append(int(entry.name))

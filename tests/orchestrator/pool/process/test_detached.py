@@ -1,8 +1,10 @@
 """Processes that outlive whoever started them: found again, ended, and nothing left (PV-1)."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from orchestrator.pool.process.detached import (
     find_detached,
 )
 from orchestrator.pool.process.proc import ProcessId
+from orchestrator.pool.process.process import children_of, is_running
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
@@ -143,3 +146,58 @@ def test_a_process_id_that_was_given_away_again_gets_no_signal() -> None:
     earlier = ProcessId(ours.pid, ours.started_ticks - 1)
     assert not earlier.is_running
     assert not earlier.send(signal.SIGKILL), "or this test has just ended"
+
+
+async def test_another_users_processes_are_never_ours(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever adopts one has clients' prompts go to its ports."""
+    process = await home.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4_000_000)
+        assert find_detached(home.path) == []
+    await process.kill()
+
+
+@pytest.mark.parametrize("mark", ["../../victim", "", "*", "tidegate_000000000000_/../../../victim"])
+async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: str) -> None:
+    """What it names is deleted at the end."""
+    label = json.dumps({"home": str(home.path), "unit": "one", "mark": mark})
+    process = subprocess.Popen(  # noqa: ASYNC220
+        ["bash", "-c", "read", "guardian.py", f"--label={label}"],
+        stdin=subprocess.PIPE,
+        env=home.marked.env,
+    )
+    try:
+        assert find_detached(home.path) == []
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_remains_are_ended_of_runs_only(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / f"notes-{os.getpid()}"
+    theirs.mkdir(parents=True)
+    region = Path("/dev/shm") / f"{theirs.name}-region"
+    region.touch()
+    try:
+        assert clear_remains(tmp_path, []) == []
+        assert theirs.is_dir() and region.exists()
+    finally:
+        region.unlink()
+
+
+def test_processes_that_are_hidden_from_us_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``hidepid=1``."""
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert ProcessId.of(os.getpid()) is None
+    assert not is_running(os.getpid()) and children_of(os.getpid()) == []
+    assert find_detached(tmp_path) == []
