@@ -8,7 +8,9 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -28,6 +30,7 @@ from orchestrator.pool.engines.catalog import EngineCatalog
 from orchestrator.pool.engines.verify import verify_engine
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import state_dir
+from orchestrator.telemetry.log import service_log
 
 Kind = Literal["models", "engines"]
 
@@ -36,6 +39,9 @@ MOST: Final = 200
 _SETTLED_MS: Final = 2000
 """A change so young may be followed by another one in the same second, which is as exactly as
 ``Last-Modified`` tells: then it is left out."""
+
+
+_FOLDERS: Final = re.compile(r"(?<![\w./:-])/(?:[^\s/]+/)*(?=[^\s/])")
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -60,6 +66,19 @@ class _Listing(NamedTuple):
     entries: Sequence[_Entry]
 
 
+class _Seen(NamedTuple):
+    """Verifications as of one moment."""
+
+    states: dict[tuple[Kind, str], Verification]
+
+    def changed_ms(self, catalog_ms: int) -> int:
+        """When what is told of entries changed last; now while one is being verified."""
+        return max([catalog_ms, *(each.ended_ms or now_ms() for each in self.states.values())])
+
+    def told(self, kind: Kind, id: str) -> object:
+        return msgspec.to_builtins(self.states.get((kind, id)))
+
+
 class Verifications:
     """Reads entries' files again, one entry at a time, on a thread that the process does not wait
     for."""
@@ -68,6 +87,10 @@ class Verifications:
         self.states: dict[tuple[Kind, str], Verification] = {}
         self._home = home
         self._turn = threading.Lock()
+
+    def seen(self) -> _Seen:
+        """As of now."""
+        return _Seen(dict(self.states))
 
     def ask(self, kind: Kind, id: str) -> Verification:
         """Verify an entry; one that is waited for or runs is not asked for twice."""
@@ -87,11 +110,14 @@ class Verifications:
                 problem = self._problem(kind, id)
             except (ProvisionError, OSError) as error:
                 problem = str(error)
+            except Exception as error:  # of which nobody would hear on this thread
+                service_log.exception("a catalog's entry could not be verified")
+                problem = f"it could not be verified: {type(error).__name__}"
             self.states[kind, id] = msgspec.structs.replace(
                 asked,
                 state="failed" if problem else "passed",
                 ended_ms=now_ms(),
-                problem=problem,
+                problem=_without_paths(problem, self._home()),
             )
 
     def _problem(self, kind: Kind, id: str) -> str:
@@ -111,38 +137,39 @@ class Catalogs:
     verifications: Verifications
 
     def models(self) -> _Listing:
+        seen = self.verifications.seen()  # before the catalog, which has what came of them
         found = ModelCatalog(self.home()).models()
-        return _Listing(found.changed_ms, [self._model(entry) for entry in found.entries])
+        changed_ms = seen.changed_ms(found.changed_ms)
+        return _Listing(changed_ms, [self._model(entry, seen) for entry in found.entries])
 
     def engines(self) -> _Listing:
+        seen = self.verifications.seen()
         found = EngineCatalog(self.home()).engines()
-        return _Listing(found.changed_ms, [self._engine(entry) for entry in found.entries])
+        changed_ms = seen.changed_ms(found.changed_ms)
+        return _Listing(changed_ms, [self._engine(entry, seen) for entry in found.entries])
 
     def of(self, request: web.Request) -> tuple[Kind, Callable[[], _Listing]]:
         """The catalog that a path is about."""
         is_model = request.path.startswith("/v2/catalog/models")
         return ("models", self.models) if is_model else ("engines", self.engines)
 
-    def _model(self, entry: ModelEntry) -> _Entry:
+    def _model(self, entry: ModelEntry, seen: _Seen) -> _Entry:
         told = msgspec.to_builtins(entry)
         told["bytes"] = entry.bytes
         if not entry.source.startswith("hub:"):
             told["source"] = "local"
-        told["verification"] = self._verification("models", entry.id)
+        told["verification"] = seen.told("models", entry.id)
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
 
-    def _engine(self, entry: EngineEntry) -> _Entry:
+    def _engine(self, entry: EngineEntry, seen: _Seen) -> _Entry:
         told = msgspec.to_builtins(msgspec.structs.replace(entry, binary=""))
         told.pop("binary", None)
         told["build_ref"] = _without_folders(entry.build_ref)
         told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
         told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
         told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
-        told["verification"] = self._verification("engines", entry.id)
+        told["verification"] = seen.told("engines", entry.id)
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
-
-    def _verification(self, kind: Kind, id: str) -> object:
-        return msgspec.to_builtins(self.verifications.states.get((kind, id)))
 
 
 CATALOGS = web.AppKey("catalogs", Catalogs)
@@ -214,7 +241,8 @@ async def _read(listing: Callable[[], _Listing]) -> _Listing:
     try:
         return await asyncio.to_thread(listing)
     except ProvisionError as error:
-        raise Unavailable(f"the catalog cannot be read: {error}") from error
+        service_log.warning("the catalog cannot be read: %s", error)
+        raise Unavailable("the catalog cannot be read; the service's log says why") from error
 
 
 def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
@@ -242,8 +270,14 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
         changed_ms
         and since is not None
         and now_ms() - changed_ms > _SETTLED_MS
-        and changed_ms // 1000 <= since.timestamp()
+        # a date that is yet to come is of a clock that was wrong: later changes may be before it
+        and changed_ms // 1000 <= since.timestamp() <= time.time()
     )
+
+
+def _without_paths(text: str, home: Path) -> str:
+    """Of each absolute path the last name only; of one below ``home`` what is below."""
+    return _FOLDERS.sub("", text.replace(f"{home}/", ""))
 
 
 def _without_folders(word: str) -> str:
@@ -257,7 +291,8 @@ def _without_folders(word: str) -> str:
 
 def _limit(request: web.Request) -> int:
     text = request.query.get("limit", str(PAGE))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST):
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
+    if not (is_short and 1 <= int(text) <= MOST):
         raise InvalidRequest(f"limit must be 1 to {MOST}, got {text[:32]!r}", field="limit")
     return int(text)
 

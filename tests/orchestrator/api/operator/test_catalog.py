@@ -76,7 +76,14 @@ async def test_models_come_in_pages_that_hold_while_others_come_and_go(
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("limit=0", "limit"), ("limit=201", "limit"), ("limit=x", "limit"), ("cursor=x", "cursor")],
+    [
+        ("limit=0", "limit"),
+        ("limit=201", "limit"),
+        ("limit=x", "limit"),
+        ("limit=00000000199999", "limit"),
+        ("limit=000000001" + "9" * 5000, "limit"),
+        ("cursor=x", "cursor"),
+    ],
 )
 async def test_a_page_that_cannot_be_is_refused(service: Service, query: str, field: str) -> None:
     body, _ = await get(service, f"/models?{query}", 400)
@@ -264,3 +271,86 @@ async def test_placements_name_the_entries_of_model_and_engine(
     async with service.http.get("/v2/instances") as answer:
         (instance,) = (await answer.json())["instances"]
     assert (instance["model_entry"], instance["engine_entry"]) == ("m-2", "llamacpp-7")
+
+
+async def test_a_verification_that_goes_wrong_unforeseen_ends_and_can_be_asked_for_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RecursionError
+
+    await asyncio.to_thread(register, home, 1)
+    monkeypatch.setattr(routes, "verify_model", broken)
+    verifications = routes.Verifications(lambda: home)
+    asked = verifications.ask("models", "m-1")
+    while (seen := verifications.states["models", "m-1"]).ended_ms is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (seen.state, seen.problem) == ("failed", "it could not be verified: RecursionError")
+    assert verifications.ask("models", "m-1") is not asked
+
+
+async def test_problems_have_no_paths_of_the_machine(
+    service: Service, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = await asyncio.to_thread(make_server, home.parent / "opt" / "triton")
+    entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
+    server = root / "bin" / "tritonserver"
+    await asyncio.to_thread(server.unlink)
+    await asyncio.to_thread(server.mkdir)  # there, and nothing that can be read
+    path = f"/v2/catalog/engines/{entry.catalog_id}"
+    async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+        assert asked.status == 202
+    while True:
+        told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
+        if told["verification"]["ended_ms"]:
+            break
+        await asyncio.sleep(0.01)
+    assert told["verification"]["state"] == "failed"
+    assert str(home.parent) not in str(told) and "/opt" not in str(told)
+    await asyncio.to_thread((home / "models" / "catalog.json").mkdir, parents=True)
+    with caplog.at_level(logging.WARNING, "orchestrator.service"):
+        body, _ = await get(service, "/models", 503)
+    assert str(home.parent) not in str(body)
+    assert "catalog.json: Is a directory" in caplog.text
+
+
+async def test_a_date_says_that_a_verification_has_not_changed_either(
+    service: Service, home: Path
+) -> None:
+    await asyncio.to_thread(register, home, 1)
+    _, headers = await get(service, "/models")
+    since = {"If-Modified-Since": headers["last-modified"]}
+    await get(service, "/models", 304, **since)
+    asking = {"X-Tidegate-Admin": "1"}
+    async with service.http.post("/v2/catalog/models/m-1/verify", headers=asking) as asked:
+        assert asked.status == 202
+    body, _ = await get(service, "/models", 200, **since)
+    assert body["models"][0]["verification"]["state"] in ("waiting", "running", "failed")
+
+
+async def test_a_date_of_a_clock_that_was_ahead_hides_no_change(
+    service: Service, home: Path
+) -> None:
+    await asyncio.to_thread(register, home, 1)
+    await get(service, "/models", **{"If-Modified-Since": "Fri, 31 Dec 2100 23:59:59 GMT"})
+
+
+async def test_a_verification_is_never_told_before_what_came_of_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends while the catalog is read counts from the next answer on."""
+    await asyncio.to_thread(register, home, 1)
+    verifications = routes.Verifications(lambda: home)
+    running = verifications.states["models", "m-1"] = routes.Verification("running", 1)
+    read = ModelCatalog.models
+
+    def ends_meanwhile(catalog: ModelCatalog) -> Any:
+        found = read(catalog)
+        ended = msgspec.structs.replace(running, state="failed", ended_ms=2)
+        verifications.states["models", "m-1"] = ended
+        return found
+
+    monkeypatch.setattr(ModelCatalog, "models", ends_meanwhile)
+    listing = await asyncio.to_thread(routes.Catalogs(lambda: home, verifications).models)
+    told: Any = listing.entries[0].told
+    assert (told["state"], told["verification"]["state"]) == ("active", "running")

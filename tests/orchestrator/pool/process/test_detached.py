@@ -159,7 +159,7 @@ async def test_another_users_processes_are_never_ours(
     await process.kill()
 
 
-@pytest.mark.parametrize("mark", ["../../victim", "", "*", "tidegate_000000000000_/../../../victim"])
+@pytest.mark.parametrize("mark", ["../../victim", "", "*", "tidegate_000000000000_/../../x"])
 async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: str) -> None:
     """What it names is deleted at the end."""
     label = json.dumps({"home": str(home.path), "unit": "one", "mark": mark})
