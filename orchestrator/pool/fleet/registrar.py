@@ -15,10 +15,13 @@ from urllib.parse import quote
 
 import aiohttp
 
+from orchestrator.pool.fleet.member import pool_log
 from orchestrator.pool.shared_file import write_atomically
 
 RENEWALS = 3
 """In the time to live of a registration: two may fail, and it still holds."""
+_TTL_S = (1.0, 3600.0)
+"""What orchestrators take (``discovery.registered``)."""
 _RETRY_S = 2.0
 _ANSWER_S = 5.0
 _ERROR_CHARS = 200
@@ -73,9 +76,9 @@ class HttpTarget:
 
     def __init__(self, url: str, key: str, ttl_s: float) -> None:
         self.name = url.rstrip("/")
-        self.renew_s: float | None = ttl_s / RENEWALS
+        self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._key = key
-        self._ttl_s = ttl_s
+        self._ttl_s = max(_TTL_S[0], min(ttl_s, _TTL_S[1]))
         self._told: set[str] = set()
         self._http: aiohttp.ClientSession | None = None
 
@@ -97,7 +100,7 @@ class HttpTarget:
         try:
             async with request as response:
                 if response.status >= 300:
-                    said = (await response.text())[:_ERROR_CHARS]
+                    said = _printable(await response.content.read(4 * _ERROR_CHARS))
                     raise CannotTell(f"HTTP {response.status}: {said}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise CannotTell(str(error) or type(error).__name__) from None
@@ -112,6 +115,12 @@ class HttpTarget:
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
             )
         return self._http
+
+
+def _printable(body: bytes) -> str:
+    """What somebody else answered, for a log: one line, whatever its encoding."""
+    text = " ".join(body.decode(errors="replace").split())
+    return "".join(each for each in text if each.isprintable())[:_ERROR_CHARS]
 
 
 class Registrar:
@@ -210,6 +219,10 @@ class _Follower:
                 await self._target.tell(wanted)
             except (CannotTell, OSError) as error:
                 self._said(self._target.name, str(error))
+                pause_s = _RETRY_S
+            except Exception as error:  # a mistake of ours must not leave one that nobody tells
+                pool_log.exception("an orchestrator could not be told; it is tried again")
+                self._said(self._target.name, f"{type(error).__name__}: {error}")
                 pause_s = _RETRY_S
             else:
                 self._said(self._target.name, "")

@@ -22,6 +22,7 @@ class FakeOrchestrator:
         self.known: dict[str, float] = {}
         self.keys: set[str | None] = set()
         self.status = 201
+        self.said: bytes | None = None
         self.runner: web.AppRunner | None = None
         self.url = ""
 
@@ -44,6 +45,8 @@ class FakeOrchestrator:
         self.asked.append(f"post {body['address']}")
         if self.status < 300:
             self.known[body["address"]] = body["ttl_s"]
+        if self.said is not None:
+            return web.Response(body=self.said, status=self.status, content_type="text/html")
         return web.json_response({"error": "no"}, status=self.status)
 
     async def _deregister(self, request: web.Request) -> web.Response:
@@ -180,3 +183,55 @@ async def test_a_real_orchestrator_takes_what_it_is_told(
         registrar.set_ready(frozenset())
         await registrar.told(PATIENCE_S)
         assert instances[worker.address].retiring_since is not None
+
+
+async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) -> None:
+    """As of a proxy in front of it; it is told again until it takes it."""
+    fake.status, fake.said = 502, b"<h1>d\xe9sol\xe9\x1b[2J</h1>\n" * 10_000
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        async with asyncio.timeout(PATIENCE_S):
+            while not registrar.errors:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        (said,) = registrar.errors.values()
+        assert said.isprintable() and said.startswith("HTTP 502: <h1>d") and len(said) < 250
+        fake.status, fake.said = 201, None
+        registrar.set_ready(frozenset({"b:1"}))
+        await rig.until({"b:1"}, fake)
+
+
+async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
+    class Faulty(AddressList):
+        failures = 1
+
+        async def tell(self, addresses: frozenset[str]) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise ValueError("unforeseen")
+            await super().tell(addresses)
+
+    async with Rig().registrar as registrar:
+        await registrar.follow({"file": Faulty(tmp_path / "list")})
+        registrar.set_ready(frozenset({"a:1"}))
+        async with asyncio.timeout(PATIENCE_S):
+            while not registrar.errors:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+        assert (tmp_path / "list").read_text().endswith("\nb:1\n")
+
+
+@pytest.mark.parametrize(("heartbeats_s", "told_s"), [(0.3, 1.0), (45.0, 45.0), (86_400.0, 3600.0)])
+async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
+    fake: FakeOrchestrator, heartbeats_s: float, told_s: float
+) -> None:
+    async with Rig().registrar as registrar:
+        target = HttpTarget(fake.url, "", heartbeats_s)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(PATIENCE_S)
+    assert fake.known == {"a:1": told_s}
+    assert target.renew_s is not None and target.renew_s <= told_s / 3
