@@ -6,6 +6,7 @@ too. Secrets are never in it: it names environment variables that have them.
 
 import re
 import tomllib
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -21,6 +22,8 @@ from pydantic import (
 )
 
 from orchestrator.pool.errors import PoolFileInvalid
+from orchestrator.pool.process.ports import LAST_PORT
+from orchestrator.pool.spec import PORT_STRIDE
 from worker.settings import WorkerSettings
 
 Scalar = bool | int | float | str
@@ -28,7 +31,8 @@ Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
-_REGISTER = re.compile(r"file:.+|https?://[^/\s]+/?", re.ASCII)
+_REGISTER = re.compile(r"file:.+|https?://[^/\s@?#]+/?", re.ASCII)
+_HOST = r"^[A-Za-z0-9._:%\[\]-]*$"
 _GROUP = re.compile(r"[\w./:-]+(,[\w./:-]+)*", re.ASCII)
 _GIVEN_ELSEWHERE = {
     "model_path": "model",
@@ -44,8 +48,15 @@ _GIVEN_ELSEWHERE = {
 """Settings of a worker that the pool sets, by where they are said."""
 
 
+MOST_INSTANCES = 256
+"""Of one pool, which is one machine; as many as an orchestrator has registered at most."""
+_MOST_MISTAKES = 20
+"""That are said of a file."""
+_DAY_S = 86_400.0
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PoolSettings(_Strict):
@@ -53,14 +64,14 @@ class PoolSettings(_Strict):
 
     home: Path | None = None
     """Where state, logs and run folders go; ``pool`` in TIDEGATE_HOME by default."""
-    heartbeat_s: float = Field(default=15.0, gt=0)
+    heartbeat_s: float = Field(default=15.0, gt=0, le=_DAY_S)
     """Three without an answer, and an instance is down."""
-    drain_s: float = Field(default=30.0, ge=0)
+    drain_s: float = Field(default=30.0, ge=0, le=_DAY_S)
     """What running work is given when an instance is removed, replaced or ended."""
-    load_timeout_s: float = Field(default=300.0, gt=0)
-    host: str = "127.0.0.1"
+    load_timeout_s: float = Field(default=300.0, gt=0, le=_DAY_S)
+    host: str = Field(default="127.0.0.1", pattern=_HOST)
     """Where the Tritons listen."""
-    advertise: str = ""
+    advertise: str = Field(default="", pattern=_HOST)
     """What orchestrators are told instead, where they reach this machine by another name."""
     open: bool = False
     """Off loopback, too, whoever reaches Triton may generate without a token."""
@@ -84,7 +95,8 @@ class OrchestratorsSettings(_Strict):
         for entry in value:
             if not _REGISTER.fullmatch(entry):
                 raise ValueError(
-                    f"expected file:PATH or http://HOST:PORT without a path, got {entry!r}"
+                    "expected file:PATH or http://HOST:PORT without a path or a password, got "
+                    f"{entry.rpartition('@')[2]!r}"
                 )
         return value
 
@@ -139,6 +151,9 @@ class InstanceSettings(_Strict):
         for each in value:
             if isinstance(each, bool) or not _GROUP.fullmatch(str(each)):
                 raise ValueError(f'expected GPUs as 0, "0,1" or "GPU-…", got {each!r}')
+            group = str(each).split(",")
+            if len(set(group)) < len(group):
+                raise ValueError(f"a GPU is twice in the group {each!r}")
         named = tuple(str(each) for each in value)
         if len(set(named)) < len(named):
             raise ValueError("a GPU or group is named twice; say with count how many share it")
@@ -200,7 +215,37 @@ class PoolFile(_Strict):
                 if name in seen:
                     raise ValueError(f"two instances would be called {name}; rename one")
                 seen.add(name)
+        if len(seen) > MOST_INSTANCES + 1:
+            raise ValueError(
+                f"a pool has at most {MOST_INSTANCES} instances, these are {len(seen) - 1}"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> "PoolFile":
+        """Two on one port would each be told that another program has it."""
+        taken: dict[int, str] = {}
+        for what, port in self._fixed_ports():
+            if port > LAST_PORT:
+                raise ValueError(f"{what} would be {port}, and the last port is {LAST_PORT}")
+            if (other := taken.setdefault(port, what)) != what:
+                raise ValueError(f"{what} and {other} would both be {port}")
+        return self
+
+    def _fixed_ports(self) -> Iterator[tuple[str, int]]:
+        """What each port that the file chooses is for; 0 is chosen later."""
+        beside = self.orchestrator.port if self.orchestrator is not None else 0
+        for what, port in (
+            ("the orchestrator's port", beside),
+            ("metrics_port", self.pool.metrics_port or 0),
+        ):
+            if port:
+                yield what, port
+        for entry in self.instances:
+            for at, name in enumerate(entry.instance_names):
+                for kind, first in entry.ports:
+                    if first:
+                        yield f"the {kind} port of {name}", first + PORT_STRIDE * at
 
 
 _WORKER = tuple(WorkerSettings.model_fields)
@@ -221,13 +266,18 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
         return PoolFile.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise PoolFileInvalid(f"{where}: {error}") from error
+    except RecursionError:
+        raise PoolFileInvalid(f"{where}: its values are nested too deeply") from None
     except ValidationError as error:
         lines = []
-        for detail in error.errors():
+        mistakes = error.errors()
+        for detail in mistakes[:_MOST_MISTAKES]:
             keys = _without_alternatives(detail["loc"])
             line = line_of(text, keys)
             message = _said(detail["type"], detail["msg"], keys)
             lines.append(f"{where}:{line}: {_spelled(keys)}{message}")
+        if len(mistakes) > _MOST_MISTAKES:
+            lines.append(f"{where}: and {len(mistakes) - _MOST_MISTAKES} more")
         raise PoolFileInvalid("\n".join(dict.fromkeys(lines))) from None
 
 

@@ -59,6 +59,22 @@ def test_every_key_of_the_file_is_documented() -> None:
         (ONE + "ports = { gprc = 1 }\n", r"instances\[0\].ports.gprc: .*did you mean grpc\?"),
         ('[orchestrators]\nregister = ["ftp://x"]\n', "p:2: .*expected file:PATH or http"),
         ('[orchestrators]\nregister = ["http://x/v2"]\n', "without a path"),
+        ('[orchestrators]\nregister = ["http://me:secret@x"]\n', r"or a password, got 'x'"),
+        ("[pool]\ndrain_s = inf\n", "p:2: pool.drain_s: "),
+        ("[pool]\nheartbeat_s = 1e9\n", "p:2: pool.heartbeat_s: "),
+        ('[pool]\nadvertise = "a:1\\nb"\n', "p:2: pool.advertise: "),
+        (ONE + 'devices = ["0,0"]\n', "twice in the group '0,0'"),
+        (
+            ONE + "ports = { http = 8000, grpc = 8010 }\ncount = 2\n",
+            "http port of a-1 and the grpc",
+        ),
+        (ONE + "ports = { grpc = 8080 }\n[orchestrator]\n", "the orchestrator's port would both"),
+        (ONE + "ports = { grpc = 65530 }\ncount = 2\n", "grpc port of a-1 would be 65540"),
+        ("x = " + "[" * 5000, "nested too deeply"),
+        (
+            "".join(ONE.replace('"a"', f'"a{i}"') + "count = 64\n" for i in range(5)),
+            "at most 256 instances, these are 320",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_with_line_and_key(text: str, said: str) -> None:
@@ -70,6 +86,13 @@ def test_every_mistake_is_said_at_once() -> None:
     with pytest.raises(PoolFileInvalid) as raised:
         parse_pool_file("[pool]\na = 1\nb = 2\nheartbeat_s = -1\n", "p")
     assert [line.split(":")[1] for line in str(raised.value).splitlines()] == ["4", "2", "3"]
+
+
+def test_of_very_many_mistakes_the_first_are_said() -> None:
+    with pytest.raises(PoolFileInvalid) as raised:
+        parse_pool_file("[[instances]]\nnam = 1\n" * 3000, "p")
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "p: and 8980 more"
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
