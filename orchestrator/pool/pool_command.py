@@ -17,6 +17,7 @@ from rich.table import Table
 from orchestrator.pool.errors import PoolInUse, ProvisionError
 from orchestrator.pool.fleet.check import plan
 from orchestrator.pool.fleet.control import Answer, ask
+from orchestrator.pool.fleet.home import PoolHome
 from orchestrator.pool.fleet.member import EventKind, PoolEvent, pool_log
 from orchestrator.pool.fleet.service import Ending, PoolService, home_of
 from orchestrator.pool.paths import state_dir
@@ -146,14 +147,23 @@ async def _stop(path: Path | None, how: str) -> None:
     try:
         await ask(home, {"do": "stop", "how": how}, drain_s + _END_S)
     except PoolInUse:
-        running = find_detached(home)
-        if not running or how == "leave":
+        if not find_detached(home) or how == "leave":
             raise
-        # The manager is gone and its instances are not: there is nobody to drain them, so they
-        # end as their guardians end them, SIGTERM first.
-        await asyncio.gather(*(_end(found, 0.0 if how == "now" else drain_s) for found in running))
-        clear_remains(home, [])
+        await _end_unmanaged(home, 0.0 if how == "now" else drain_s)
     print("ended")
+
+
+async def _end_unmanaged(path: Path, grace_s: float) -> None:
+    """The manager is gone and its instances are not: there is nobody to drain them, so they end as
+    their guardians end them, SIGTERM first. Raises ``PoolInUse`` where one is there after all, that
+    starts or hangs: it would start them again."""
+    home = PoolHome(path)
+    home.claim()
+    try:
+        await asyncio.gather(*(_end(found, grace_s) for found in find_detached(path)))
+        clear_remains(path, [])
+    finally:
+        home.release()
 
 
 async def _end(found: Found, grace_s: float) -> None:
@@ -203,5 +213,6 @@ def _table(*columns: str) -> Table:
 
 
 def _show(table: Table) -> None:
-    # What is no terminal gets whole lines.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    # What is no terminal gets whole lines. Reasons have lines of logs, with brackets of their own.
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)

@@ -1,7 +1,7 @@
 """The socket by which ``tidegate pool status``, ``stop`` and ``reload`` speak to the manager.
 
-One JSON object on a line each way. The socket lies in the pool's folder, which only its owner can
-enter; that is all that it asks for.
+One JSON object on a line each way. The socket lies in the pool's folder, and only its owner can
+open it; that is all that it asks for.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ class ControlSocket:
         path.unlink(missing_ok=True)  # of a manager that was killed; this one has the lock
         with _short(path) as short:
             self._server = await asyncio.start_unix_server(self._serve, short, limit=_LINE_BYTES)
+            os.chmod(short, 0o600)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -42,14 +43,14 @@ class ControlSocket:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await reader.readline()
-            if not line:
-                return
             try:
+                line = await reader.readline()
+                if not line:
+                    return
                 answer = await self._handler(json.loads(line))
             except ProvisionError as error:
                 answer = {"error": str(error)}
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 answer = {"error": f"no such order: {error}"}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

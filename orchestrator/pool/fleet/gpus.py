@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.fleet.member import pool_log
 from orchestrator.pool.fleet.wish import Wish
 from orchestrator.pool.preflight.cpu import memory_free
 from orchestrator.pool.preflight.need import GIB, need_of
@@ -30,6 +31,7 @@ class Gpus:
         self._heartbeat_s = heartbeat_s
         self._on_out = on_out
         self._changed = asyncio.Condition()
+        self._is_failing = False
 
     async def take(self, who: str, wish: Wish, model: Path) -> tuple[str, ...]:
         """The first of the wish's groups that has room, reserved for ``who`` until ``settle``.
@@ -90,6 +92,10 @@ class Gpus:
             faults = await asyncio.to_thread(self._reader.faults)
         except GpuUnavailable:
             faults = []
+        except Exception:  # of another version of NVIDIA's library
+            if not self._is_failing:
+                pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
+            self._is_failing, faults = True, []
         for fault in faults:
             if fault.is_of_device and fault.uuid and fault.uuid not in self.ledger.out:
                 reason = f"the driver reported Xid {fault.xid}"

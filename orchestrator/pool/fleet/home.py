@@ -70,8 +70,11 @@ class PoolHome:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._require_own()
             (self.path / "run").mkdir(exist_ok=True, mode=0o700)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except StateFileUnusable:
+            raise
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write {self.path}: {error.strerror}; choose another folder with home in "
@@ -89,6 +92,16 @@ class PoolHome:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+
+    def _require_own(self) -> None:
+        """Whoever may write there commands the pool. Raises ``StateFileUnusable``."""
+        status = self.path.stat()
+        ours = os.geteuid()
+        if status.st_mode & 0o002 or (ours and status.st_uid not in (0, ours)):
+            raise StateFileUnusable(
+                f"others may write to {self.path}, and would command the pool; choose a folder of "
+                "this user alone with home in [pool]"
+            )
 
     def release(self) -> None:
         """Let another manager have it. Idempotent."""

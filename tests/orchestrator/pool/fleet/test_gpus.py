@@ -10,6 +10,7 @@ from orchestrator.pool.fleet.gpus import Gpus
 from orchestrator.pool.fleet.wish import Wish
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from orchestrator.pool.preflight.nvml import GpuFault
+from orchestrator.pool.preflight.vram import reading
 from tests.support.fake_gpus import FakeGpus
 
 ANYWHERE = Path("nowhere")
@@ -99,3 +100,25 @@ async def test_a_driver_that_does_not_answer_ends_nothing() -> None:
     assert not losing.done()
     for task in (losing, watching):
         task.cancel()
+
+
+async def test_a_library_that_cannot_tell_of_faults_leaves_the_watch_for_lost_gpus(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As another version of it, that lacks a call."""
+
+    class Older(FakeGpus):
+        def faults(self) -> list[GpuFault]:
+            raise AttributeError("nvmlEventSetWait_v2")
+
+    rig = Rig()
+    rig.gpus._reader = rig.fake = Older(40.0)
+    rig.gpus.ledger._read = reading(rig.fake)
+    lost = asyncio.create_task(rig.gpus.lost(("0",)))
+    watch = asyncio.create_task(rig.gpus.watch())
+    await asyncio.sleep(0.05)
+    rig.fake.free.clear()
+    async with asyncio.timeout(10):
+        assert await lost == "GPU 0 has vanished"
+    watch.cancel()
+    assert caplog.text.count("faults of GPUs cannot be read") == 1

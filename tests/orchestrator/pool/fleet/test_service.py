@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 
-from orchestrator.pool.errors import PoolFileInvalid, PoolInUse, PortsUnguarded, ProvisionError
+from orchestrator.pool import pool_command
+from orchestrator.pool.errors import (
+    PoolFileInvalid,
+    PoolInUse,
+    PortsUnguarded,
+    ProvisionError,
+    StateFileUnusable,
+)
 from orchestrator.pool.fleet import service as service_module
 from orchestrator.pool.fleet.check import plan
 from orchestrator.pool.fleet.control import ControlSocket, ask
+from orchestrator.pool.fleet.home import PoolHome
 from orchestrator.pool.fleet.member import EventKind, PoolEvent
 from orchestrator.pool.fleet.service import Ending, PoolService
 from orchestrator.pool.pool_file import parse_pool_file
 from orchestrator.pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
-from tests.support.fake_pool import FakeMachine
+from tests.support.fake_pool import FakeMachine, Server
 
 PATIENCE_S = 20.0
 ONE = '[[instances]]\nname = "one"\nmodel = "demo"\n'
@@ -206,3 +214,55 @@ async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: 
     assert (planned["one-0"].device, planned["one-0"].need_gib) == ("0", 30.0)
     assert "where 10.0 GiB of 80.0 GiB are free" in planned["one-1"].problem
     assert "there is no model '/nowhere'" in planned["none"].problem
+
+
+async def test_a_folder_that_others_may_write_to_is_no_home(running: Running) -> None:
+    """Its lock could be a link to anything, and its list of instances anybody's."""
+    running.home.mkdir()
+    running.home.chmod(0o777)
+    service = PoolService(running.path, FakeGpus(), running.events.append)
+    with pytest.raises(StateFileUnusable, match="others may write"):
+        await service.run()
+    running.home.chmod(0o700)
+    kept = running.folder / "kept"
+    kept.write_text("kept")
+    (running.home / "lock").symlink_to(kept)
+    with pytest.raises(StateFileUnusable, match="cannot write"):
+        await service.run()
+    assert kept.read_text() == "kept"
+
+
+async def test_only_its_owner_gives_a_manager_orders(running: Running) -> None:
+    await running.start()
+    assert (running.home / "control").stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_order_of_nonsense_is_answered(running: Running) -> None:
+    await running.start()
+    for order in (b"[" * 100_000, b"{}", b"[]", b"7", b"\xff"):
+        reader, writer = await asyncio.open_unix_connection(str(running.home / "control"))
+        writer.write(order + b"\n")
+        assert b"no such order" in await reader.read()
+        writer.close()
+
+
+async def test_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log's lines have brackets, which are nobody's markup."""
+    table = pool_command._table("why")
+    table.add_row("[/opt/tritonserver] :smile: [libprotobuf ERROR message.cc:1]")
+    pool_command._show(table)
+    assert "[/opt/tritonserver] :smile: [libprotobuf ERROR" in capsys.readouterr().out
+
+
+async def test_stop_ends_nothing_under_a_manager_that_starts(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the pool and answers nobody yet; what was ended it would start again."""
+    found = Server("one", "d", "m", 1).found
+    monkeypatch.setattr(pool_command, "find_detached", lambda home: [found])
+    monkeypatch.setattr(pool_command, "_end", None)
+    starting = PoolHome(running.home)
+    starting.claim()
+    with pytest.raises(PoolInUse, match="another manager"):
+        await pool_command._stop(running.path, "drain")
+    starting.release()
