@@ -161,5 +161,9 @@ class EngineService(Protocol):
     def kv_reports(self) -> list[KvReport]:
         """What entered and left the prefix cache since the last call. For one reader."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Its thread has ended by an error: nothing more will be computed, all is refused."""
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""

@@ -82,6 +82,7 @@ class FakeEngine:
         self.sink: EventSink | None = None
         self.on_cancel: Callable[[Job, AbortCause], None] = lambda job, cause: None
         self.reports: deque[KvReport] = deque()
+        self.has_failed = False
         self._changed = threading.Condition()
 
     def start(self, sink: EventSink) -> None:

@@ -116,6 +116,7 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._stopped = False
+        self._has_failed = False
         self._stalled = False
         """There are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
@@ -204,6 +205,11 @@ class Engine:
         """See ``EngineService``."""
         return self._kv_events.take()
 
+    @property
+    def has_failed(self) -> bool:
+        """See ``EngineService``."""
+        return self._has_failed
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         with self._wake:
@@ -221,6 +227,7 @@ class Engine:
             while self._wait_for_work():
                 self._publish(self.step())
         except Exception:
+            self._has_failed = True
             engine_log.exception("engine thread failed; ending all jobs, accepting no more")
         finally:
             self._shut_down()
@@ -499,10 +506,19 @@ class Engine:
             inbox = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
-        self.executor.discard()
         scheduler = self.scheduler
-        for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
-            self._finish(request, self._deferred.pop(request, DRAINED), events)
+        try:
+            self.executor.discard()
+            for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
+                self._finish(request, self._deferred.pop(request, DRAINED), events)
+        except Exception:
+            # The books are what failed: whoever waits is told all the same.
+            engine_log.exception("jobs could not be released; their process must end")
+            self._has_failed = True
+            told = {event.job for event in events}
+            for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
+                if request.job not in told:
+                    events.append(self._record(request, DRAINED))
         self._publish(events)
         self._tier.close()
         self.executor.runner.close()

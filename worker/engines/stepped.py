@@ -63,6 +63,9 @@ MOST_WAIT_S: Final = 0.1
 LEAST_WAIT_S: Final = 0.001
 STATS_AGE_S: Final = 0.02
 _ANY_TOKEN: Final = 2**31
+NOT_TAKEN: Final = refused(
+    Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,11 @@ class SteppedEngine:
         """See ``EngineService``."""
         return self._read_kv_reports()
 
+    @property
+    def has_failed(self) -> bool:
+        """See ``EngineService``."""
+        return self._has_failed
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         self._stopping = True
@@ -322,6 +330,12 @@ class SteppedEngine:
                 self._backend.add(handle, job, request.limit_tokens - request.prompt_tokens)
             except RequestError as error:
                 self._drop(request, refused(error.code, str(error)))
+                continue
+            except Exception:
+                # One job that an engine cannot stomach is no reason to end those of others.
+                engine_log.exception("the engine could not take up a job")
+                self._backend.abort([handle])
+                self._drop(request, NOT_TAKEN)
                 continue
             self._waiting.remove(request)
             self._running[handle] = request

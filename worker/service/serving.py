@@ -82,5 +82,9 @@ class NoEngine:
     def kv_reports(self) -> list[KvReport]:
         return []
 
+    @property
+    def has_failed(self) -> bool:
+        return False
+
     def stop(self) -> None:
         """It has no thread."""

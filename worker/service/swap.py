@@ -68,7 +68,7 @@ class Swapper:
         drainer: Drainer,
         clock: Clock,
         load: EngineLoader,
-        die: Callable[[], None] = lambda: os._exit(1),
+        die: Callable[[], None],
     ) -> None:
         """``die`` ends the process: neither model can be served."""
         self._started = settings

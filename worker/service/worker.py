@@ -5,7 +5,9 @@ and then, so that a cancel reaches the engine without waiting for anything.
 """
 
 import math
+import os
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -50,6 +52,7 @@ from worker.service.begun import begun_text, checked_part, end_of_complete
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
+from worker.service.failure import FailureWatch
 from worker.service.lane import Lane, LaneJob, refused
 from worker.service.plain_intake import PlainIntake
 from worker.service.serving import Serving
@@ -75,8 +78,10 @@ class Worker:
         settings: WorkerSettings,
         clock: Clock = time.monotonic,
         load: EngineLoader = load_engine,
+        die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
-        """``load`` is for models that it is told to swap to."""
+        """``load`` is for models that it is told to swap to; ``die`` ends the process, for what is
+        beyond mending here."""
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(
@@ -87,7 +92,10 @@ class Worker:
         )
         self._drainer = Drainer(loaded.engine, self._emitter, clock, hold_s=settings.drain_hold_s)
         self._lane_token = Secret(settings.lane_token, "a lane, a drain or a swap was", clock)
-        self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load)
+        self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load, die)
+        self._failure = FailureWatch(
+            lambda: self.serving.engine, self._emitter, self._drainer, clock, die
+        )
         self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
 
     @property
@@ -103,6 +111,7 @@ class Worker:
     def start(self) -> None:
         """Start the threads; requests may come from now on."""
         warn_if_open(self._lane_token)
+        self._emitter.each_cycle(self._failure.advance)
         self._emitter.each_cycle(self._drainer.advance)
         self.serving.engine.start(self._emitter.sink)
         self._emitter.start()
@@ -206,9 +215,14 @@ class Worker:
                 f"lane {excerpt(message.lane)} is open already; every lane needs its own name"
             )
         lane = Lane(message.lane, responder)
-        lane.describe(self.serving.card)
         self._lanes[message.lane] = lane
-        self._emitter.post(lambda: self._emitter.open_lane(lane))
+
+        def begin() -> None:
+            # Here, where models are replaced: else it might keep the card of the one before.
+            lane.describe(self.serving.card)
+            self._emitter.open_lane(lane)
+
+        self._emitter.post(begin)
 
     def _submit(self, message: Submit, responder: Responder) -> None:
         lane = self._lane(message.lane)

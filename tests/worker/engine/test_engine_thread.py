@@ -162,6 +162,18 @@ def test_a_broken_engine_ends_its_jobs(bench: Bench, caplog: pytest.LogCaptureFi
     bench.engine.submit(one)
     sink.wait_ended(1)
     assert end_of(one, sink.events).code is Code.DRAINING
-    assert "engine thread failed" in caplog.text
+    assert "engine thread failed" in caplog.text and bench.engine.has_failed
     bench.engine.submit(job())
     sink.wait_ended(2)
+
+
+def test_an_engine_whose_books_are_broken_tells_its_jobs_all_the_same(bench: Bench) -> None:
+    sink = Collector()
+    bench.scheduler.schedule = lambda now: 1 / 0  # type: ignore[assignment, return-value]
+    bench.scheduler.release = lambda request: 1 / 0  # type: ignore[assignment, return-value]
+    jobs = [job(), job(), job()]
+    for one in jobs:
+        bench.engine.submit(one)
+    bench.engine.start(sink)
+    sink.wait_ended(3)
+    assert {end_of(one, sink.events).code for one in jobs} == {Code.DRAINING}

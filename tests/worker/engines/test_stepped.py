@@ -257,6 +257,28 @@ def test_what_the_backend_does_not_take_up_is_refused_with_its_words() -> None:
     assert (end.code, end.message) == (Code.INVALID_REQUEST, "not this one")
 
 
+def test_a_job_that_a_backend_cannot_stomach_costs_nobody_else_theirs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else one request would end engine after engine: orchestrators try the next instance."""
+    bench = SteppedBench()
+    good, bad = bench.submit(4), bench.submit(5)
+    add = bench.backend.add
+
+    def fragile(handle: int, job: Job, max_tokens: int) -> None:
+        add(handle, job, max_tokens)
+        if job is bad:
+            raise TypeError("a secret of the prompt's")
+
+    bench.backend.add = fragile  # type: ignore[method-assign]
+    events = bench.finish()
+    end = end_of(bad, events)
+    assert end.code is Code.ENGINE_ERROR and "secret" not in end.message
+    assert not was_started(bad, events) and not bench.backend.jobs
+    assert end_of(good, events).code is None
+    assert "could not take up a job" in caplog.text
+
+
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
     bench = SteppedBench(lacks=[Feature.MIN_P, Feature.EMBEDDINGS, Feature.GRAMMAR])
     drawn, plain = bench.submit(min_p=0.1), bench.submit()
@@ -417,7 +439,7 @@ def test_a_backend_that_fails_ends_all_jobs_and_no_more_are_taken(
     threaded.engine.submit(late)
     sink.wait_ended(7)
     assert end_of(late, sink.events).code is Code.DRAINING
-    assert "accepting no more" in caplog.text
+    assert "accepting no more" in caplog.text and threaded.engine.has_failed
     threaded.engine.stop()
     assert threaded.backend.closed == 1
 

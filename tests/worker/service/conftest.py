@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -127,14 +127,15 @@ def serving(
     *,
     token: str = "",
     load: EngineLoader = load_engine,
+    die: Callable[[], None] = lambda: pytest.fail("the worker ended its process"),
     **changes: object,
 ) -> Iterator[Harness]:
     """A worker with ``changes`` to its settings, and a lane that was opened with ``token``;
-    ``load`` makes the engines that it swaps to."""
+    ``load`` makes the engines that it swaps to; ``die`` stands for the end of the process."""
     engine = FakeEngine()
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
-    service = Worker(loaded_by(tokenizer, engine), settings, load=load)
+    service = Worker(loaded_by(tokenizer, engine), settings, load=load, die=die)
     service.start()
     harness = Harness(service, engine, tokenizer)
     # an abort is answered the way the real engine answers it
