@@ -27,17 +27,20 @@ class BackgroundThread:
         self._closed = False
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
     def submit(self, task: Task) -> None:
+        """On one thread, whose niceness this one inherits: that of a load would stay."""
         if not self._closed:
+            if self._thread.ident is None:
+                self._thread.start()
             self._tasks.put(task)
 
     def close(self, grace_s: float) -> None:
         if not self._closed:
             self._closed = True
-            self._tasks.put(None)
-            self._thread.join(grace_s)
+            if self._thread.ident is not None:
+                self._tasks.put(None)
+                self._thread.join(grace_s)
             self._abandoned = True
 
     def _run(self) -> None:

@@ -22,11 +22,16 @@ class StepWatch:
         self._jobs: Sequence[Job] = ()
         self._sleeps_until = math.inf
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="tidegate-step-watch", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """A step of these jobs is about to run."""
+        if self._thread is None and not self._closed:
+            # Not by whoever loads: a thread inherits how nice its maker is, and a load may be nice.
+            self._thread = threading.Thread(
+                target=self._run, name="tidegate-step-watch", daemon=True
+            )
+            self._thread.start()
         with self._changed:
             self._jobs = jobs
             self._stop(False)
@@ -49,7 +54,7 @@ class StepWatch:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
