@@ -1,13 +1,14 @@
 """What can be known of a swap before anything changes: is the model there, whole, not too large."""
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from worker.errors import BrokenCheckpoint, InvalidCall, MemoryLimitExceeded
+from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
+from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.memory import GIB
 from worker.models.config import read_config
 from worker.models.folder import model_name, why_unservable
@@ -31,6 +32,7 @@ _OF_THE_PROCESS = frozenset(
 _LOADING_SHARE = 1.25
 """What a load takes at its peak, of what the weights take in the end: they are packed by layers."""
 _SUFFIXES = (".safetensors", ".gguf")
+_PACKAGES = {"llamacpp": "xllamacpp", "transformers": "transformers", "vllm": "vllm"}
 
 
 def name_of(settings: WorkerSettings) -> str:
@@ -92,9 +94,9 @@ def file_bytes(path: Path) -> int:
     """Of a model's weight files; 0 where there are none."""
     try:
         if path.is_file():
-            return path.stat().st_size
+            return sum(part.stat().st_size for part in parts_of(path))
         return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _SUFFIXES)
-    except OSError:
+    except (OSError, BrokenCheckpoint):  # a part is missing
         return 0
 
 
@@ -168,10 +170,22 @@ def _check_files(target: WorkerSettings) -> None:
             return
     if not path.exists():
         raise BrokenCheckpoint(f"{path} does not exist")
-    if target.engine.startswith("synthetic"):
+    if not _computes(target):
         read_config(path)
-    else:
-        importlib.import_module(f"worker.engines.{target.engine}.build")
+        return
+    if find_spec(needed := _PACKAGES[target.engine]) is None:
+        raise EngineMissing(
+            f"the engine {target.engine} is not installed in this worker's environment (no"
+            f" {needed}); start an instance with it: tidegate engines ensure {target.engine}"
+        )
+    if target.engine == "llamacpp":
+        file = find_gguf(path)
+        parts_of(file)
+        GgufFile(file)
+    elif target.engine == "transformers" and (problem := why_unservable(path)) is not None:
+        raise BrokenCheckpoint(problem)
+    elif not (path / "config.json").is_file():
+        raise BrokenCheckpoint(f"{path}: no checkpoint, it has no config.json")
 
 
 def _computes(settings: WorkerSettings) -> bool:

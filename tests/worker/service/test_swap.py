@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness, loaded_by, serving
 from worker.core import Clock, Job, JobFinished
-from worker.errors import BrokenCheckpoint, MemoryLimitExceeded
+from worker.errors import BrokenCheckpoint, EngineMissing, MemoryLimitExceeded
 from worker.loaded import LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -282,6 +283,27 @@ def test_wk7_a_lane_may_be_opened_meanwhile(harness: Harness, models: Models) ->
     other.wait(lambda: any(f.card and f.card.serving for f in other.frames()), "the new card")
 
 
+def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness: Harness) -> None:
+    """Else all that it brings would be refused as the old model's for as long as it is open."""
+    service, gate = harness.service, threading.Event()
+    new = msgspec.structs.replace(service.serving.card, model="second", serving=1)
+
+    def place() -> None:
+        service._swapper.serving = replace(service.serving, card=new)
+        service.emitter.describe_all(new)
+
+    service.emitter.post(lambda: gate.wait(20) or None)
+    service.emitter.post(place)
+    other = FakeResponder()
+    service.accept(lane_call(Open(PROTOCOL_VERSION, "other", ""), other))
+    gate.set()
+    other.wait(lambda: other.sent, "the first frame")
+    card = other.frames()[0].card
+    assert card is not None and card.serving == 1
+    other.cancelled = True
+    other.wait_final()
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
@@ -395,3 +417,46 @@ def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:
     back = swap_checks.target_settings(started, {"MODEL_NAME": "first"})
     assert back == started
     assert msgspec.to_builtins(back.model_path.name) == "m"
+
+
+def test_wk7_an_engine_that_is_not_installed_is_found_out_before_anything_is_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap_checks, "find_spec", lambda name: None)
+    target = _settings(model_path=tmp_path, engine="llamacpp")
+    with pytest.raises(EngineMissing, match=r"no xllamacpp.*tidegate engines ensure llamacpp"):
+        swap_checks.check(target, _settings(engine="synthetic-free"), Meter(0, 2**40))
+
+
+@pytest.mark.parametrize(
+    ("engine", "files", "problem"),
+    [
+        ("llamacpp", {}, "no .gguf file"),
+        ("llamacpp", {"m.gguf": b"GGUF"}, "cannot be read as GGUF"),
+        ("llamacpp", {"m-00001-of-00002.gguf": b"GGUF"}, "m-00002-of-00002.gguf is missing"),
+        ("transformers", {"config.json": b"{}"}, "model.safetensors is missing"),
+        ("vllm", {"model.safetensors": b""}, "no config.json"),
+    ],
+)
+def test_wk7_files_of_other_engines_are_looked_at_before_anything_is_drained(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    files: dict[str, bytes],
+    problem: str,
+) -> None:
+    monkeypatch.setattr(swap_checks, "find_spec", lambda name: True)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    target = _settings(model_path=tmp_path, engine=engine)
+    with pytest.raises(BrokenCheckpoint, match=problem):
+        swap_checks.check(target, _settings(engine="synthetic-free"), Meter(0, 2**40))
+
+
+def test_wk7_all_parts_of_a_model_are_weighed(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(bytes(100))
+    assert swap_checks.file_bytes(parts[0]) == 300
+    parts[1].unlink()
+    assert swap_checks.file_bytes(parts[0]) == 0
