@@ -32,5 +32,5 @@ def _plain(kind: int, value: object) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    data = text.encode()
+    data = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(data)) + data

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,19 +114,19 @@ def _assemble(
     timing: LoadTiming,
     clock: Clock,
 ) -> LoadedEngine:
-    with timing.timed("tokenizer"):
-        tokenizer_json, stated, template = _tokenizer_files(file, options)
+    try:
+        with timing.timed("tokenizer"):
+            tokenizer_json, stated, template = _tokenizer_files(file, options)
+    except BaseException:
+        # The weights are on their way all the same, and nobody else would give them back.
+        with suppress(Exception):
+            loading.result()[1].close()
+        raise
     model, context = loading.result()
     try:
         eos = _end_tokens(file, model)
         with timing.timed("tokenizer_ready"):
-            tokenizer = Tokenizer(
-                tokenizer_json,
-                stated,
-                template,
-                eos,
-                special_in_prompts=settings.special_tokens_in_prompts,
-            )
+            tokenizer = _tokenizer(settings, file, tokenizer_json, stated, template, eos)
             _check_vocabulary(file, options, tokenizer, model)
             grammars = build_compiler(tokenizer_json, model.vocab_size, eos)
         sequences = Sequences(
@@ -146,21 +147,21 @@ def _assemble(
         limits = Limits(
             settings.block_tokens, settings.max_step_tokens, settings.max_stall_ms / 1e3
         )
-        backend = LlamaBackend(context, sequences, sampler, limits, clock)
+        card = model_card(
+            settings,
+            options,
+            file,
+            model,
+            tokenizer,
+            eos,
+            context_tokens,
+            hashing.result(),
+            grammar_version() if grammars is not None else "",
+        )
     except BaseException:
         context.close()
         raise
-    card = model_card(
-        settings,
-        options,
-        file,
-        model,
-        tokenizer,
-        eos,
-        context_tokens,
-        hashing.result(),
-        grammar_version() if grammars is not None else "",
-    )
+    backend = LlamaBackend(context, sequences, sampler, limits, clock)
     config = SteppedConfig(
         context_tokens=context_tokens,
         max_running=settings.max_running,
@@ -212,6 +213,29 @@ def _tokenizer_files(file: GgufFile, options: Options) -> tuple[bytes, dict[str,
         return vocabulary.build_tokenizer(file), stated, template
     original = Tokenizer.from_directory(folder)
     return original.json, stated | original.special_tokens, template or original.chat_template
+
+
+def _tokenizer(
+    settings: WorkerSettings,
+    file: GgufFile,
+    tokenizer_json: bytes,
+    stated: dict[str, Any],
+    template: str,
+    eos: tuple[int, ...],
+) -> Tokenizer:
+    try:
+        return Tokenizer(
+            tokenizer_json,
+            stated,
+            template,
+            eos,
+            special_in_prompts=settings.special_tokens_in_prompts,
+        )
+    except Exception as error:  # whatever is in a file that somebody made
+        raise TokenizerError(
+            f"{file.path}: the tokenizer in it cannot be read ({error}); name a folder with the"
+            " original one: TIDEGATE_WORKER_ENGINE_ARGS='tokenizer=FOLDER'"
+        ) from error
 
 
 def _end_tokens(file: GgufFile, model: LoadedModel) -> tuple[int, ...]:

@@ -19,6 +19,10 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _STRING: Final = 8
 _ARRAY: Final = 9
 _MOST_KEYS: Final = 65_536
+_MOST_VALUES: Final = 2**24
+"""In one array: the largest vocabularies have some 10^6 merges."""
+_MOST_BYTES: Final = 2**29
+"""Of metadata. What a file has beyond that would fill the memory before anything looked at it."""
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 T = TypeVar("T")
@@ -34,11 +38,17 @@ class GgufFile:
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str = "") -> str:
-        return self._get(key, str, default)
+        """What is no UTF-8 in it is replaced: a card could not carry it."""
+        return as_text(self._get(key, str, default))
 
     def texts(self, key: str) -> list[str]:
         """Of an array of strings; empty where there is none."""
-        return self._get(key, list, [])
+        found: list[str] = self._get(key, list, [])
+        if not all(isinstance(one, str) for one in found):
+            raise BrokenCheckpoint(
+                f"{self.path}: {key} holds other values than strings; download or convert it again"
+            )
+        return found
 
     def whole(self, key: str, default: int = 0) -> int:
         return self._get(key, int, default)
@@ -68,6 +78,11 @@ class GgufFile:
                 " file was not written as GGUF has it: download or convert it again"
             )
         return value
+
+
+def as_text(piece: str) -> str:
+    """``piece`` with a mark in the place of what is no UTF-8."""
+    return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def find_gguf(path: Path) -> Path:
@@ -124,7 +139,7 @@ def _read_metadata(path: Path) -> dict[str, object]:
             return _Reader(data).metadata()
     except FileNotFoundError:
         raise BrokenCheckpoint(f"{path} does not exist") from None
-    except (OSError, ValueError, struct.error, UnicodeDecodeError) as error:
+    except (OSError, ValueError, struct.error) as error:
         raise BrokenCheckpoint(
             f"{path} cannot be read as GGUF ({error}); download or convert it again"
         ) from error
@@ -151,6 +166,8 @@ class _Reader:
         return {self._string(): self._value(self._scalar("I")) for _ in range(count)}
 
     def _value(self, kind: int) -> object:
+        if self._at > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB of metadata")
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -161,8 +178,10 @@ class _Reader:
 
     def _array(self) -> list[object]:
         kind, count = self._scalar("I"), self._scalar("Q")
-        if count > len(self._data):  # each takes a byte at least
+        if count > min(_MOST_VALUES, len(self._data)):  # each takes a byte at least
             raise ValueError(f"an array of {count} values")
+        if kind == _ARRAY:
+            raise ValueError("an array of arrays, which no model has")
         if kind in _SCALARS:
             layout = f"<{count}{_SCALARS[kind]}"
             values = list(struct.unpack_from(layout, self._data, self._at))
@@ -181,6 +200,8 @@ class _Reader:
         end = self._at + length
         if end > len(self._data):
             raise ValueError("it ends within its metadata")
+        if length > _MOST_BYTES:
+            raise ValueError(f"a text of {length} bytes")
         text = self._data[self._at : end]
         self._at = end
         # Some vocabularies hold pieces of characters, which must neither end the load nor collide.

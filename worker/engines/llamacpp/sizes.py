@@ -70,7 +70,10 @@ def cell_bytes(file: GgufFile, options: Options) -> int:
     head_dim = file.of_model("embedding_length") // heads
     keys = file.of_model("attention.key_length", head_dim) * CELL_BYTES[options.type_k]
     values = file.of_model("attention.value_length", head_dim) * CELL_BYTES[options.type_v]
-    in_all = sum(kv_heads) if isinstance(kv_heads, list) else _whole(kv_heads, heads) * layers
+    if isinstance(kv_heads, list):
+        in_all = sum(_whole(one, 0) for one in kv_heads)
+    else:
+        in_all = _whole(kv_heads, heads) * layers
     return max(1, int(in_all * (keys + values)))
 
 

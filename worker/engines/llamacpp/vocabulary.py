@@ -11,13 +11,15 @@ from typing import Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from worker.engines.llamacpp.gguf_file import GgufFile
+from worker.engines.llamacpp.gguf_file import GgufFile, as_text
 from worker.errors import TokenizerError, UnsupportedModel
 
 ORIGINAL: Final = "tokenizer.huggingface.json"
 _KEY: Final = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Kinds of tokens besides the normal ones, 1."""
+_LONGEST: Final = 512
+"""Characters of a piece that others are joined to; SentencePiece makes none beyond a few dozen."""
 _UNDERLINE: Final = "\u2581"
 """SentencePiece's blank."""
 
@@ -100,8 +102,8 @@ def token_settings(file: GgufFile) -> dict[str, Any]:
         ("pad_token", "padding"),
     ):
         index = file.values.get(f"{_KEY}{key}_token_id")
-        if isinstance(index, int) and index < len(pieces):
-            found[name] = pieces[index]
+        if isinstance(index, int) and 0 <= index < len(pieces):
+            found[name] = as_text(pieces[index])
     return found
 
 
@@ -187,7 +189,7 @@ def _merges_by_score(vocabulary: dict[str, int], scores: list[Any]) -> list[tupl
     for piece, index in vocabulary.items():
         pairs = [
             (vocabulary[piece[:cut]], vocabulary[piece[cut:]], cut)
-            for cut in range(1, len(piece))
+            for cut in range(1, len(piece) if len(piece) <= _LONGEST else 0)
             if piece[:cut] in vocabulary and piece[cut:] in vocabulary
         ]
         merges += [(-scores[index], *pair, piece) for pair in pairs]

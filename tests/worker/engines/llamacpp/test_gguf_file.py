@@ -1,5 +1,6 @@
 """What a GGUF file says of itself."""
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,38 @@ def test_what_is_no_gguf_is_said(tmp_path: Path, data: bytes, problem: str) -> N
     path.write_bytes(data)
     with pytest.raises(BrokenCheckpoint, match=problem):
         GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (struct.pack("<IIQ", 9, 9, 1) * 5000, "array of arrays"),
+        (struct.pack("<IIQ", 9, 0, 2**63), "an array of 9223372036854775808 values"),
+        (struct.pack("<IIQ", 9, 0, 2**24 + 1) + bytes(2**24 + 1), "an array of 16777217 values"),
+        (struct.pack("<IQ", 8, 2**63), "ends within"),
+    ],
+    ids=["nested", "without end", "more than memory bears", "a text without end"],
+)
+def test_what_a_file_claims_to_hold_is_not_believed(
+    tmp_path: Path, value: bytes, problem: str
+) -> None:
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"x" + value)
+    with pytest.raises(BrokenCheckpoint, match=problem):
+        GgufFile(path)
+
+
+def test_a_text_that_is_no_utf8_can_still_be_sent(tmp_path: Path) -> None:
+    """A card that cannot be encoded would leave a worker whose lanes never open."""
+    metadata = METADATA | {"tokenizer.chat_template": "a \udcff b"}
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", metadata))
+    assert file.text("tokenizer.chat_template") == "a \ufffd b"
+
+
+def test_a_list_of_other_values_names_its_key(tmp_path: Path) -> None:
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", METADATA | {"x": [1, 2]}))
+    with pytest.raises(BrokenCheckpoint, match="x holds other values than strings"):
+        file.texts("x")
 
 
 def test_a_file_cut_anywhere_in_its_metadata_is_refused(tmp_path: Path) -> None:
