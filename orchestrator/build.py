@@ -73,7 +73,7 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
-from orchestrator.tasks.journal.sealing import read_key
+from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -400,7 +400,7 @@ def journal_config(settings: Settings) -> JournalConfig | None:
         window_ms=settings.journal_window_ms if settings.journal_async else 0.0,
         keep_results_s=settings.journal_keep_results_s,
         keep_s=settings.journal_keep_s,
-        key=None if key is None else read_key(key.get_secret_value()),
+        keys=() if key is None else read_keys(key.get_secret_value()),
     )
 
 

@@ -32,7 +32,7 @@ from orchestrator.placement.policy import Policy
 from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy
-from orchestrator.tasks.journal.sealing import read_key
+from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
 
@@ -309,7 +309,8 @@ class Settings(BaseSettings):
     """And what became of it so long, with its ``Idempotency-Key``."""
     journal_key: SecretStr | None = None
     """Prompts and texts in the journal are encrypted with this: 32 bytes in base64. It needs
-    ``tidegate[journal]``."""
+    ``tidegate[journal]``. Of several, with commas between them, the first one encrypts and all of
+    them open, so that a key can be replaced."""
 
     # slots (docs/slot.md)
     slots_queue_size: int = Field(default=100, ge=0)
@@ -409,7 +410,7 @@ class Settings(BaseSettings):
     def _check_journal_key(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None or not value.get_secret_value():
             return None
-        read_key(value.get_secret_value())
+        read_keys(value.get_secret_value())
         return value
 
     @field_validator("keys")

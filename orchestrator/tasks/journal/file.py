@@ -17,6 +17,7 @@ import msgspec
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
+from orchestrator.tasks.journal.resealing import check_keys, count_foreign
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
@@ -44,8 +45,8 @@ class JournalConfig:
     """0: a task is on the disk before its 202. Else so much may be lost with the process."""
     keep_results_s: float = 86_400.0
     keep_s: float = 7 * 86_400.0
-    key: bytes | None = None
-    """Prompts and texts are encrypted with it."""
+    keys: tuple[bytes, ...] = ()
+    """Prompts and texts are encrypted with the first one; all of them open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class JournalFile:
     set_aside: Path | None
     """Where a damaged file is now."""
     boot: Boot
+    foreign_rows: int
+    """Those that are not sealed with the first key."""
 
     def close(self) -> None:
         """Let others have it. A journal must not be written to any more."""
@@ -79,7 +82,7 @@ class JournalFile:
 def open_journal(config: JournalConfig) -> JournalFile:
     """Take the file, or make it; reads what has not ended. Blocks. Raises ``JournalError``."""
     try:
-        sealer = Sealer(config.key)
+        sealer = Sealer(config.keys)
     except ValueError as error:
         raise JournalError(str(error)) from None
     try:
@@ -161,7 +164,7 @@ def told(error: Exception) -> str:
 
 
 def prepare(config: JournalConfig, sealer: Sealer) -> None:
-    """Give a file all its tables, and check its key. Raises ``JournalError``, and what ``connect``
+    """Give a file all its tables, and check its keys. Raises ``JournalError``, and what ``connect``
     does."""
     with closing(connect(config, is_new=True)) as db:
         version = version_of(db)
@@ -171,7 +174,7 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
                 "the newer one, or set another TIDEGATE_JOURNAL_PATH"
             )
         migrate(db)
-        _check_key(db, sealer)
+        check_keys(db, sealer)
 
 
 def _open(config: JournalConfig, sealer: Sealer, lock: JournalLock) -> JournalFile:
@@ -180,14 +183,16 @@ def _open(config: JournalConfig, sealer: Sealer, lock: JournalLock) -> JournalFi
         _require_whole(config)
         prepare(config, sealer)
         next_n, unfinished = _read(config, sealer)
+        with closing(connect(config)) as db:
+            foreign = count_foreign(db, sealer)
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         aside = set_aside(config.path)
         lock.require()
         prepare(config, sealer)
-        next_n, unfinished = 1, []
-    return JournalFile(config, sealer, lock, next_n, unfinished, aside, this_boot())
+        next_n, unfinished, foreign = 1, [], 0
+    return JournalFile(config, sealer, lock, next_n, unfinished, aside, this_boot(), foreign)
 
 
 def _require_whole(config: JournalConfig) -> None:
@@ -199,15 +204,6 @@ def _require_whole(config: JournalConfig) -> None:
             error = sqlite3.DatabaseError(f"the file is damaged: {found}")
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
-
-
-def _check_key(db: sqlite3.Connection, sealer: Sealer) -> None:
-    """Raises ``WrongKey``."""
-    found = db.execute("SELECT value FROM meta WHERE name = 'key_probe'").fetchone()
-    if found is not None:
-        sealer.check(found[0])
-    elif sealer.has_key:
-        db.execute("INSERT INTO meta VALUES ('key_probe', ?)", (sealer.probe(),))
 
 
 def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[Unfinished]]:
@@ -230,7 +226,7 @@ def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredReque
         return None
     try:
         return msgspec.msgpack.decode(sealer.open(body, f"request {row.n}"), type=StoredRequest)
-    except (msgspec.DecodeError, WrongKey):  # the key is right, as the probe has shown
+    except (msgspec.DecodeError, WrongKey):  # every key is there, as the probes have shown
         service_log.exception("a task in the journal cannot be read", extra=fields(task_id=row.id))
         return None
 

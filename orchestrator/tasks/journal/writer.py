@@ -23,6 +23,7 @@ from orchestrator.tasks.journal.file import (
 )
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
+from orchestrator.tasks.journal.resealing import Resealing
 from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
 
@@ -32,6 +33,7 @@ RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
 SET_ASIDE_EVERY_S = 600.0
 TIDY_EVERY_S = 10.0
+RESEAL_EVERY_S = 0.1
 _TIDIES_PER_CHECKPOINT = 6
 
 
@@ -51,6 +53,7 @@ class JournalWriter:
         self._file = file
         self._config = file.config
         self._ages = AgeClock(unix, file.boot)
+        self._resealing = Resealing(file.sealer, file.foreign_rows > 0)
         self._on_batch = on_batch
         self._on_fault = on_fault
         self._live = live
@@ -113,7 +116,9 @@ class JournalWriter:
 
     def _collect(self) -> list[Operation]:
         """Wait for something to write; all that there is by then."""
-        wait_s = RETRY_S if self._fault or self._unwritten else TIDY_EVERY_S
+        wait_s = RETRY_S
+        if not self._fault and not self._unwritten:
+            wait_s = min(max(self._tidy_at - time.monotonic(), 0.0), TIDY_EVERY_S)
         try:
             first = self._inbox.get(timeout=wait_s)
         except queue.Empty:
@@ -269,7 +274,8 @@ class JournalWriter:
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
     def _tidy(self) -> None:
-        """Remove what is over its age, a bounded number of rows at a time."""
+        """Remove what is over its age and seal anew what another key has sealed, a bounded number
+        of rows at a time."""
         removed = 0
         self._busy_since = time.monotonic()
         try:
@@ -277,6 +283,8 @@ class JournalWriter:
             now = self._ages.now()
             old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
             removed = remove_old(db, old_result, old)
+            if not self._resealing.is_over:
+                self._resealing.step(db)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 self._ages.save(db)
@@ -290,5 +298,7 @@ class JournalWriter:
         finally:
             self._busy_since = None
         self._on_fault(self._fault)  # where the disk hung, that is over
-        more = removed >= TIDY_ROWS
-        self._tidy_at = time.monotonic() + (RETRY_S if more else TIDY_EVERY_S)
+        wait_s = RETRY_S if removed >= TIDY_ROWS else TIDY_EVERY_S
+        if not self._resealing.is_over:
+            wait_s = min(wait_s, RESEAL_EVERY_S)
+        self._tidy_at = time.monotonic() + wait_s

@@ -167,18 +167,18 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
-    open_journal(JournalConfig(path, key=KEY)).close()
-    with pytest.raises(JournalError, match="not the key that the journal was encrypted with"):
-        open_journal(JournalConfig(path, key=bytes(32)))
+    open_journal(JournalConfig(path, keys=(KEY,))).close()
+    with pytest.raises(JournalError, match="lacks a key that the journal was encrypted with"):
+        open_journal(JournalConfig(path, keys=(bytes(32),)))
     with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL_KEY"):
         open_journal(JournalConfig(path))
-    open_journal(JournalConfig(path, key=KEY)).close()
+    open_journal(JournalConfig(path, keys=(KEY,))).close()
 
 
 @pytest.mark.parametrize("table", ["requests", "tokens"])
 def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, table: str) -> None:
     """One that was damaged, or is another's: the key is right, and the service starts."""
-    config = JournalConfig(path, key=KEY)
+    config = JournalConfig(path, keys=(KEY,))
     opened = open_journal(config)
     encode = msgspec.msgpack.encode
     with closing(connect(config)) as db:
@@ -205,7 +205,7 @@ def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, tabl
 
 def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
     open_journal(JournalConfig(path)).close()
-    open_journal(JournalConfig(path, key=KEY)).close()
+    open_journal(JournalConfig(path, keys=(KEY,))).close()
     with pytest.raises(JournalError):
         open_journal(JournalConfig(path))
 
