@@ -60,17 +60,20 @@ class Recovery:
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
-        self._take_all_on([one for _, one in left])
+            self._orchestrator.stages.settler.take_back(task)
+        self._take_all_on([one for _, one in left], are_new=False)
 
-    def _take_all_on(self, unfinished: Sequence[Unfinished]) -> None:
+    def _take_all_on(self, unfinished: Sequence[Unfinished], *, are_new: bool = True) -> None:
         for one in unfinished:
             try:
-                self._take_on(one)
+                self._take_on(one, is_new=are_new)
             except Exception:  # one that cannot be read must not keep the others from their end
                 service_log.exception("a task was not recovered", extra=fields(task_id=one.row.id))
         if unfinished:
             service_log.info(
-                "durable tasks of an earlier process were taken on again",
+                "durable tasks of an earlier process were taken on again"
+                if are_new
+                else "durable tasks that were left to the next process go on in this one",
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),
             )
         if self._waiting:
@@ -96,7 +99,7 @@ class Recovery:
                     service_log.exception("a task was not recovered", extra=fields(task_id=task.id))
                     self._end(task, "failed", failed(_lost("what was kept of it does not fit")))
 
-    def _take_on(self, one: Unfinished) -> None:
+    def _take_on(self, one: Unfinished, *, is_new: bool) -> None:
         orchestrator = self._orchestrator
         clock = orchestrator.clock
         stored = one.request
@@ -108,7 +111,7 @@ class Recovery:
         else:
             task = live_task(one.row, stored, clock, self._durable.boot)
             task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
-        orchestrator.readmit(task)
+        orchestrator.readmit(task, is_new=is_new)
         self._durable.adopt(task, Accept(one.row, stored), len(known))
         now = clock.now()
         if task.deadline.left_ms(now) <= 0:

@@ -192,13 +192,15 @@ class Orchestrator:
         for call in self.on_offered:
             call(task)
 
-    def readmit(self, task: Task) -> None:
+    def readmit(self, task: Task, *, is_new: bool = True) -> None:
         """Take on a task that an earlier process had let in, and promised. Nothing refuses it; it
-        is counted as offered, and waits for its model where need be. ``requeue`` is to follow.
+        is counted as offered where it ``is_new`` to this process, and waits for its model where
+        need be. ``requeue`` is to follow.
         """
         task.job = self.runs.join(task.job)
         self.runs.follow(task)
-        self.stages.settler.metrics.offered.labels(task.job.api).inc()
+        if is_new:
+            self.stages.settler.metrics.offered.labels(task.job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)
         if self.tracing is not None:
@@ -440,12 +442,12 @@ class Orchestrator:
             self._end_for_drain(task)
 
     def _end_for_drain(self, task: Task) -> None:
-        if self.stages.durable is not None:
-            self.stages.durable.leave(task)
-        self._end(task, failed(Draining("the service is going down; try again elsewhere")))
+        is_left = self.stages.durable is not None and self.stages.durable.leave(task)
+        error = Draining("the service is going down; try again elsewhere")
+        self._end(task, failed(error), is_left=is_left)
 
-    def _end(self, task: Task, ending: Ending) -> None:
-        if self.stages.settler.settle(task, ending):
+    def _end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
+        if self.stages.settler.settle(task, ending, is_left=is_left):
             self.stages.dispatcher.withdraw(task)
 
     def _ended(self, task: Task) -> None:

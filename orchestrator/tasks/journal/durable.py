@@ -232,22 +232,23 @@ class DurableTasks:
         assert isinstance(task.entry, Entry)
         task.entry.keeps_tokens = False
 
-    def leave(self, task: Task) -> None:
+    def leave(self, task: Task) -> bool:
         """Leave a task as it is to the next process: what ends it here is not written down, and
-        those who follow it are not told. Nothing for a task that is not durable."""
+        those who follow it are not told. False for one that is not durable, or not yet."""
         entry = task.entry
         if not isinstance(entry, Entry) or entry.n not in self._live:
-            return
+            return False
         if not entry.committed.done() and not self.is_async:  # it is promised to nobody yet
             self.refuse(task)
             entry.committed.set_exception(
                 Draining("the service is going down; try again elsewhere")
             )
-            return
+            return False
         del self._live[entry.n]
         self._flush(entry)
         entry.is_left = True
         self._left.append(entry)
+        return True
 
     def take_back(self) -> list[tuple[Task, Unfinished]]:
         """What was left to the next process, for there is none: this one goes on. Each with the

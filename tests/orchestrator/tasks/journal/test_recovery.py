@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -332,10 +331,29 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     events = await events_of(service, task_id, after="5")
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
     assert service.orchestrator.live_tasks == 0 and len(service.orchestrator.store) == 1
-    # The books have it as they would have it in two processes: offered and ended twice.
-    records = service.journal.records
-    assert [record.task_id for record in records] == [task_id] * 2
-    records[0] = replace(records[0], task_id="until the drain")
+    # It was offered once, and met: the drain is in no book.
+    assert [record.task_id for record in service.journal.records] == [task_id]
+    assert service.outcomes() == ["met"]
+    assert service.metric("tidegate_offered_total", api="tasks") == 1
+    assert sum(service.orchestrator.stages.settler.metrics.settled.values()) == 1
+
+
+async def test_a_drain_that_stays_has_what_it_left_in_its_books(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """DL-10: once the process ends. Taken back and left again it is one request still."""
+    service = await restarts.start(worker)
+    await running(service, worker)
+    lifecycle = service.parts.lifecycle
+    for _ in range(2):
+        await lifecycle.drain(0.0)
+        assert service.outcomes() == []
+        lifecycle.undrain()
+        await service.until(lambda: service.orchestrator.live_tasks == 1)
+    await lifecycle.drain(0.0)
+    await lifecycle.close()
+    assert service.outcomes() == ["failed"]
+    assert service.metric("tidegate_offered_total", api="tasks") == 1
 
 
 async def test_a_drain_promises_nothing_that_is_not_on_the_disk(
