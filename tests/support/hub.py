@@ -32,6 +32,7 @@ class Faults:
     false_length: bool = False
     redirect: bool = False
     endless_redirect: bool = False
+    password_redirect: bool = False
 
 
 class Hub:
@@ -101,6 +102,8 @@ class Hub:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         path = request.match_info["path"]
         self.tokens.append((request.path, request.headers.get("Authorization")))
+        if self.faults.password_redirect:
+            raise web.HTTPFound(f"http://me:secret@127.0.0.1:{request.url.port}/cdn/{path}")
         if self.faults.endless_redirect:
             raise web.HTTPFound(request.path)
         if self.faults.redirect:

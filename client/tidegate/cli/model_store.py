@@ -204,7 +204,7 @@ def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
 def _told(command: str, work: Callable[[ModelCatalog], int]) -> int:
     try:
         return work(ModelCatalog(state_dir()))
-    except ProvisionError as error:
+    except (ProvisionError, OSError) as error:  # a file that goes while it is looked at, for one
         print(f"tidegate models {command}: {error}", file=sys.stderr)
         return FAILED
 

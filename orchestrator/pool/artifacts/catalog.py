@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -144,9 +144,11 @@ class ModelCatalog:
     def stage(self, entry: ModelEntry) -> Path:
         """Write down that a model's files are on their way; the folder that they go to.
 
-        Of one that is broken what is there goes back to where it can be completed.
+        Of one that is broken what is there goes back to where it can be completed. Raises
+        ``StagingFailed`` where another model has its name.
         """
         with self._editing() as entries:
+            require_free(entry, entries.values())
             folder, broken = (self.folder / kind / entry.id for kind in ("staging", "store"))
             if broken.exists():
                 self._throw_away(folder)
@@ -170,11 +172,12 @@ class ModelCatalog:
             entries[entry.id] = active
         return active
 
-    def update(self, entry: ModelEntry) -> None:
-        """Take over what changed of a model that is registered: use, verification, state."""
+    def update(self, id: str, **changes: str | int) -> None:
+        """Change this of a model, use or verification or name, and nothing that others changed
+        since it was read. One that is gone stays so."""
         with self._editing() as entries:
-            if entry.id in entries:
-                entries[entry.id] = entry
+            if id in entries:
+                entries[id] = msgspec.structs.replace(entries[id], **changes)
 
     def remove(self, entry: ModelEntry) -> None:
         """Delete a model, complete or not. It is gone from the file before its files are.
@@ -195,7 +198,7 @@ class ModelCatalog:
 
     def touch(self, entry: ModelEntry) -> None:
         """Note that a model is used; the least recently used make room for others."""
-        self.update(msgspec.structs.replace(entry, used_ms=self._now_ms()))
+        self.update(entry.id, used_ms=self._now_ms())
 
     def _make(self, folder: Path) -> None:
         """``folder`` and what it is in, for their owner only."""
@@ -247,6 +250,16 @@ class ModelCatalog:
                     is_complete = folder.parent.name == "store"
                     found[entry.id] = entry if is_complete else _staging(entry)
         return found
+
+
+def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:
+    """Raises ``StagingFailed`` where one of the others is called like ``entry``."""
+    for each in entries:
+        if each.id != entry.id and entry.name in (each.name, each.id):
+            raise StagingFailed(
+                f"the name {entry.name} is taken by {each.id} from {each.source}: give another one"
+                f" with --name, or remove that one (tidegate models remove {each.id})"
+            )
 
 
 def _ordered(entries: dict[str, ModelEntry]) -> tuple[ModelEntry, ...]:

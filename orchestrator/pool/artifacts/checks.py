@@ -13,6 +13,10 @@ from orchestrator.pool.errors import DamagedModel
 
 _MOST_HEADER_BYTES: Final = 100_000_000
 """As the safetensors library has it."""
+_MOST_JSON_BYTES: Final = 256 * 2**20
+"""The largest tokenizers have 40 MB."""
+_ABSURD: Final = (RecursionError, MemoryError, OverflowError)
+"""What reading a file can come to that somebody has made for that."""
 _BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -80,8 +84,11 @@ def check_safetensors(path: Path) -> set[str]:
             if begin != at or end - begin != _bytes_of(header[name], end - begin):
                 raise DamagedModel(f"{path.name}: the tensor {name} is not where it should be")
             at = end
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedModel(f"{path.name}: its safetensors header makes no sense: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, *_ABSURD) as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedModel(
+            f"{path.name}: its safetensors header makes no sense: {reason}"
+        ) from None
     if 8 + length + at != size:
         raise DamagedModel(
             f"{path.name}: it has {size} bytes, and its tensors make {8 + length + at}"
@@ -105,7 +112,12 @@ def _check_index(path: Path, tensors: dict[str, set[str]]) -> None:
 
 
 def _json(path: Path) -> object:
+    if (size := path.stat().st_size) > _MOST_JSON_BYTES:
+        raise DamagedModel(
+            f"{path.name}: it has {size} bytes, and at most {_MOST_JSON_BYTES} make sense"
+        )
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DamagedModel(f"{path.name}: it is no JSON: {error}") from None
+    except (ValueError, *_ABSURD) as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedModel(f"{path.name}: it is no JSON: {reason}") from None

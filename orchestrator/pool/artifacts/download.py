@@ -151,6 +151,11 @@ class Downloader:
             raise StagingFailed(f"{url} redirects without an end") from None
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise StagingFailed(f"{url} redirects to what is no address: {error}") from None
+        except ValueError:  # which is all that aiohttp says of it
+            raise StagingFailed(
+                f"the address of {file.path.name}, or one that it redirects to, has a password in"
+                " its address beside the token: leave out one of them"
+            ) from None
         except TimeoutError:
             raise _Broken(f"nothing came for {self._limits.stall_s:g} s") from None
         except aiohttp.ClientError as error:

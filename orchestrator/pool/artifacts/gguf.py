@@ -4,10 +4,9 @@ The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pai
 descriptions, then the tensors' data from the next multiple of the alignment.
 """
 
-import mmap
 import struct
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from orchestrator.pool.errors import DamagedModel
 
@@ -18,6 +17,10 @@ _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 1
 """Bytes of the value types that have a fixed length."""
 _UINT32: Final = 4
 _MOST_DIMS: Final = 8
+_MOST_TEXT_BYTES: Final = 2**24
+"""Of a text outside of arrays: a chat template has 100 kB at most."""
+_MOST_ENTRIES: Final = 2**20
+"""Of pairs, and of tensors: a model of 10^12 parameters has thousands."""
 _BLOCKS: Final = {
     0: (1, 4),
     1: (1, 2),
@@ -56,15 +59,27 @@ _BLOCKS: Final = {
 
 
 class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    """Reads and does not map: of a mapped file that is cut meanwhile, or lies on a bad sector, the
+    kernel ends the process."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        if count > len(self._data) - self.at:
+        if count > _MOST_TEXT_BYTES:
+            raise DamagedModel(f"its header has a text of {count} bytes")
+        data = self._file.read(count)
+        if len(data) < count:
             raise DamagedModel("its header goes on beyond its end: the file is cut")
         self.at += count
-        return self._data[self.at - count : self.at]
+        return data
+
+    def skip(self, count: int) -> None:
+        if count > self._size - self.at:
+            raise DamagedModel("its header goes on beyond its end: the file is cut")
+        self.at = self._file.seek(self.at + count)
 
     def u32(self) -> int:
         return int(struct.unpack("<I", self.take(4))[0])
@@ -84,20 +99,23 @@ class _Reader:
         if kind == _ARRAY:
             self._skip_array()
         elif kind in _SIZES:
-            self.take(_SIZES[kind])
+            self.skip(_SIZES[kind])
         else:
             raise DamagedModel(f"its header has a value of the unknown type {kind}")
         return None
 
-    def _skip_array(self) -> None:
+    def _skip_array(self, depth: int = 0) -> None:
         kind, count = self.u32(), self.u64()
         if kind in _SIZES:
-            self.take(_SIZES[kind] * count)
+            self.skip(_SIZES[kind] * count)
             return
-        if kind not in (_STRING, _ARRAY) or count > len(self._data):
+        if kind not in (_STRING, _ARRAY) or count > self._size or depth > _MOST_DIMS:
             raise DamagedModel(f"its header has an array of {count} of type {kind}")
         for _ in range(count):
-            self.value(kind)
+            if kind == _STRING:
+                self.skip(self.u64())
+            else:
+                self._skip_array(depth + 1)
 
 
 def read_gguf(path: Path) -> dict[str, str | int]:
@@ -108,9 +126,9 @@ def read_gguf(path: Path) -> dict[str, str | int]:
     size = path.stat().st_size
     if size == 0:
         raise DamagedModel(f"{path.name}: it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as file:
         try:
-            return _read(_Reader(data), size)
+            return _read(_Reader(file, size), size)
         except DamagedModel as error:
             raise DamagedModel(f"{path.name}: {error}") from None
 
@@ -122,6 +140,8 @@ def _read(reader: _Reader, size: int) -> dict[str, str | int]:
     if version not in _VERSIONS:
         raise DamagedModel(f"its GGUF version is {version}, and known are {_VERSIONS}")
     tensors, pairs = reader.u64(), reader.u64()
+    if max(tensors, pairs) > _MOST_ENTRIES:
+        raise DamagedModel(f"its header tells of {pairs} pairs and {tensors} tensors")
     told: dict[str, str | int] = {}
     for _ in range(pairs):
         key = reader.string()

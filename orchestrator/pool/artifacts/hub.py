@@ -17,6 +17,7 @@ from orchestrator.pool.errors import StagingFailed
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _TIMEOUT_S: Final = 30.0
+_LICENCE_CHARS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ def _licence(card: object, tags: list[str]) -> str:
     if isinstance(stated, list):
         stated = ", ".join(map(str, stated))
     tagged = [tag.removeprefix("license:") for tag in tags if tag.startswith("license:")]
-    return str(stated or ", ".join(tagged))
+    text = " ".join(str(stated or ", ".join(tagged)).split())
+    # its author's words, which are shown on terminals
+    return "".join(each for each in text if each.isprintable())[:_LICENCE_CHARS]
 
 
 def _gated(repository: str, endpoint: str) -> str:

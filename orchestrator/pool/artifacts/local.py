@@ -99,6 +99,14 @@ def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
     return how
 
 
+def can_link(source: Path, folder: Path) -> bool:
+    """Whether ``take`` can link it: it is on the file system of ``folder``, and ours to link
+    (fs.protected_hardlinks)."""
+    status = source.stat()
+    is_ours = status.st_uid == os.geteuid() or os.access(source, os.R_OK | os.W_OK)
+    return status.st_dev == folder.stat().st_dev and is_ours
+
+
 def _link(source: Path, target: Path) -> Linking:
     with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())

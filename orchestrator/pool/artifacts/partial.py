@@ -78,7 +78,11 @@ class PartialFile:
     def _load(self) -> list[Range]:
         try:
             have = self._part.stat().st_size
-            lines = self._ranges.read_text().split("\n")[:-1]  # the last may be cut
+            text = self._ranges.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            if len(whole) < len(text):  # a full disk has cut the last line: none may go on there
+                os.truncate(self._ranges, len(whole))
+            lines = whole.splitlines()
             ranges = [(int(begin), int(end)) for begin, end in map(str.split, lines)]
         except FileNotFoundError:
             ranges, have = [], 0

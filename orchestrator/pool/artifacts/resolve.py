@@ -1,10 +1,11 @@
 """From what a person calls a model to where it is."""
 
+import contextlib
 from pathlib import Path
 
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.entries import ModelState
-from orchestrator.pool.errors import ModelNotFound
+from orchestrator.pool.errors import CatalogUnusable, ModelNotFound
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 
 DEMO = "demo"
@@ -28,7 +29,8 @@ def resolve_model(text: str, home: Path) -> Path:
                 + (f" ({entry.problem})" if entry.problem else "")
                 + f": tidegate models add {entry.source.removeprefix('hub:')} completes it"
             )
-        catalog.touch(entry)
+        with contextlib.suppress(CatalogUnusable):  # a catalog that is read only can be served from
+            catalog.touch(entry)
         return catalog.servable_path(entry)
     path = Path(text).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):

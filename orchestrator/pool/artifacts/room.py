@@ -71,14 +71,18 @@ def to_remove(
     return tuple(removed)
 
 
-def make_room(catalog: ModelCatalog, needed: int, budget: DiskBudget, *, agreed: bool) -> None:
-    """Remove what has to go for ``needed`` more bytes. Raises ``NoRoom``, which names what would
-    have to, where that was not ``agreed`` to."""
+def make_room(
+    catalog: ModelCatalog, needed: int, budget: DiskBudget, *, agreed: bool, but: str = ""
+) -> None:
+    """Remove what has to go for ``needed`` more bytes, never the model with the id ``but``. Raises
+    ``NoRoom``, which names what would have to, where that was not ``agreed`` to."""
     catalog.empty_trash()
     kept = [
         Kept(entry, _freed_by(catalog.path_of(entry)))
         for entry in catalog.entries()
-        if entry.state is not ModelState.STAGING and not users_of(catalog.path_of(entry))
+        if entry.state is not ModelState.STAGING
+        and entry.id != but
+        and not users_of(catalog.path_of(entry))
     ]
     going = to_remove(needed, disk_state(catalog), budget, kept)
     if going and not agreed:

@@ -35,6 +35,7 @@ _SMALL: Final = (
 )
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_MOST_FILES: Final = 10_000
 _PICKLES: Final = ("*.bin", "*.pth", "*.pt")
 _NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
 
@@ -79,6 +80,10 @@ def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choi
 
     Raises ``StagingFailed`` that says what there is.
     """
+    return _bounded(_chosen(listing, wanted, pickles))
+
+
+def _chosen(listing: Listing, wanted: str, pickles: bool) -> Choice:
     files = {file.path: _checked(file) for file in listing.files}
     ggufs = [path for path in files if path.endswith(".gguf")]
     if wanted:
@@ -155,9 +160,22 @@ def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[S
 def _checked(file: SourceFile) -> SourceFile:
     """A source does not choose where files land. Raises ``StagingFailed``."""
     path = PurePosixPath(file.path)
-    if path.is_absolute() or ".." in path.parts or "\0" in file.path or path.name == MANIFEST:
+    if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
         raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")
     return file
+
+
+def _bounded(choice: Choice) -> Choice:
+    """What is fetched has names and sizes that files have. Raises ``StagingFailed``."""
+    if len(choice.files) > _MOST_FILES:
+        raise StagingFailed(
+            f"a model of {len(choice.files)} files, where at most {_MOST_FILES} make sense"
+        )
+    for file in choice.files:
+        is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path
+        if not is_plain or not isinstance(file.bytes, int) or file.bytes < 0:
+            raise StagingFailed(f"the source has a file {file.path!r} of {file.bytes!r} bytes")
+    return choice
 
 
 def _told(files: Iterable[SourceFile]) -> str:

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms
+from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms, require_free
 from orchestrator.pool.artifacts.checks import Digests, check_formats, digests_of
 from orchestrator.pool.artifacts.download import Downloader, DownloadLimits
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFile, ModelState
 from orchestrator.pool.artifacts.hub import HubModel, is_repository, list_hub
-from orchestrator.pool.artifacts.local import list_local, take
+from orchestrator.pool.artifacts.local import can_link, list_local, take
 from orchestrator.pool.artifacts.partial import PartialFile
+from orchestrator.pool.artifacts.resolve import DEMO
 from orchestrator.pool.artifacts.room import DiskBudget, make_room
 from orchestrator.pool.artifacts.sizes import size
 from orchestrator.pool.artifacts.source import Choice, Listing, SourceFile, choose
 from orchestrator.pool.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 
+_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -85,7 +87,7 @@ async def add_model(
     choice = choose(listing, wish.file, pickles=wish.pickles)
     entry = ModelEntry(
         id=_id_of(listing, choice),
-        name=wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]),
+        name=_name_of(wish, listing),
         state=ModelState.STAGING,
         format=choice.format,
         source=listing.source,
@@ -141,23 +143,35 @@ class _Staging:
 
     async def take(self, path: Path) -> ModelEntry:
         """From this machine."""
-        links = not self._wish.copy and _same_device(path, self._catalog.folder)
-        await asyncio.to_thread(self._begin, 0 if links else self._choice.bytes - self._here())
+        await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
         await asyncio.to_thread(self._take, path)
         return await asyncio.to_thread(self._register)
 
     def _begin(self, needed: int) -> None:
-        make_room(self._catalog, needed, self._wish.budget, agreed=self._wish.agreed)
+        budget, agreed = self._wish.budget, self._wish.agreed
+        make_room(self._catalog, needed, budget, agreed=agreed, but=self._entry.id)
         self._catalog.stage(self._entry)
 
     def _here(self) -> int:
         """Bytes that an earlier attempt has left."""
-        kept = [file for file in self._folder.rglob("*") if file.is_file()]
+        broken = self._catalog.folder / "store" / self._entry.id  # it is completed, not replaced
+        folders = (self._folder, broken)
+        kept = [file for each in folders for file in each.rglob("*") if file.is_file()]
         return min(self._choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
+
+    def _copied(self, source: Path) -> int:
+        """Bytes that cannot be taken without a second place on the disk."""
+        folder = self._catalog.folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return sum(
+            file.bytes
+            for file in self._choice.files
+            if self._wish.copy or not can_link(_origin(source, file), folder)
+        )
 
     def _take(self, source: Path) -> None:
         for file in self._choice.files:
-            origin = source if source.is_file() else source / file.path
+            origin = _origin(source, file)
             target = self._folder / file.path
             take(origin, target, copy=self._wish.copy)
             self._progress.came(file.bytes)
@@ -230,15 +244,27 @@ def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry |
         if each.id == entry.id and each.state is ModelState.ACTIVE:
             if not wish.name or wish.name == each.name:
                 return each
-            renamed = msgspec.structs.replace(each, name=wish.name)
-            catalog.update(renamed)
-            return renamed
-        if each.id != entry.id and each.name == entry.name:
-            raise StagingFailed(
-                f"the name {entry.name} is taken by {each.id} from {each.source}: give another one"
-                f" with --name, or remove that one (tidegate models remove {each.id})"
-            )
+            require_free(entry, catalog.entries())
+            catalog.update(each.id, name=wish.name)
+            return msgspec.structs.replace(each, name=wish.name)
+    require_free(entry, catalog.entries())
     return None
+
+
+def _name_of(wish: Wish, listing: Listing) -> str:
+    """What it is called from now on. Raises ``StagingFailed``."""
+    name = wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
+    if name == DEMO:
+        raise StagingFailed(
+            f"{DEMO} is the checkpoint that comes with Tidegate, so that no other model can be"
+            " started by that name: give another one with --name"
+        )
+    if not _NAME.fullmatch(name):
+        raise StagingFailed(
+            f"the name {name[:128]!r} is none: expected 1 to 128 letters, digits and . _ : -, the"
+            " first a letter or digit"
+        )
+    return name
 
 
 def _id_of(listing: Listing, choice: Choice) -> str:
@@ -263,9 +289,8 @@ def _difference(file: SourceFile, digests: Digests) -> str:
     return "nothing is promised of it, so nothing can be verified"
 
 
-def _same_device(path: Path, folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path.stat().st_dev == folder.stat().st_dev
+def _origin(source: Path, file: SourceFile) -> Path:
+    return source if source.is_file() else source / file.path
 
 
 def _of_the_disk(error: OSError, entry: ModelEntry) -> StagingFailed:

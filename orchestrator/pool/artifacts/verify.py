@@ -22,9 +22,9 @@ def verify_model(catalog: ModelCatalog, entry: ModelEntry) -> ModelEntry:
     if not problem and catalog.digest_of(entry) != entry.digest:
         problem = "files were added to it that engines read"
     state = ModelState.BROKEN if problem else ModelState.ACTIVE
-    seen = msgspec.structs.replace(entry, state=state, problem=problem, verified_ms=now_ms())
-    catalog.update(seen)
-    return seen
+    verified_ms = now_ms()
+    catalog.update(entry.id, state=state, problem=problem, verified_ms=verified_ms)
+    return msgspec.structs.replace(entry, state=state, problem=problem, verified_ms=verified_ms)
 
 
 def _problem(folder: Path, entry: ModelEntry) -> str:

@@ -70,7 +70,13 @@ class EnvironmentProvider:
             with _alone(folder):
                 if not folder.is_dir():
                     await self._make(home, folder)
-        entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=EngineEntry)
+        try:
+            entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=EngineEntry)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise FetchFailed(
+                f"{folder} is no complete environment any more ({folder / MANIFEST} cannot be read:"
+                f" {error}): remove that folder, and give the command again"
+            ) from error
         await asyncio.to_thread(EngineCatalog(home).put, entry)
         return prepared(entry)
 

@@ -4,6 +4,7 @@ Looking takes a second (``nvcc --version``, the driver's library), so what was f
 state directory for ``TTL_S``, or until ``PATH`` is another one.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -87,14 +88,27 @@ def look() -> Toolchain:
         if path is not None:
             tools[name] = Tool(path, _version(path))
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    return Toolchain(devices.devices, devices.cuda, tools, str(cache), size, 0)
+    return Toolchain(devices.devices, devices.cuda, tools, str(cache), _bytes_in(cache), 0)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of its files; those that go while they are looked at, as compilers' do, do not count."""
+    size = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def _version(path: str) -> str:
     try:
         told = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_PROBE_S, check=False
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_S,
+            check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

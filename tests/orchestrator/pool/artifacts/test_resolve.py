@@ -7,7 +7,7 @@ import pytest
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFile, ModelFormat, ModelState
 from orchestrator.pool.artifacts.resolve import resolve_model
-from orchestrator.pool.errors import ModelNotFound
+from orchestrator.pool.errors import CatalogUnusable, ModelNotFound
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 
 
@@ -72,3 +72,16 @@ def test_an_unknown_name_is_refused_with_what_there_is(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelNotFound, match=r"where there is small; .*\(demo is always there\)"):
         resolve_model("none", tmp_path)
+
+
+def test_a_model_is_started_from_a_catalog_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a volume that is mounted so."""
+
+    def refused(*_: object) -> None:
+        raise CatalogUnusable("cannot write it: Read-only file system")
+
+    ModelCatalog(tmp_path).activate(_register(tmp_path, "q4", "q4.gguf", ModelFormat.GGUF))
+    monkeypatch.setattr(ModelCatalog, "touch", refused)
+    assert resolve_model("q4", tmp_path).name == "q4.gguf"

@@ -1,14 +1,18 @@
 """Models from a hub that cuts, corrupts, stalls and lies: all or nothing is registered (PV-4)."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.download import DownloadLimits
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFormat, ModelState
-from orchestrator.pool.artifacts.room import DiskBudget
+from orchestrator.pool.artifacts.partial import PartialFile
+from orchestrator.pool.artifacts.room import DiskBudget, make_room
+from orchestrator.pool.artifacts.source import Listing, SourceFile, choose
 from orchestrator.pool.artifacts.staging import Progress, Wish, add_model
+from orchestrator.pool.artifacts.verify import verify_model
 from orchestrator.pool.errors import DamagedModel, StagingFailed
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
@@ -232,3 +236,83 @@ async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub:
         await add(catalog, name="mine")
     await add(catalog, name="other")
     assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
+
+
+async def test_a_broken_model_is_completed_where_there_is_no_room_for_another(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    """What is there of it counts, and it does not make room for itself."""
+    hub = Hub(checkpoint(200_000))
+    await start_hub(hub)
+    entry = await add(catalog)
+    (catalog.path_of(entry) / "config.json").write_bytes(b"{}")
+    verify_model(catalog, entry)
+    tight = DiskBudget(0.0, most_bytes=250_000)
+    for agreed in (False, True):
+        mended = await add_model(
+            catalog, Wish("org/model", budget=tight, limits=LIMITS, agreed=agreed)
+        )
+        assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
+
+
+async def test_a_licence_and_names_that_drive_a_terminal_do_not_come_through(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint())
+    hub.licence = "mit\x1b]0;owned\x07\n" + "x" * 1000
+    await start_hub(hub)
+    entry = await add(catalog)
+    assert entry.licence.isprintable() and entry.licence.startswith("mit]0;owned")
+    assert len(entry.licence) <= 120
+    await start_hub(Hub(checkpoint() | {"LICENSE\x1b[2J": b"x"}))
+    with pytest.raises(StagingFailed, match=r"a file 'LICENSE\\x1b\[2J'"):
+        await add(catalog)
+
+
+@pytest.mark.parametrize("path", ["LICENSE/./x", "LICENSE//x"])
+async def test_a_file_with_a_second_name_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, path: str
+) -> None:
+    await start_hub(Hub(checkpoint() | {path: b"x"}))
+    with pytest.raises(StagingFailed, match="the source has a file"):
+        await add(catalog)
+
+
+@pytest.mark.parametrize("count", [-5, 2**63])
+async def test_a_size_that_no_file_has_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, count: int
+) -> None:
+    listing = Listing("hub:o/m", "o/m", (SourceFile("config.json", 2), SourceFile("m.gguf", count)))
+    with pytest.raises(StagingFailed):
+        make_room(catalog, choose(listing).bytes, DiskBudget(0.0), agreed=True)
+
+
+def test_a_model_of_very_many_files_is_refused() -> None:
+    files = tuple(SourceFile(f"LICENSE{i}", 1) for i in range(10_001))
+    weights = (SourceFile("config.json", 2), SourceFile("model.safetensors", 9))
+    with pytest.raises(StagingFailed, match="a model of 10003 files"):
+        choose(Listing("hub:o/m", "o/m", files + weights))
+
+
+async def test_an_address_with_a_password_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start_hub(Hub(checkpoint(), Faults(password_redirect=True)))
+    with pytest.raises(StagingFailed, match="has a password in its address"):
+        await add(catalog)
+
+
+def test_a_line_that_a_full_disk_cut_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Else everything would come once more at the attempt after the next."""
+    path = tmp_path / "f"
+    file = PartialFile(path, 100)
+    file.write(0, b"x" * 100)
+    file.note(0, 40)
+    file.close()
+    with (tmp_path / "f.ranges").open("a") as notes:
+        notes.write("60 7")
+    for expected in ([(40, 100)], [(50, 100)]):
+        again = PartialFile(path, 100)
+        assert again.missing() == expected
+        again.note(40, 50)
+        again.close()

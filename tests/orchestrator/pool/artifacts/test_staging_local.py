@@ -2,16 +2,18 @@
 
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
 
+from orchestrator.pool.artifacts import staging
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFormat, ModelState
 from orchestrator.pool.artifacts.room import DiskBudget
 from orchestrator.pool.artifacts.staging import Wish, add_model
 from orchestrator.pool.artifacts.verify import verify_model
-from orchestrator.pool.errors import DamagedModel, StagingFailed
+from orchestrator.pool.errors import DamagedModel, NoRoom, StagingFailed
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.support.model_files import checkpoint, gguf, safetensors
 from worker.protocol.model_digest import files_digest, model_digest
@@ -177,3 +179,108 @@ async def test_a_removed_model_leaves_nothing(catalog: ModelCatalog, tmp_path: P
     assert not [file for file in catalog.folder.rglob("*.safetensors")]
     with pytest.raises(StagingFailed), catalog.claim(entry.id), catalog.claim(entry.id):
         raise AssertionError("two may not work on one model")
+
+
+@pytest.mark.parametrize("name", ["demo", "..", "-x", "a/b", "a b", "a\nb", "\x1b[2J", "x" * 129])
+async def test_a_name_that_would_name_something_else_is_refused(
+    catalog: ModelCatalog, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(StagingFailed, match=r"--name|the name"):
+        await add(catalog, make_folder(tmp_path / "mine"), name=name)
+    assert catalog.entries() == ()
+
+
+async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "demo")
+    with pytest.raises(StagingFailed, match="comes with Tidegate"):
+        await add(catalog, source)
+    await add(catalog, source / ".." / "demo", name="mine")
+    (source / "sub").mkdir()
+    entry = await add(catalog, source / "sub" / "..", copy=True)
+    assert entry.name == "model", "and not .., which is a folder"
+
+
+async def test_an_id_is_nobody_elses_name(catalog: ModelCatalog, tmp_path: Path) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    other = make_folder(tmp_path / "other")
+    with pytest.raises(StagingFailed, match="is taken by"):
+        await add(catalog, other, name=entry.id)
+    second = await add(catalog, other)
+    with pytest.raises(StagingFailed, match="is taken by"):
+        await add(catalog, other, name=entry.name)
+    assert catalog.get(second.id).name == "other"
+
+
+def test_of_two_that_begin_at_once_one_has_the_name(catalog: ModelCatalog) -> None:
+    """Both looked before either had written."""
+
+    def entry(id: str) -> ModelEntry:
+        return ModelEntry(id, "same", ModelState.STAGING, ModelFormat.GGUF, "hub:o/m", 1)
+
+    catalog.stage(entry("a"))
+    with pytest.raises(StagingFailed, match="the name same is taken by a"):
+        catalog.stage(entry("b"))
+    assert [each.id for each in catalog.entries()] == ["a"]
+
+
+async def test_what_was_read_before_undoes_nothing(catalog: ModelCatalog, tmp_path: Path) -> None:
+    """A verification takes minutes: what was used meanwhile was used, what is broken stays so."""
+    before = await add(catalog, make_folder(tmp_path / "mine"), copy=True)
+    catalog.touch(before)
+    used_ms = catalog.get("mine").used_ms
+    (catalog.path_of(before) / "config.json").unlink()
+    verify_model(catalog, before)
+    assert catalog.get("mine").used_ms == used_ms > 0
+    catalog.touch(before)
+    assert catalog.get("mine").state is ModelState.BROKEN
+
+
+def nested(depth: int) -> bytes:
+    """A GGUF header with an array of arrays."""
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
+
+
+def long_text(count: int) -> bytes:
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (nested(100_000), "has an array"),
+        (long_text(2**24 + 1), "has a text of 16777217 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
+    ],
+)
+async def test_a_gguf_file_that_was_made_to_exhaust_its_reader_is_damaged(
+    catalog: ModelCatalog, tmp_path: Path, content: bytes, said: str
+) -> None:
+    make_folder(tmp_path, {"bad.gguf": content})
+    with pytest.raises(DamagedModel, match=said):
+        await add(catalog, tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+async def test_json_that_is_nested_without_end_is_damaged(
+    catalog: ModelCatalog, tmp_path: Path, name: str
+) -> None:
+    deep = b"[" * 200_000
+    content = struct.pack("<Q", len(deep)) + deep if name.endswith("s") else deep
+    source = make_folder(tmp_path / "bad", checkpoint(100) | {name: content})
+    with pytest.raises(DamagedModel, match=r"RecursionError|recursion"):
+        await add(catalog, source)
+
+
+async def test_a_model_that_cannot_be_linked_has_to_have_room(
+    catalog: ModelCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody else's file, which the kernel lets nobody link: it is copied."""
+    source = make_folder(tmp_path / "mine")
+    monkeypatch.setattr(staging, "can_link", lambda *_: False)
+    wish = Wish(str(source), budget=DiskBudget(0.0, most_bytes=2**20))
+    with pytest.raises(NoRoom):
+        await add_model(catalog, wish)

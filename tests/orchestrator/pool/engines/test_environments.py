@@ -162,3 +162,18 @@ def test_every_pin_is_exact() -> None:
     for file in PINS.glob("*.txt"):
         lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
         assert lines and all("==" in line for line in lines), file.name
+
+
+@pytest.mark.parametrize("content", [None, b"{"])
+async def test_an_environment_that_was_damaged_is_named_with_the_remedy(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    provider = EnvironmentProvider(TINY)
+    folder = tmp_path / "engines" / provider.id
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / MANIFEST).write_bytes(content)
+    with pytest.raises(
+        FetchFailed, match=r"no complete environment any more .* remove that folder"
+    ):
+        await provider.ensure(tmp_path)

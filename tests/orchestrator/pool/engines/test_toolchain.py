@@ -89,3 +89,13 @@ def test_a_machine_without_a_package_manager_is_said() -> None:
     machine = Machine(None)
     with pytest.raises(MachineUnfit, match="neither apt-get nor dnf"):
         system_packages.require_tools(["cmake"], allowed=True, which=machine.which, run=machine.run)
+
+
+def test_a_tool_that_speaks_another_encoding_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tool(tmp_path / "bin", "ccache", "")
+    (tmp_path / "bin" / "ccache").write_bytes(b"#!/bin/sh\nprintf 'ccache \\351 4.8\\n'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "none"))
+    assert toolchain.look().tools["ccache"].version == "4.8"
