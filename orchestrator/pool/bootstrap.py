@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.engines import triton_wheel as wheel
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import NGC_ROOT, ROOT, state_dir
@@ -96,7 +97,7 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
     _pip_install(["setuptools", *pip_args])
     _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
     for stamp in stamps:
-        (VENV / stamp).write_text(_stamp())
+        write_atomically(VENV / stamp, _stamp().encode(), 0o644)
 
 
 def _has_stamp(name: str) -> bool:

@@ -10,7 +10,6 @@ ends everything with the reason.
 """
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -21,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from orchestrator.pool.engines.triton_fetch import ensure_triton
 from orchestrator.pool.errors import StartFailed, StateFileUnusable
@@ -266,13 +266,9 @@ class Launcher:
             "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
             "instances": [each.describe() for each in self.instances],
         }
-        partial = _partial(path)
         try:
-            partial.write_text(json.dumps(state, indent=2))
-            partial.replace(path)
+            write_atomically(path, json.dumps(state, indent=2).encode(), 0o644)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             self._warn(f"cannot write the state file {path}: {error.strerror}; going on without")
 
     def _remove_state(self) -> None:

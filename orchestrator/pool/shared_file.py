@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.errors import CatalogUnusable
 
 T = TypeVar("T")
@@ -101,30 +102,3 @@ class SharedFile(Generic[T]):
             yield
         finally:
             os.close(lock)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path``, for its owner only: the old content or the new one survives a crash.
-
-    Only one writer at a time may do this. Raises ``OSError``; the old content is there then.
-    """
-    temporary = path.with_name(path.name + ".new")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(file, left) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -13,6 +13,7 @@ import msgspec
 
 from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.options import SlotWish
+from tidegate.cli.saving import save
 from tidegate.cli.slot_progress import STAGES, open_progress
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.client import Client
@@ -93,7 +94,7 @@ async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
                     elif isinstance(event, SlotStage):
                         progress.stage(event)
                     elif isinstance(event, SlotPreview) and wish.preview is not None:
-                        _save(wish.preview, event.data)
+                        save(wish.preview, event.data)
                     elif isinstance(event, SlotResult):
                         slot_id = event.slot_id or slot_id
                         progress.done()
@@ -147,21 +148,9 @@ async def _download(
     for path in wish.out:
         name = _output(path)
         if name in outputs:
-            _save(path, await client.slots.download(slot_id, name))
+            save(path, await client.slots.download(slot_id, name))
             saved[name] = path
     return saved
-
-
-def _save(path: Path, data: bytes) -> None:
-    """Whole or not at all: a player may have the file open. Raises ``TidegateError``."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise TidegateError(f"cannot write {path}: {error.strerror}") from error
 
 
 async def _say_cancelled(client: Client, slot_id: str) -> None:

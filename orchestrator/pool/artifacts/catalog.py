@@ -22,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.atomic import sync_folder, write_atomically
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFormat, ModelState
 from orchestrator.pool.errors import CatalogUnusable, ModelNotFound, StagingFailed
-from orchestrator.pool.shared_file import SharedFile, sync_folder, write_atomically
+from orchestrator.pool.shared_file import SharedFile
 from worker.protocol.model_digest import files_digest, model_digest
 
 MANIFEST = ".tidegate.json"

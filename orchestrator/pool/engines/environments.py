@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.atomic import sync_folder, write_atomically
 from orchestrator.pool.engines.base import EngineEntry, EnvironmentVars, PreparedEngine
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog, now_ms
 from orchestrator.pool.engines.recipes import ENGINES, Recipe
@@ -31,7 +32,6 @@ from orchestrator.pool.engines.system_packages import require_tools
 from orchestrator.pool.errors import EngineUnknown, FetchFailed
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.process import GuardedProcess, command_environment
-from orchestrator.pool.shared_file import sync_folder, write_atomically
 
 _OURS: Final = "zz-tidegate.pth"
 """Read last, so that what it names is found last."""

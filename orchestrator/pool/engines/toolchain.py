@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.preflight import gpu
-from orchestrator.pool.shared_file import write_atomically
 
 TTL_S: Final = 3600.0
 _VERSION: Final = re.compile(r"(\d+\.\d+(?:\.\d+)?)")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from orchestrator.atomic import sync_folder, sync_tree
 from orchestrator.pool.errors import FetchFailed, MachineUnfit
 from orchestrator.pool.preflight.host import check_platform, libpython_dir, python_version
 
@@ -109,6 +110,8 @@ def completing(final: Path) -> Iterator[Path]:
         try:
             yield partial
             if not final.is_dir():  # else another process was done just before
+                sync_tree(partial)
                 partial.rename(final)
+                sync_folder(final.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.errors import PoolInUse, StateFileUnusable
 from orchestrator.pool.process.detached import DetachedProcess
-from orchestrator.pool.shared_file import write_atomically
 
 
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import aiohttp
 
+from orchestrator.atomic import write_atomically
 from orchestrator.pool.fleet.member import pool_log
-from orchestrator.pool.shared_file import write_atomically
 
 RENEWALS = 3
 """In the time to live of a registration: two may fail, and it still holds."""

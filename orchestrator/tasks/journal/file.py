@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.atomic import sync_folder
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
@@ -144,12 +145,34 @@ def set_aside(path: Path) -> Path:
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    sync_folder(path.parent)
     service_log.error(
         "the journal is damaged: it was set aside and a new one begun; durable tasks that only it "
         "knew are lost unless it is repaired (sqlite3 FILE .recover)",
         extra=fields(journal=str(path), set_aside=str(aside)),
     )
     return aside
+
+
+def finish_set_aside(path: Path) -> None:
+    """What a crash left between two of the renames: a log without its file, which SQLite would
+    delete with the next file's first page. It goes where its file is."""
+    with suppress(FileNotFoundError):
+        if not os.stat(f"{path}-wal").st_size or (path.exists() and path.stat().st_size):
+            return
+        names = [p.name for p in path.parent.glob(f"{path.name}.damaged-*")]
+        asides = [path.with_name(name) for name in sorted(names) if name.endswith("Z")]
+        if not asides or Path(f"{asides[-1]}-wal").exists():
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+            asides = [path.with_name(f"{path.name}.damaged-{stamp}")]
+        for suffix in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.rename(f"{path}{suffix}", f"{asides[-1]}{suffix}")
+        sync_folder(path.parent)
+        service_log.warning(
+            "a damaged journal had been set aside without its log: that is beside it now",
+            extra=fields(journal=str(path), set_aside=str(asides[-1])),
+        )
 
 
 def is_damage(error: Exception) -> bool:
@@ -166,6 +189,7 @@ def told(error: Exception) -> str:
 def prepare(config: JournalConfig, sealer: Sealer) -> None:
     """Give a file all its tables, and check its keys. Raises ``JournalError``, and what ``connect``
     does."""
+    finish_set_aside(config.path)
     with closing(connect(config, is_new=True)) as db:
         version = version_of(db)
         if version > VERSION:
@@ -180,6 +204,7 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
 def _open(config: JournalConfig, sealer: Sealer, lock: JournalLock) -> JournalFile:
     aside = None
     try:
+        finish_set_aside(config.path)
         _require_whole(config)
         prepare(config, sealer)
         next_n, unfinished = _read(config, sealer)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
-from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
+from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal, set_aside
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
@@ -221,3 +221,30 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     key = base64.urlsafe_b64encode(KEY).decode()
     assert load_settings(journal_path=journal, journal_key=key).journal_key is not None
     assert load_settings(journal_path="").journal_path is None
+
+
+def test_a_crash_while_a_file_is_set_aside_keeps_its_log_with_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would delete a log that lies beside an empty file."""
+    open_journal(JournalConfig(path)).close()
+    path.write_bytes(b"once upon a time " * 1000)
+    log = Path(f"{path}-wal")
+    log.write_bytes(b"what was not taken over yet")
+    rename, renamed = os.rename, list[str]()
+
+    def crash(old: str, new: str) -> None:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(new)
+        rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            set_aside(path)
+    assert not path.exists() and log.exists()
+    open_journal(JournalConfig(path)).close()
+    assert Path(renamed[0]).read_bytes().startswith(b"once")
+    assert Path(f"{renamed[0]}-wal").read_bytes() == b"what was not taken over yet"
+    assert len(list(path.parent.glob("*.damaged-*"))) == 2

@@ -1,0 +1,54 @@
+"""Files and folders that are there in whole or not at all, whatever cuts the writing short.
+
+What is written gets its name only when it is on the disk. Standard library only: the set-up of a
+checkout uses it before there are packages.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace ``path``: the old content or the new one survives a crash.
+
+    Only one writer at a time may do this. Raises ``OSError``; the old content is there then.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    _sync(path, os.O_DIRECTORY)
+
+
+def sync_tree(path: Path) -> None:
+    """Have all that is below a folder on the disk, before the folder gets its name."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            if not os.path.islink(os.path.join(folder, name)):
+                _sync(Path(folder, name))
+        sync_folder(Path(folder))
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    file = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
