@@ -62,7 +62,9 @@ def run(args: LaunchOptions) -> int:
         worker_env={
             **worker_env,
             **slot_env,
-            **environment_if_made(worker_env.get(_ENGINE, ""), state_dir()),
+            **environment_if_made(
+                worker_env.get(_ENGINE, ""), state_dir(), worker_env.get(_DEVICE, "")
+            ),
         },
         models=_models(args),
         host=args.host,

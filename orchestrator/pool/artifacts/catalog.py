@@ -29,6 +29,7 @@ from orchestrator.pool.shared_file import SharedFile
 from worker.protocol.model_digest import files_digest, model_digest
 
 MANIFEST = ".tidegate.json"
+_CLAIM_ATTEMPTS, _CLAIM_PAUSE_S = 5, 0.01
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -116,12 +117,10 @@ class ModelCatalog:
         except OSError as error:
             raise CatalogUnusable(f"cannot write to {folder}: {error.strerror}") from error
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(lock):
                 raise StagingFailed(
                     f"another process is at work on the model {id}: wait until it is done"
-                ) from None
+                )
             yield
         finally:
             os.close(lock)
@@ -251,6 +250,17 @@ class ModelCatalog:
                     is_complete = folder.parent.name == "store"
                     found[entry.id] = entry if is_complete else _staging(entry)
         return found
+
+
+def _locked(lock: int) -> bool:
+    """Whether it is ours now. Somebody who only looks has it for a moment (``is_claimed``)."""
+    for attempts_left in reversed(range(_CLAIM_ATTEMPTS)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if attempts_left:
+            time.sleep(_CLAIM_PAUSE_S)
+    return False
 
 
 def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:

@@ -29,7 +29,7 @@ from orchestrator.pool.engines.base import EngineEntry, EnvironmentVars, Prepare
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog, now_ms
 from orchestrator.pool.engines.recipes import ENGINES, Recipe
 from orchestrator.pool.engines.system_packages import require_tools
-from orchestrator.pool.errors import EngineUnknown, FetchFailed
+from orchestrator.pool.errors import FetchFailed
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.process import GuardedProcess, command_environment
 
@@ -167,15 +167,15 @@ def engine_environment(name: str, home: Path) -> EnvironmentVars:
     return prepared(EngineCatalog(home).get(name)).environment
 
 
-def environment_if_made(name: str, home: Path) -> EnvironmentVars:
+def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
     """The same for any name that ``TIDEGATE_WORKER_ENGINE`` may have; empty where no environment
-    was made: the packages of the running Python have to do then. Raises ``CatalogUnusable``."""
+    was made: the packages of the running Python have to do then. Of several the newest for
+    ``device`` (``cpu``, ``cuda``), else the newest. Raises ``CatalogUnusable``."""
     if name not in ENGINES:
         return {}
-    try:
-        return engine_environment(name, home)
-    except EngineUnknown:
-        return {}
+    its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]
+    fitting = [entry for entry in its if entry.compute_mode == device]
+    return prepared((fitting or its)[-1]).environment if its else {}
 
 
 def _variables(folder: Path) -> EnvironmentVars:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from orchestrator.pool.engines.triton import TritonInstall
 from orchestrator.pool.engines.triton_fetch import ensure_triton
@@ -27,6 +28,7 @@ from orchestrator.pool.manager import POOL, Manager, ManagerConfig
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.pool_file import PoolFile, read_pool_file
 from orchestrator.pool.preflight.nvml import GpuReader
+from orchestrator.pool.process.ports import connect_host, is_loopback
 
 LOOK_S = 1.0
 """How often the file is looked at; one that is being written is left alone for as long."""
@@ -114,6 +116,7 @@ class PoolService:
         if stays:
             text = f"{', '.join(stays)} in [pool] count from the manager's next start"
             self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+        self._warn_of_loopback(file)
         old, new = self._wishes, wishes_of(file)
         self.file, self._wishes = file, new
         if self._gpus is not None:
@@ -172,6 +175,7 @@ class PoolService:
         pool, state = self.file.pool, self.home.read(self._warn)
         state.lane_token = self._lane_token(state)
         self._guard(self.file, state.lane_token)
+        self._warn_of_loopback(self.file)
         install = await ensure_triton(pool.triton, state_dir(), self._warn)
         loop = asyncio.get_running_loop()
         self._gpus = Gpus(self._reader, pool.heartbeat_s, loop.time, self._gpu_out)
@@ -265,6 +269,19 @@ class PoolService:
         if not chosen and self.file.orchestrator is not None:
             chosen = secrets.token_urlsafe(32)
         return chosen
+
+    def _warn_of_loopback(self, file: PoolFile) -> None:
+        """An orchestrator elsewhere would look for this machine's loopback on its own."""
+        told = file.pool.advertise or connect_host(file.pool.host)
+        if not is_loopback(told):
+            return
+        for entry in file.orchestrators.register_at:
+            if entry.startswith("file:") or is_loopback(urlsplit(entry).hostname or ""):
+                continue
+            self._warn(
+                f"{entry} will be told of instances on {told}, which only this machine reaches: if"
+                " it is another one, give host in [pool], or advertise"
+            )
 
     def _guard(self, file: PoolFile, lane_token: str) -> None:
         require_guard(

@@ -174,7 +174,8 @@ class PoolTriton:
             env["TIDEGATE_WORKER_MODEL_NAME"] = _DEMO
         env |= self._wish.settings
         engine = self._wish.settings.get("TIDEGATE_WORKER_ENGINE", "")
-        env |= await asyncio.to_thread(environment_if_made, engine, self._host.state_dir)
+        device = "cuda" if self._wish.on_gpu else "cpu"
+        env |= await asyncio.to_thread(environment_if_made, engine, self._host.state_dir, device)
         if self._group:
             try:
                 visible = await self._host.gpus.ledger.visible(self._group)

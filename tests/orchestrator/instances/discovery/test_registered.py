@@ -46,7 +46,15 @@ async def test_taking_one_off_is_idempotent() -> None:
     assert await rig.source.read() == frozenset()
 
 
-@pytest.mark.parametrize("address", ["", "a", "http://a:1", "vllm+http://a:1", "a:0", "a b:1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "a", "http://a:1", "vllm+http://a:1", "a:0", "a b:1"),
+        pytest.param("\x1b[2J:1", id="drives a terminal, where it is logged"),
+        pytest.param("a" * 300 + ":1", id="no host's name"),
+        pytest.param(f"vllm+http://a:1?tokenizer=/{'a' * 5000}", id="no folder's name"),
+    ],
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^address: "):
         Rig().source.register(address, 10.0)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog
 from orchestrator.pool.engines.environments import (
     EnvironmentProvider,
     engine_environment,
+    environment_if_made,
     site_packages,
 )
 from orchestrator.pool.engines.recipes import PINS, Recipe, recipe_of
@@ -177,3 +179,28 @@ async def test_an_environment_that_was_damaged_is_named_with_the_remedy(
         FetchFailed, match=r"no complete environment any more .* remove that folder"
     ):
         await provider.ensure(tmp_path)
+
+
+def test_of_several_environments_an_instance_gets_the_newest_for_its_device(tmp_path: Path) -> None:
+    assert environment_if_made("vllm", tmp_path, "cpu") == {}
+    folders = {}
+    for at, device in enumerate(("cpu", "cuda")):
+        python = tmp_path / "engines" / f"vllm-{device}" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        folders[device] = str(python.parents[1])
+        EngineCatalog(tmp_path).put(
+            EngineEntry(
+                id=f"vllm-{device}",
+                engine="vllm",
+                version="1",
+                build_ref="pip vllm",
+                created_ms=at,
+                compute_mode="cpu" if device == "cpu" else "cuda",
+                binary=str(python),
+            )
+        )
+    for device, expected in (("cpu", "cpu"), ("cuda", "cuda"), ("", "cuda")):
+        made = environment_if_made("vllm", tmp_path, device)
+        assert made["VIRTUAL_ENV"] == folders[expected]
+    assert environment_if_made("torch", tmp_path, "cpu") == {}

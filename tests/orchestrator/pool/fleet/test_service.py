@@ -21,6 +21,7 @@ from orchestrator.pool.fleet.check import plan
 from orchestrator.pool.fleet.control import ControlSocket, ask
 from orchestrator.pool.fleet.home import PoolHome
 from orchestrator.pool.fleet.member import EventKind, PoolEvent
+from orchestrator.pool.fleet.registrar import AddressList
 from orchestrator.pool.fleet.service import Ending, PoolService
 from orchestrator.pool.pool_file import parse_pool_file
 from orchestrator.pool.process.ports import free_ports
@@ -266,3 +267,23 @@ async def test_stop_ends_nothing_under_a_manager_that_starts(
     with pytest.raises(PoolInUse, match="another manager"):
         await pool_command._stop(running.path, "drain")
     starting.release()
+
+
+@pytest.mark.parametrize(
+    ("url", "pool", "warns"),
+    [
+        ("http://10.255.255.1:8080", "", True),
+        ("http://10.255.255.1:8080", 'host = "0.0.0.0"\nopen = true', True),
+        ("http://localhost:9", "", False),
+        ("http://10.255.255.1:8080", 'advertise = "10.255.255.2"', False),
+    ],
+)
+async def test_another_machine_that_would_be_told_our_loopback_is_said(
+    running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
+) -> None:
+    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "x" * 32)
+    monkeypatch.setattr(service_module, "HttpTarget", lambda url, *_: AddressList(running.folder))
+    running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
+    await running.start()
+    said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]
+    assert bool(said) == warns
