@@ -9,21 +9,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
+from orchestrator.tasks.journal.entries import Entry, new_entry
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile, Unfinished
-from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Tokens
+from orchestrator.tasks.journal.operations import Accept, Batch, Ended
 from orchestrator.tasks.journal.reader import Found, JournalReader
-from orchestrator.tasks.journal.records import (
-    StoredTokens,
-    pack_ids,
-    request_of,
-    result_of,
-    row_of,
-)
+from orchestrator.tasks.journal.records import request_of, result_of, row_of
 from orchestrator.tasks.journal.writer import JournalWriter
 from orchestrator.tasks.task import Task
 
@@ -31,39 +25,6 @@ COMMIT_WAIT_S = 5.0
 """A disk that takes longer is as good as broken."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A live task's place in the journal."""
-
-    n: int
-    task: Task
-    accept: Accept | None
-    """What a new file begins with; gone with the end, for the prompt is in it."""
-    committed: asyncio.Future[None]
-    """Raises ``JournalUnavailable``."""
-    tokens: int = 0
-    """How many have been handed to the writer."""
-    keeps_tokens: bool = True
-    is_recorded: bool = False
-    is_refused: bool = False
-    is_left: bool = False
-    """The next process goes on with it."""
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-
-    def when_recorded(self, call: Callable[[], None]) -> None:
-        """Call once the end is on the disk, or cannot be for now; at once where it is."""
-        if self.is_recorded:
-            call()
-        else:
-            self.waiting.append(call)
-
-    def recorded(self) -> None:
-        self.is_recorded = True
-        waiting, self.waiting = self.waiting, []
-        for call in waiting:
-            call()
 
 
 class DurableTasks:
@@ -219,13 +180,9 @@ class DurableTasks:
             self._flush(entry)
 
     def _flush(self, entry: Entry) -> None:
-        transcript = entry.task.transcript
-        if transcript is None or not entry.keeps_tokens or len(transcript.ids) <= entry.tokens:
-            return
-        first = entry.tokens
-        ids, texts = transcript.ids[first:], transcript.texts[first:]
-        entry.tokens += len(ids)
-        self._writer.put(Tokens(entry.n, first, StoredTokens(pack_ids(ids), texts)))
+        tokens = entry.new_tokens()
+        if tokens is not None:
+            self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
         """A task of ``adopt`` is made anew: of two texts none may be written behind the other."""
@@ -254,12 +211,10 @@ class DurableTasks:
         """What was left to the next process, for there is none: this one goes on. Each with the
         task that it was until then."""
         left, self._left = self._left, []
-        return [(entry.task, _unfinished(entry)) for entry in left]
+        return [(entry.task, entry.unfinished()) for entry in left]
 
     def _add(self, task: Task, accept: Accept) -> Entry:
-        committed = asyncio.get_running_loop().create_future()
-        committed.add_done_callback(_retrieve)
-        entry = Entry(accept.row.n, task, accept, committed)
+        entry = new_entry(task, accept)
         self._live[entry.n] = entry
         task.entry = entry
         task.on_end.append(self._ended)
@@ -344,39 +299,17 @@ class DurableTasks:
                 self._ending.pop(one.n).recorded()
             elif isinstance(one, Accept):
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
-                if entry is not None and not entry.committed.done():
-                    self._decide(entry, batch.fault)
+                if entry is not None:
+                    entry.decide(batch.fault)
             elif batch.fault:
                 entry = self._live.get(one.n)
                 if entry is not None:  # these, and all after them, are written later
                     entry.tokens = min(entry.tokens, one.first)
 
-    def _decide(self, entry: Entry, fault: str) -> None:
-        if fault:
-            error = JournalUnavailable(f"the task could not be made durable: {fault}")
-            entry.committed.set_exception(error)
-        else:
-            entry.committed.set_result(None)
-
     def _set_fault(self, fault: str) -> None:
         if fault != self.fault:
             self.fault = fault
             self.on_fault()
-
-
-def _unfinished(entry: Entry) -> Unfinished:
-    assert entry.accept is not None
-    transcript = entry.task.transcript
-    tokens = StoredTokens(b"", [])
-    if transcript is not None:
-        tokens = StoredTokens(pack_ids(transcript.ids), list(transcript.texts))
-    return Unfinished(entry.accept.row, entry.accept.request, tokens)
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """Nobody may wait for it any more."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _nothing() -> None:

@@ -1,0 +1,86 @@
+"""A live durable task's place in the journal: what of it is on its way to the disk."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.errors import JournalUnavailable
+from orchestrator.tasks.journal.file import Unfinished
+from orchestrator.tasks.journal.operations import Accept, Tokens
+from orchestrator.tasks.journal.records import StoredTokens, pack_ids
+from orchestrator.tasks.task import Task
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A live task's place in the journal."""
+
+    n: int
+    task: Task
+    accept: Accept | None
+    """What a new file begins with; gone with the end, for the prompt is in it."""
+    committed: asyncio.Future[None]
+    """Raises ``JournalUnavailable``."""
+    tokens: int = 0
+    """How many have been handed to the writer."""
+    keeps_tokens: bool = True
+    is_recorded: bool = False
+    is_refused: bool = False
+    is_left: bool = False
+    """The next process goes on with it."""
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_recorded(self, call: Callable[[], None]) -> None:
+        """Call once the end is on the disk, or cannot be for now; at once where it is."""
+        if self.is_recorded:
+            call()
+        else:
+            self.waiting.append(call)
+
+    def recorded(self) -> None:
+        self.is_recorded = True
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            call()
+
+    def unfinished(self) -> Unfinished:
+        """As another process would find it."""
+        assert self.accept is not None
+        transcript = self.task.transcript
+        tokens = StoredTokens(b"", [])
+        if transcript is not None:
+            tokens = StoredTokens(pack_ids(transcript.ids), list(transcript.texts))
+        return Unfinished(self.accept.row, self.accept.request, tokens)
+
+    def new_tokens(self) -> Tokens | None:
+        """What has come since the last call, as it is handed to the writer; None where nothing."""
+        transcript = self.task.transcript
+        if transcript is None or not self.keeps_tokens or len(transcript.ids) <= self.tokens:
+            return None
+        first = self.tokens
+        ids, texts = transcript.ids[first:], transcript.texts[first:]
+        self.tokens += len(ids)
+        return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts))
+
+    def decide(self, fault: str) -> None:
+        """Its acceptance is on the disk, or ``fault`` says why not."""
+        if self.committed.done():
+            return
+        if fault:
+            error = JournalUnavailable(f"the task could not be made durable: {fault}")
+            self.committed.set_exception(error)
+        else:
+            self.committed.set_result(None)
+
+
+def new_entry(task: Task, accept: Accept) -> Entry:
+    """On the event loop."""
+    committed = asyncio.get_running_loop().create_future()
+    committed.add_done_callback(_retrieve)
+    return Entry(accept.row.n, task, accept, committed)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Nobody may wait for it any more."""
+    if not future.cancelled():
+        future.exception()
