@@ -1,12 +1,14 @@
 """What a durable task costs: on the disk, in CPU, and for the client that waits for its 202 (OR-5).
 
 The journal by itself, as fast as it takes submissions of 200-token prompts and their ends; then
-200 submissions a second of a few tokens each, over HTTP, every second one of them durable, so that
-both kinds meet the same machine; then what the batches of tokens of 64 running tasks take. Tasks
-that are not durable run none of this: their tokens cost nothing.
+200 submissions a second of a few tokens each, over HTTP, durable and plain ones in turns, so that
+both kinds meet the same machine, and before each round how long the disk alone takes to have a page
+(``fdatasync``, which is what a commit waits for); then what the batches of tokens of 64 running
+tasks take. Tasks that are not durable run none of this: their tokens cost nothing.
 """
 
 import asyncio
+import os
 import random
 import tempfile
 import time
@@ -25,7 +27,7 @@ from orchestrator.tasks.task import Task
 from perf import SEED
 from perf.load.connection import HOST
 from perf.report.bundle import Figure
-from perf.report.stats import percentile
+from perf.report.stats import median
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
 from worker.protocol import FinishReason, Outcome, Sampling
@@ -35,6 +37,7 @@ _AT_ONCE = 64
 _PROMPT, _ANSWER = 200, 16
 _BATCH = 12
 """Tokens that a stream has in 250 ms at 20 ms each."""
+_PAGE_BYTES, _SYNCS = 4096, 40
 
 
 @dataclass(slots=True)
@@ -62,8 +65,9 @@ async def run(context: Context) -> list[Figure]:
             journal_path=str(Path(folder) / "journal.db"),
         )
         stack = await context.stack(spec)
-        plain, durable = await _over_http(stack.port, seconds, rounds)
+        over_http = await _over_http(stack.port, Path(folder), seconds, rounds)
         await context.aclose()
+    plain, durable, fsync = over_http.plain, over_http.durable, over_http.fsync
     added = [b - a for a, b in zip(plain, durable, strict=True)]
     of = Figure.of
     return [
@@ -78,7 +82,8 @@ async def run(context: Context) -> list[Figure]:
         of("journal.loop_us", "of that on the event loop's thread", "µs", taken.loop_us),
         of("journal.plain_ms", "202 of a plain task, p50", "ms", plain),
         of("journal.durable_ms", "202 of a durable task, p50", "ms", durable),
-        of("journal.added_ms", "added to the median at 200/s", "ms", added),
+        of("journal.added_ms", "difference of these medians, in turns at 200/s", "ms", added),
+        of("journal.fsync_ms", "the disk alone: a page on it, p50", "ms", fsync),
         of("journal.token_us", "CPU per token of a durable stream, off its way", "µs", token_us),
     ]
 
@@ -159,10 +164,34 @@ def _say(task: Task, tokens: int) -> None:
     task.completion_tokens += tokens
 
 
-async def _over_http(port: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
-    """Medians of the time to the 202 of each round, in ms: of plain and of durable tasks."""
+@dataclass(slots=True)
+class _OverHttp:
+    """Medians of each round, in ms."""
+
+    plain: list[float] = field(default_factory=list)
+    durable: list[float] = field(default_factory=list)
+    fsync: list[float] = field(default_factory=list)
+
+
+def _fsync_ms(folder: Path) -> float:
+    """How long the disk under the journal takes to have one more page of a file; the median."""
+    taken = []
+    file = os.open(folder / "page", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for _ in range(_SYNCS):
+            os.write(file, os.urandom(_PAGE_BYTES))
+            began = time.perf_counter()
+            os.fdatasync(file)
+            taken.append(1000 * (time.perf_counter() - began))
+    finally:
+        os.close(file)
+    return median(taken)
+
+
+async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> _OverHttp:
+    """The time to the 202, and that of the disk that the journal is on."""
     body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
-    plain, durable = list[float](), list[float]()
+    found = _OverHttp()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://{HOST}:{port}", connector=connector) as http:
 
@@ -174,6 +203,7 @@ async def _over_http(port: int, seconds: float, rounds: int) -> tuple[list[float
             taken.append(1000 * (time.perf_counter() - began))
 
         for turn in range(rounds + 1):
+            fsync = await asyncio.to_thread(_fsync_ms, folder)
             taken: tuple[list[float], list[float]] = ([], [])
             begun, asked = time.perf_counter(), list[asyncio.Task[None]]()
             for number in range(int(PER_S * seconds)):
@@ -182,9 +212,10 @@ async def _over_http(port: int, seconds: float, rounds: int) -> tuple[list[float
                 asked.append(asyncio.create_task(submit(bool(kind), taken[kind])))
             await asyncio.gather(*asked)
             if turn:  # the first one warms up
-                plain.append(percentile(taken[0], 50))
-                durable.append(percentile(taken[1], 50))
-    return plain, durable
+                found.plain.append(median(taken[0]))
+                found.durable.append(median(taken[1]))
+                found.fsync.append(fsync)
+    return found
 
 
 BENCH = Bench("journal", "durable tasks: a disk's share of a submission", run, 150, in_quick=False)
