@@ -4,13 +4,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from tests.e2e.conftest import Stack
 from tests.support.sse import read_events
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import PATIENCE_S, Orchestrator, Triton, eventually, running
+from tests.support.triton_models import write_breaking_model
 
 pytestmark = pytest.mark.e2e
 
@@ -94,6 +96,42 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Stack, victim
     )
     await start_streams(own.url, 4)
     await asyncio.to_thread(own.assert_idle)
+
+
+async def test_a_broken_engine_ends_its_process_so_that_its_instance_is_started_anew(
+    tmp_path: Path,
+) -> None:
+    """Else it would refuse everything from then on, and look alive."""
+    flag = tmp_path / "break"
+    triton = Triton(
+        repository=write_breaking_model(tmp_path / "models", flag), engine="synthetic-paced"
+    )
+    try:
+        await asyncio.to_thread(triton.start)
+        orchestrator = Orchestrator(triton.grpc)
+        with running(orchestrator):
+            async with aiohttp.ClientSession(orchestrator.url) as http:
+                async with http.post("/v2/tasks", json=ENDLESS) as response:
+                    task = await response.json()
+                async with http.get(task["events_url"]) as stream:
+                    async for event in read_events(stream):
+                        if event.kind == "token" and not flag.exists():
+                            flag.touch()
+                            break
+                short = ENDLESS | {"max_tokens": 2}
+                waits = asyncio.create_task(http.post("/v1/completions", json=short))
+                async with http.get(task["events_url"]) as stream:
+                    events = [event async for event in read_events(stream)]
+                assert [event.kind for event in events].count("error") == 1
+                assert events[-1].data["retryable"] is True
+                lost = await asyncio.to_thread(triton.wait_lost)
+                assert lost == "a model's Python process ended"
+                await asyncio.to_thread(triton.stop, 0.0)
+                await asyncio.to_thread(triton.start)
+                async with asyncio.timeout(PATIENCE_S), await waits as response:
+                    assert response.status == 200, "what had not begun waited for the new one"
+    finally:
+        triton.close()
 
 
 async def test_a_drained_worker_ends_its_streams_and_triton_stops(own: Stack) -> None:

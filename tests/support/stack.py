@@ -83,6 +83,10 @@ class Triton:
     def stop(self, drain_s: float = 1.0) -> None:
         self._loop.run(self.instance.stop(drain_s))
 
+    def wait_lost(self) -> str:
+        """What a supervisor would start it again for."""
+        return self._loop.run(asyncio.wait_for(self.instance.lost(), PATIENCE_S))
+
     def close(self) -> None:
         self.stop()
         self._loop.close()

@@ -1,6 +1,10 @@
 """Tiny models for a real Triton, written into a model repository of the test's own."""
 
+import shutil
 from pathlib import Path
+
+from orchestrator.pool.paths import MODEL_REPOSITORY
+from worker.protocol.tensors import MODEL_NAME
 
 _CONFIG = """\
 backend: "python"
@@ -36,6 +40,33 @@ class TritonPythonModel:
     def finalize(self):
         time.sleep(1000)
 """
+
+
+_BREAKS = """\
+import importlib.util
+import os
+
+_spec = importlib.util.spec_from_file_location("real_model", {real!r})
+_real = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_real)
+
+
+class TritonPythonModel(_real.TritonPythonModel):
+    def execute(self, requests):
+        if os.path.exists({flag!r}):
+            os.remove({flag!r})
+            self._service.serving.engine.scheduler.schedule = lambda now: 1 / 0
+        super().execute(requests)
+"""
+
+
+def write_breaking_model(repository: Path, flag: Path) -> Path:
+    """Our text model, whose engine breaks with the first request after ``flag`` was made."""
+    real = MODEL_REPOSITORY / MODEL_NAME
+    shutil.copytree(real, repository / MODEL_NAME)
+    source = _BREAKS.format(real=str(real / "1" / "model.py"), flag=str(flag))
+    (repository / MODEL_NAME / "1" / "model.py").write_text(source)
+    return repository
 
 
 def write_model(repository: Path, name: str, source: str) -> Path:

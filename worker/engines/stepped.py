@@ -24,6 +24,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Final
 
 from worker.core import (
@@ -331,9 +332,12 @@ class SteppedEngine:
             except RequestError as error:
                 self._drop(request, refused(error.code, str(error)))
                 continue
-            except Exception:
-                # One job that an engine cannot stomach is no reason to end those of others.
-                engine_log.exception("the engine could not take up a job")
+            except Exception as error:
+                # One job that an engine cannot stomach is no reason to end those of others. The
+                # message is not logged: it may hold what the job is made of.
+                at, what = extract_tb(error.__traceback__)[-1], type(error).__name__
+                where = f"{at.filename}:{at.lineno}"
+                engine_log.error("the engine could not take up a job: %s at %s", what, where)
                 self._backend.abort([handle])
                 self._drop(request, NOT_TAKEN)
                 continue
