@@ -1,4 +1,4 @@
-"""``--engine``: a real engine in a process of its own, and one that is not there."""
+"""``--engine``: an engine in a process of its own, and one that is not there."""
 
 from pathlib import Path
 from typing import get_args
@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from perf.engine import engines
-from perf.engine.contestants import CONTESTANTS
+from perf.engine.contestants import CONTESTANTS, Contestant
 from perf.report.command import Skip
 from worker.settings import EngineName
 
@@ -23,14 +23,16 @@ def test_engines_are_measured_and_what_is_missing_is_skipped(
         raise Skip("no gguf here")
 
     monkeypatch.setattr(engines, "_gguf", no_gguf)
-    results, card = engines.compare(["llamacpp", "torch"], "cpu", tmp_path, repeats=1, new_tokens=4)
+    name = "synthetic-paced"  # a real one would load torch for this
+    monkeypatch.setitem(engines.CONTESTANTS, name, Contestant(name))
+    results, card = engines.compare(["llamacpp", name], "cpu", tmp_path, repeats=1, new_tokens=2)
     missing, ours = results
     assert (missing.name, missing.skipped, missing.figures) == (
         "engines.llamacpp",
         "no gguf here",
         [],
     )
-    keys = [f"engines.torch.b{streams}.tokens_per_s" for streams in (1, 8, 32)]
-    assert [figure.key for figure in ours.figures] == [*keys, "engines.torch.abort_ms"]
+    keys = [f"engines.{name}.b{streams}.tokens_per_s" for streams in (1, 8, 32)]
+    assert [figure.key for figure in ours.figures] == [*keys, f"engines.{name}.abort_ms"]
     assert all(figure.median > 0 for figure in ours.figures)
-    assert card.engine == "torch"
+    assert card.engine == name
