@@ -20,15 +20,17 @@ from tests.support.stack import Orchestrator, Triton
 pytestmark = pytest.mark.e2e
 
 CLIENTS = 4
+TORCH = ("--set", "ENGINE=torch")
 BODY = {"prompt": "Once upon", "max_tokens": 32, "ignore_eos": True, "stream": True}
 HEADERS = {"X-Timeout-Ms": "20000"}
 
 
 @dataclass
 class Pair:
-    """Two Tritons with the demo model behind one orchestrator, and folders to swap to."""
+    """Two Tritons with made-up tokens behind one orchestrator, and folders to swap to: load that
+    costs no CPU, and one real model."""
 
-    tritons: tuple[Triton, Triton]
+    tritons: tuple[Triton, ...]
     orchestrator: Orchestrator
     other: Path
     broken: Path
@@ -53,7 +55,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     models = json.dumps({"other": str(other)})
-    tritons = Triton(models=models), Triton(models=models)
+    tritons = tuple(Triton(engine="synthetic-paced", models=models) for _ in range(2))
     orchestrator = Orchestrator(*(triton.grpc for triton in tritons))
     try:
         for triton in tritons:
@@ -130,9 +132,9 @@ async def test_wk7_two_instances_change_their_model_under_load_and_no_stream_is_
 async def test_wk7_what_cannot_be_loaded_changes_nothing(pair: Pair) -> None:
     """Weights that are cut short are found before anything is drained."""
     address = pair.tritons[0].grpc
-    done = await asyncio.to_thread(pair.command, address, str(pair.broken))
+    done = await asyncio.to_thread(pair.command, address, str(pair.broken), *TORCH)
     assert done.returncode == 1 and "model.safetensors" in done.stderr
-    everywhere = await asyncio.to_thread(pair.command, "--all", str(pair.broken))
+    everywhere = await asyncio.to_thread(pair.command, "--all", str(pair.broken), *TORCH)
     assert everywhere.returncode == 1
     async with aiohttp.ClientSession(pair.orchestrator.url) as http:
         async with http.get("/v2/instances") as response:
@@ -141,6 +143,20 @@ async def test_wk7_what_cannot_be_loaded_changes_nothing(pair: Pair) -> None:
         body = BODY | {"model": "demo", "stream": False}
         async with http.post("/v1/completions", json=body) as response:
             assert response.status == 200
+
+
+async def test_wk7_an_instance_goes_on_with_another_engine(pair: Pair) -> None:
+    address, words = pair.tritons[0].grpc, (str(pair.other), "--name", "demo", *TORCH)
+    done = await asyncio.to_thread(pair.command, address, *words)
+    assert done.returncode == 0, done.stderr
+    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+        async with http.get("/v2/instances") as response:
+            engines = {one["engine"] for one in (await response.json())["instances"]}
+        assert engines == {"torch", "synthetic-paced"}
+        for _ in range(4):  # both take their turns
+            body = BODY | {"model": "demo", "stream": False}
+            async with http.post("/v1/completions", json=body, headers=HEADERS) as response:
+                assert response.status == 200, await response.text()
 
 
 async def test_a_model_is_loaded_for_who_asks_for_it_and_not_for_who_cannot_wait(
