@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.clock import Timer
 from orchestrator.lanes.base import JobSink
-from worker.protocol import Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from worker.protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
 
 
 class ServerLost(Exception):
@@ -62,6 +62,18 @@ class LaneJob:
     is_over: bool = False
     held: str = field(default="")
     """Text without a token of its own, for the next piece."""
+
+    finish: "Finish | None" = None
+    """The server has said how the text ended; what may still come is about it, and no text."""
+
+    @property
+    def left_tokens(self) -> int:
+        """How many it may still come to."""
+        return max(0, self.sampling.max_tokens - self.completion_tokens)
+
+    def unnamed(self, count: int) -> list[int]:
+        """So many tokens without ids, whatever number a server tells: no more than may come."""
+        return [NO_TOKEN_ID] * max(0, min(count, self.left_tokens))
 
     def left_s(self, now: float) -> float:
         """Until its deadline."""

@@ -23,11 +23,13 @@ from orchestrator.lanes.model_folder import BadFolder, ModelFolder
 from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
 from orchestrator.lanes.polled import PolledLane
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
-from worker.protocol import NO_TOKEN_ID, Code, FinishReason, ModelCard, excerpt
+from worker.protocol import Code, FinishReason, ModelCard, excerpt
 
 ABORT_MS: Final = 100.0
 """Backends look for a closed stream at a response, or every so often (TensorRT-LLM: 100 ms)."""
 SLOTS: Final = 32
+_COUNTED_CHARS: Final = 256
+"""A text of this length is cut into tokens within a fraction of a millisecond."""
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -105,6 +107,10 @@ class PlainLane(PolledLane):
             raise ServerLost(f"its model {self.endpoint.model!r} is not ready")
         return None
 
+    async def _begin_anew(self) -> None:
+        # A channel goes on with a connection that is half open until the kernel gives it up.
+        await self._disconnect()
+
     async def _disconnect(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
@@ -161,6 +167,9 @@ class _Reader:
         self._text = text
         self._cutter = StopCutter(job.sampling.stop if cuts else ())
         self._uncounted = ""
+        """The last of the text, which is counted anew with each response."""
+        self._counted = 0
+        """Tokens of what came before it."""
         self._reason = ""
 
     def take(self, answer: PlainAnswer) -> Finish | None:
@@ -170,7 +179,7 @@ class _Reader:
         if count is None:
             count = self._count(answer)
         shown = self._cutter.feed(answer.text)
-        self._lane.deliver(job, Piece([NO_TOKEN_ID] * count, shown))
+        self._lane.deliver(job, Piece(job.unnamed(count), shown))
         if self._cutter.found:
             return Finish(FinishReason.STOP, stop=self._cutter.found)
         if answer.finish_reason not in ("", "None"):
@@ -180,12 +189,18 @@ class _Reader:
         return Finish(self._ended_by(), tail=self._cutter.flush())
 
     def _count(self, answer: PlainAnswer) -> int:
-        """Tokens by the model's own tokenizer, where the backend does not count them: of all the
-        text so far, so that one that came in two halves is one."""
+        """Tokens by the model's own tokenizer, where the backend does not count them: of the last
+        of the text anew, so that one that came in two halves is one."""
         if not answer.text:
             return 0
         self._uncounted += answer.text
-        return max(0, self._text.count(self._uncounted) - self._job.completion_tokens)
+        if len(self._uncounted) > _COUNTED_CHARS:
+            at = self._uncounted.rfind(" ", 1)
+            at = at if at > 0 else len(self._uncounted)
+            self._counted += self._text.count(self._uncounted[:at])
+            self._uncounted = self._uncounted[at:]
+        total = self._counted + self._text.count(self._uncounted)
+        return max(0, total - self._job.completion_tokens)
 
     def _ended_by(self) -> FinishReason:
         if self._reason in ("stop", "length"):

@@ -26,7 +26,17 @@ from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, Serve
 from orchestrator.lanes.meter import LaneMeter
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder, read_folder
 from orchestrator.telemetry.log import fields, lane_log
-from worker.protocol import AbortCause, Code, Delta, End, FinishReason, Frame, ModelCard, OnDeadline
+from worker.protocol import (
+    NO_TOKEN_ID,
+    AbortCause,
+    Code,
+    Delta,
+    End,
+    FinishReason,
+    Frame,
+    ModelCard,
+    OnDeadline,
+)
 
 POLL_S: Final = 0.3
 """The server is asked for its health so often: three times before its silence counts."""
@@ -34,6 +44,13 @@ RECHECK_POLLS: Final = 20
 """And so many times less often what it serves: it may have come back with another model between two
 looks."""
 SAMPLE_EVERY: Final = 64
+_MOST_IDS: Final = 2**31
+_MOST_HELD: Final = 2**16
+"""Characters that wait for the token that they came of."""
+
+
+class _Enough(Exception):
+    """The server goes on beyond the tokens that it was asked for."""
 
 
 class PolledLane(Lane):
@@ -73,16 +90,19 @@ class PolledLane(Lane):
     async def _poll(self) -> int | None:
         """Ask for its health; how many jobs it has in all, None where it does not say.
 
-        Raises ``ServerLost`` where it is gone; anything else that fails is silence.
+        Raises ``ServerLost`` where it is gone; no answer in time is silence.
         """
 
     @abstractmethod
     async def _generate(self, job: LaneJob) -> Finish:
-        """Have a job done, each piece of it told to ``_deliver``.
+        """Have a job done, each piece of it told to ``_deliver``, whose exceptions are not caught.
 
         Cancelled: close the request, so that the server stops. Raises ``JobFailed`` and
         ``ServerLost``.
         """
+
+    async def _begin_anew(self) -> None:
+        """Drop a connection that was given up: it may be one that nobody hears of any more."""
 
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
@@ -168,6 +188,7 @@ class PolledLane(Lane):
             self._session = asyncio.create_task(self._connect_and_poll())
             reason = await self._outcome(self._session)
             self._close_session(reason)
+            await self._begin_anew()
             if self.sessions_total > sessions:
                 pause = self._config.reconnect_min_s
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
@@ -256,6 +277,11 @@ class PolledLane(Lane):
             finish = await self._generate(job)
         except JobFailed as error:
             end = self._end_of(job, FinishReason.ERROR, error.code, str(error))
+        except _Enough:
+            end = self._end_of(job, FinishReason.LENGTH, None, "", Finish(FinishReason.LENGTH))
+        except asyncio.CancelledError:  # a library's own, where nobody gave the job up
+            self._lose(job, "its request was cancelled")
+            raise
         except ServerLost as error:
             self._lose(job, str(error))
             return
@@ -264,9 +290,7 @@ class PolledLane(Lane):
             what = f"the lane failed: {type(error).__name__}"
             end = self._end_of(job, FinishReason.ERROR, Code.INTERNAL, what)
         else:
-            if job.held:
-                finish = finish._replace(tail=job.held + finish.tail)
-            end = self._end_of(job, finish.reason, None, "", finish)
+            end = self._whole(job, finish)
         if not job.is_over:
             self._stop_timing(job)
             self._report_end(job, end)
@@ -276,9 +300,17 @@ class PolledLane(Lane):
         if job.is_over:
             return
         now = self.last_frame_at = self._clock.now()
-        ids = list(piece.ids)
+        ids, logprobs = list(piece.ids), piece.logprobs
+        if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MOST_IDS:
+            raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
+        if len(ids) > job.left_tokens:  # a server that does not heed what it was asked for
+            if not job.left_tokens:
+                raise _Enough
+            ids, logprobs = ids[: job.left_tokens], logprobs and logprobs[: job.left_tokens]
         text = job.held + piece.text
         if not ids:
+            if len(text) > _MOST_HELD:
+                raise JobFailed(Code.ENGINE_ERROR, "its server sends text without any tokens")
             job.held = text
             return
         job.held = ""
@@ -292,7 +324,7 @@ class PolledLane(Lane):
         self.tokens_total += count
         # The text is what all of them came to.
         texts = [""] * (count - 1) + [text]
-        job.sink.on_tokens(Delta(job.handle, ids, texts, piece.logprobs), now)
+        job.sink.on_tokens(Delta(job.handle, ids, texts, logprobs), now)
         self._until_sample -= 1
         if self._until_sample <= 0:
             self._until_sample = SAMPLE_EVERY
@@ -305,6 +337,9 @@ class PolledLane(Lane):
             job.timer = self._clock.call_at(job.ends_at, lambda: self._deadline_passed(job))
             return
         self._give_up(job)
+        if job.finish is not None:  # all of its text was here in time
+            self._report_end(job, self._whole(job, job.finish))
+            return
         is_error = job.on_deadline is OnDeadline.ERROR
         made = f"after {job.completion_tokens} tokens" if job.completion_tokens else "before any"
         self._report_end(
@@ -316,6 +351,12 @@ class PolledLane(Lane):
                 f"the deadline passed {made}" if is_error else "",
             ),
         )
+
+    def _whole(self, job: LaneJob, finish: Finish) -> End:
+        """The end of a text that its server brought to one."""
+        if job.held:
+            finish = finish._replace(tail=job.held + finish.tail)
+        return self._end_of(job, finish.reason, None, "", finish)
 
     def _give_up(self, job: LaneJob) -> None:
         """Close a job's request. From here on nothing of it is passed on."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ from worker.protocol import Code, excerpt
 
 MAX_ANSWER_BYTES = 2**20
 """Of anything but a stream."""
+_MOST = 2**31
+_KEY = re.compile(r"[!-~]+")
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _CODES = {
     400: Code.INVALID_REQUEST,
     401: Code.ENGINE_ERROR,
@@ -72,7 +76,11 @@ class HttpLane(PolledLane):
         try:
             key = (await asyncio.to_thread(path.read_text, "utf-8")).strip()
         except (OSError, ValueError) as error:
-            raise BadFolder(f"key_file {path} cannot be read: {error}") from None
+            # Without its path: a probe, which needs no key, shows why an instance is not up.
+            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+            raise BadFolder(f"its key_file cannot be read: {why}") from None
+        if not _KEY.fullmatch(key):
+            raise BadFolder("its key_file must hold one key: a line of ASCII without spaces")
         self._headers = {"Authorization": f"Bearer {key}"}
 
     async def _get(self, path: str) -> bytes:
@@ -80,14 +88,26 @@ class HttpLane(PolledLane):
         assert self._http is not None
         try:
             url = f"{self.endpoint.base_url}{path}"
-            async with self._http.get(url, headers=self._headers) as response:
-                body = await response.content.read(MAX_ANSWER_BYTES)
+            async with self._http.get(
+                url, headers=self._headers, allow_redirects=False
+            ) as response:
+                body = await _body(response)
         except aiohttp.ClientError as error:
             raise ServerLost(f"cannot reach {self.endpoint.base_url}: {_said(error)}") from None
         if response.status != 200:
             said = _message(body)
             raise ServerLost(f"{path} answers {response.status}{f': {said}' if said else ''}")
         return body
+
+    async def _get_object(self, path: str) -> dict[str, Any]:
+        """The JSON object that a 200 holds. Raises ``ServerLost``."""
+        body = await self._get(path)
+        try:
+            return _decode_object(body)
+        except msgspec.DecodeError:
+            raise ServerLost(
+                f"{path} answers no JSON object: is this the server that its URL says?"
+            ) from None
 
     async def _get_or(self, path: str, otherwise: bytes) -> bytes:
         """The same of what not every server has."""
@@ -111,10 +131,12 @@ class HttpLane(PolledLane):
         url = f"{self.endpoint.base_url}{path}"
         decoder = SseDecoder()
         try:
-            response = await self._http.post(url, data=msgspec.json.encode(body), headers=headers)
+            response = await self._http.post(
+                url, data=msgspec.json.encode(body), headers=headers, allow_redirects=False
+            )
             try:
                 if response.status != 200:
-                    said = _message(await response.content.read(MAX_ANSWER_BYTES))
+                    said = _message(await _body(response))
                     raise _failed(response.status, said)
                 async for chunk in response.content.iter_any():
                     for event in decoder.feed(chunk):
@@ -128,6 +150,34 @@ class HttpLane(PolledLane):
             raise ServerLost(f"its connection broke: {_said(error)}") from None
         except EventTooLong as error:
             raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """All of it, or what its bound leaves of it: the connection is not used again then."""
+    found = bytearray()
+    while len(found) < MAX_ANSWER_BYTES:
+        # One read gives what is there by now, which may be a part.
+        piece = await response.content.read(MAX_ANSWER_BYTES - len(found))
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
+
+
+def count_of(value: object) -> int:
+    """A number of tokens or slots that a server tells; 0 for what is none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 < value < _MOST else 0
+
+
+def jobs_in(metrics: bytes, pattern: re.Pattern[bytes]) -> int | None:
+    """The sum of what ``pattern`` finds; None where it finds nothing that is a number of jobs."""
+    found = pattern.findall(metrics)
+    try:
+        return round(sum(map(float, found))) if found else None
+    except (ValueError, OverflowError):
+        return None
 
 
 class ServerEvent(msgspec.Struct):

@@ -12,10 +12,17 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.lanes.cards import Told, make_card
-from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.http.http_lane import (
+    HttpLane,
+    ServerEvent,
+    closing,
+    count_of,
+    decoded,
+    jobs_in,
+)
 from orchestrator.lanes.lane_job import Finish, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
-from worker.protocol import NO_TOKEN_ID, Feature, FinishReason, ModelCard
+from worker.protocol import Feature, FinishReason, ModelCard
 
 ABORT_MS: Final = 300.0
 """5 to 28 ms measured while it decodes, twice of seven times 250 to 270 on a busy machine; a second
@@ -36,8 +43,13 @@ class _Event(ServerEvent):
     tokens_cached: int = 0
 
 
+class _Slot(msgspec.Struct):
+    is_processing: bool = False
+
+
 _NO_PENALTIES = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _decoder = msgspec.json.Decoder(_Event)
+_slots_decoder = msgspec.json.Decoder(list[_Slot])
 
 
 class LlamaCppLane(HttpLane):
@@ -48,11 +60,10 @@ class LlamaCppLane(HttpLane):
     async def _reach(self, folder: ModelFolder) -> ModelCard:
         await self._read_key()
         await self._get("/health")
-        props = msgspec.json.decode(await self._get("/props"))
+        props = await self._get_object("/props")
         path = str(props.get("model_alias") or props.get("model_path") or "")
         name = self.endpoint.model or path.rpartition("/")[2].removesuffix(".gguf") or "llamacpp"
-        slots, settings = props.get("total_slots"), props.get("default_generation_settings") or {}
-        context = settings.get("n_ctx")
+        settings = props.get("default_generation_settings")
         return make_card(
             self.endpoint,
             folder,
@@ -60,8 +71,8 @@ class LlamaCppLane(HttpLane):
                 name,
                 "llamacpp-server",
                 str(props.get("build_info") or ""),
-                context_tokens=context if isinstance(context, int) else 0,
-                slots=slots if isinstance(slots, int) else 0,
+                context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
+                slots=count_of(props.get("total_slots")),
             ),
             lacks=LACKS,
             abort_ms=ABORT_MS,
@@ -72,11 +83,14 @@ class LlamaCppLane(HttpLane):
     async def _poll(self) -> int | None:
         await self._get("/health")
         if self._has_metrics:
-            found = _RUNNING.findall(await self._get_or("/metrics", b""))
-            self._has_metrics = bool(found)
-            return round(sum(map(float, found))) if found else None
-        slots = msgspec.json.decode(await self._get_or("/slots", b"[]"))
-        return sum(bool(slot.get("is_processing")) for slot in slots) if slots else None
+            jobs = jobs_in(await self._get_or("/metrics", b""), _RUNNING)
+            self._has_metrics = jobs is not None
+            return jobs
+        try:
+            slots = _slots_decoder.decode(await self._get_or("/slots", b"[]"))
+        except msgspec.DecodeError:
+            return None
+        return sum(slot.is_processing for slot in slots) if slots else None
 
     async def _generate(self, job: LaneJob) -> Finish:
         async with closing(self._events(job, "/completion", self._request(job))) as events:
@@ -84,7 +98,7 @@ class LlamaCppLane(HttpLane):
                 one = decoded(_decoder, event.data)
                 # The tokens that it keeps to itself are counted, not named.
                 silent = one.tokens_predicted - job.completion_tokens - len(one.tokens)
-                ids = [NO_TOKEN_ID] * max(0, silent) + one.tokens
+                ids = job.unnamed(silent) + one.tokens
                 self._deliver(job, Piece(ids, one.content))
                 if one.stop:
                     return _finish_of(one)

@@ -11,6 +11,8 @@ MAX_EVENT_BYTES = 4 * 2**20
 """Far beyond any token with its log-probabilities."""
 
 _EMPTY = memoryview(b"")
+_LINE_COST = 256
+"""What keeping a line takes beside its bytes, so that empty ones have a bound, too."""
 
 
 class EventTooLong(ValueError):
@@ -33,6 +35,8 @@ class SseDecoder:
         """The beginning of a line whose end has not come."""
         self._data: list[memoryview] = []
         self._name = b""
+        self._owned = 0
+        """So many of ``_data`` are no views of what was fed."""
         self._size = 0
         self._after_cr = False
         self._is_first = True
@@ -46,8 +50,12 @@ class SseDecoder:
             at = int(chunk[:1] == b"\n")  # the other half of a line's end
             self._after_cr = False
         has_cr = b"\r" in chunk
+        newline = -1
         while at < end:
-            stop = chunk.find(b"\n", at)
+            if newline < at:  # lines that end with a carriage return need no new look
+                newline = chunk.find(b"\n", at)
+                newline = end if newline < 0 else newline
+            stop = newline if newline < end else -1
             if has_cr:
                 cr = chunk.find(b"\r", at, end if stop < 0 else stop)
                 stop = cr if cr >= 0 else stop
@@ -62,6 +70,10 @@ class SseDecoder:
             at = stop + 1
         if at < end:
             self._line += view[at:]
+        # A view keeps all of its chunk: what waits for the end of its event has bytes of its own.
+        for i in range(self._owned, len(self._data)):
+            self._data[i] = memoryview(bytes(self._data[i]))
+        self._owned = len(self._data)
         if len(self._line) + self._size > self._limit:
             raise EventTooLong(f"an event of more than {self._limit} bytes")
         return events
@@ -79,15 +91,17 @@ class SseDecoder:
                 data = self._data
                 joined = data[0] if len(data) == 1 else memoryview(b"\n".join(data))
                 events.append(SseEvent(joined, self._name))
-            self._data, self._name, self._size = [], b"", 0
+            self._data, self._name, self._size, self._owned = [], b"", 0, 0
             return
         head = bytes(line[:6])
         if head[:5] == b"data:":
             value = line[6:] if head[5:] == b" " else line[5:]
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(value) + _LINE_COST
         elif head == b"data":
             self._data.append(_EMPTY)
+            self._size += _LINE_COST
         elif head == b"event:":
+            self._size -= len(self._name)
             self._name = bytes(line[6:]).removeprefix(b" ")
             self._size += len(self._name)

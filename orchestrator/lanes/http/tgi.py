@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.lanes.cards import Told, make_card
-from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, count_of, decoded
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
@@ -61,8 +61,7 @@ class TgiLane(HttpLane):
         if self._text is None:
             self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
         await self._get("/health")
-        info = msgspec.json.decode(await self._get("/info"))
-        context = info.get("max_total_tokens")
+        info = await self._get_object("/info")
         return make_card(
             self.endpoint,
             folder,
@@ -70,7 +69,7 @@ class TgiLane(HttpLane):
                 self.endpoint.model or str(info.get("model_id") or "tgi"),
                 "tgi",
                 str(info.get("version") or ""),
-                context_tokens=context if isinstance(context, int) else 0,
+                context_tokens=count_of(info.get("max_total_tokens")),
                 quantization=str(info.get("quantize") or ""),
             ),
             lacks=LACKS,

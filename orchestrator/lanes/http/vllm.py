@@ -4,17 +4,25 @@ A closed connection aborts the request in vLLM's engine, after the step under wa
 own turn. It has no deadline: the lane's is all there is.
 """
 
+import asyncio
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.lanes.cards import Told, make_card
-from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, decoded
+from orchestrator.lanes.http.http_lane import (
+    HttpLane,
+    ServerEvent,
+    closing,
+    count_of,
+    decoded,
+    jobs_in,
+)
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
 from worker.protocol import (
-    NO_TOKEN_ID,
     Code,
     FinishReason,
     ModelCard,
@@ -26,6 +34,8 @@ ABORT_MS: Final = 65.0
 """27 to 63 ms measured (0.32, a small model on a CPU): a step, and a turn of the server's loop."""
 SLOTS: Final = 64
 """Jobs at once where the operator does not say; vLLM takes more and queues them itself."""
+USAGE_S: Final = 1.0
+"""A text that has ended waits so long for what the server says of it."""
 _IDS_SINCE: Final = (0, 10, 2)
 _RUNNING = re.compile(
     rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
@@ -75,17 +85,23 @@ class VllmLane(HttpLane):
     async def _reach(self, folder: ModelFolder) -> ModelCard:
         await self._read_key()
         await self._get("/health")
-        models = msgspec.json.decode(await self._get("/v1/models")).get("data") or []
-        served = {str(one.get("id")): one for one in models}
+        models = (await self._get_object("/v1/models")).get("data")
+        served = {
+            str(one.get("id")): one
+            for one in (models if isinstance(models, list) else ())
+            if isinstance(one, dict)
+        }
         wanted = self.endpoint.model
         if not served or (wanted and wanted not in served):
             raise ServerLost(f"it serves {', '.join(served) or 'no model'}, not {wanted!r}")
         self._model = wanted or next(iter(served))
-        version = msgspec.json.decode(await self._get_or("/version", b"{}")).get("version", "")
+        try:
+            version = (await self._get_object("/version")).get("version", "")
+        except ServerLost:  # not every version has it
+            version = ""
         found = _VERSION.match(str(version))
         # An unknown version is taken for a new one.
         self._has_ids = found is None or tuple(int(n or 0) for n in found.groups()) >= _IDS_SINCE
-        context = served[self._model].get("max_model_len")
         return make_card(
             self.endpoint,
             folder,
@@ -93,7 +109,7 @@ class VllmLane(HttpLane):
                 self._model,
                 "vllm-server",
                 str(version),
-                context_tokens=context if isinstance(context, int) else 0,
+                context_tokens=count_of(served[self._model].get("max_model_len")),
             ),
             lacks=(),
             abort_ms=ABORT_MS,
@@ -103,34 +119,41 @@ class VllmLane(HttpLane):
 
     async def _poll(self) -> int | None:
         await self._get("/health")
-        found = _RUNNING.findall(await self._get_or("/metrics", b""))
-        return round(sum(map(float, found))) if found else None
+        return jobs_in(await self._get_or("/metrics", b""), _RUNNING)
 
     async def _generate(self, job: LaneJob) -> Finish:
-        finish: Finish | None = None
         body = request_of(job, self._model, returns_ids=self._has_ids)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                await self._read_answer(job, body, limit)
+        if job.finish is None:
+            raise ServerLost("its answer broke off")
+        return job.finish
+
+    async def _read_answer(
+        self, job: LaneJob, body: dict[str, Any], limit: asyncio.Timeout
+    ) -> None:
         async with closing(self._events(job, "/v1/completions", body)) as events:
             async for event in events:
                 if event.data == b"[DONE]":
-                    break
+                    return
                 chunk = decoded(_decoder, event.data)
                 usage = chunk.usage
-                if chunk.choices:
+                if chunk.choices and job.finish is None:
                     choice = chunk.choices[0]
-                    finish = _finish_of(choice) or finish
                     ids = choice.token_ids
                     if ids is None:
                         made = (usage.completion_tokens or 0) if usage is not None else 0
-                        ids = [NO_TOKEN_ID] * max(0, made - job.completion_tokens)
+                        ids = job.unnamed(made - job.completion_tokens)
                     logprobs = _logprobs_of(choice, ids, job.sampling.logprobs)
                     self._deliver(job, Piece(ids, choice.text, logprobs))
-                elif usage is not None and finish is not None:
+                    job.finish = _finish_of(choice)
+                    if job.finish is not None:
+                        limit.reschedule(asyncio.get_running_loop().time() + USAGE_S)
+                elif usage is not None and job.finish is not None:
                     details = usage.prompt_tokens_details
                     cached = None if details is None else details.cached_tokens
-                    finish = finish._replace(cached_tokens=cached or 0)
-        if finish is None:
-            raise ServerLost("its answer broke off")
-        return finish
+                    job.finish = job.finish._replace(cached_tokens=cached or 0)
 
 
 def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[str, Any]:

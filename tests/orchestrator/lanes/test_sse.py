@@ -1,6 +1,7 @@
 """Server-sent events: however a body is cut, the events are the same."""
 
 import re
+import sys
 from itertools import pairwise
 
 import pytest
@@ -86,3 +87,26 @@ def test_an_event_without_end_is_refused(body: bytes) -> None:
     with pytest.raises(EventTooLong):
         for at in range(0, len(body), 16):
             decoder.feed(body[at : at + 16])
+
+
+def test_lines_without_bytes_have_a_bound_too() -> None:
+    decoder = SseDecoder()
+    with pytest.raises(EventTooLong):
+        for _ in range(40):
+            decoder.feed(b"data\n" * 1000)
+
+
+def test_what_waits_for_its_events_end_keeps_no_chunk() -> None:
+    decoder = SseDecoder()
+    chunk = b": comment\n" * 10_000 + b"data: x\n"
+    before = sys.getrefcount(chunk)
+    decoder.feed(chunk)
+    assert sys.getrefcount(chunk) == before
+    assert [bytes(event.data) for event in decoder.feed(b"data: y\n\n")] == [b"x\ny"]
+
+
+def test_an_event_may_be_renamed_as_often_as_its_server_likes() -> None:
+    decoder = SseDecoder(limit=1000)
+    for _ in range(1000):
+        decoder.feed(b"event: news\n")
+    assert decoder.feed(b"data: x\n\n")[0].name == b"news"
