@@ -189,6 +189,7 @@ class Orchestrator:
         for listener in listeners:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
+        self.stages.demand.queued(task)
         for call in self.on_offered:
             call(task)
 
@@ -291,6 +292,7 @@ class Orchestrator:
         await stages.demand.ensure(task.job.model, task.deadline, due_at)
         encoder = stages.models.resolve(task.job.model)
         task.model = encoder.card.model
+        stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
         task.token_ids = await self._encode(task, encoder, prompt)
         task.prompt_tokens = len(task.token_ids)
@@ -401,7 +403,11 @@ class Orchestrator:
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
         """The job's model, loaded first where that is needed. Raises ``TidegateError``."""
-        await self.stages.demand.ensure(job.model, job.deadline)
+        demand = self.stages.demand
+        if demand.must_load(job.model):
+            self.stages.admission.require_open()
+            with self.limits.waiting(job.key):
+                await demand.ensure(job.model, job.deadline)
         return self.models.resolve(job.model)
 
     @property
@@ -440,6 +446,7 @@ class Orchestrator:
         self.slots.end_all()
         for task in list(self._live):
             self._end_for_drain(task)
+        self.stages.demand.abandon()
 
     def _end_for_drain(self, task: Task) -> None:
         is_left = self.stages.durable is not None and self.stages.durable.leave(task)

@@ -50,9 +50,13 @@ class Admission:
 
     def begin(self, task: Task) -> None:
         """Raises ``Draining`` or ``DeadlineExceeded``."""
+        self.require_open()
+        self._require_time(task)
+
+    def require_open(self) -> None:
+        """Raises ``Draining``."""
         if self.draining:
             raise Draining("the service is going down and takes no new work")
-        self._require_time(task)
 
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""

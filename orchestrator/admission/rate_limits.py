@@ -187,7 +187,17 @@ class Limiter:
         finally:
             self._leave(key)
 
-    def _enter(self, key: str) -> None:
+    @contextmanager
+    def waiting(self, key: str) -> Iterator[None]:
+        """Count in what a request that is yet to ``begin`` waits for: as in progress, and as no
+        request of its own. Raises ``RateLimited``."""
+        self._enter(key, takes=0)
+        try:
+            yield
+        finally:
+            self._leave(key)
+
+    def _enter(self, key: str, takes: int = 1) -> None:
         accounts, now = self._accounts_of(key), self._clock.now()
         for account, whose in accounts:
             if account.concurrent and account.running >= account.concurrent:
@@ -204,7 +214,7 @@ class Limiter:
         for account, _ in accounts:
             account.running += 1
             if account.requests is not None:
-                account.requests.take(1, now)
+                account.requests.take(takes, now)
 
     def _leave(self, key: str) -> None:
         for account, _ in self._accounts_of(key):

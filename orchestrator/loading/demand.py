@@ -16,6 +16,7 @@ from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.errors import (
     DeadlineExceeded,
     DeadlineInfeasible,
+    Draining,
     NotReady,
     QueueFull,
     TidegateError,
@@ -26,7 +27,7 @@ from orchestrator.loading.choice import LoadChoice, Place, choose_place
 from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.deadline import Deadline, Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import ON_DEMAND, narrate
@@ -89,6 +90,8 @@ class ModelDemand:
         self._config = config
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._waiters: Counter[str] = Counter()
+        self._arriving: set[Task] = set()
+        """Their prompts are being read."""
         self._needed_at: dict[str, float] = {}
         self._failed: dict[str, Failure] = {}
         self._promised: set[str] = set()
@@ -117,6 +120,10 @@ class ModelDemand:
         states |= dict.fromkeys(self._flights, "loading")
         return states | dict.fromkeys(served, "loaded")
 
+    def must_load(self, model: str) -> bool:
+        """Whether a request for ``model`` has to wait for it to be loaded."""
+        return not self._is_served(model) and model in self.loadable()
+
     async def ensure(self, model: str, deadline: Deadline, due_at: float | None = None) -> None:
         """Return once ``model`` is served, or where no instance could load it.
 
@@ -124,13 +131,27 @@ class ModelDemand:
         clock. Raises ``DeadlineInfeasible``, ``DeadlineExceeded``, ``NotReady`` or ``QueueFull``.
         """
         due_at = deadline.at if due_at is None else due_at
-        self._needed_at[model] = self._clock.now()
+        part = Part.FIRST_TOKEN if due_at < deadline.at else ""
         while not self._is_served(model):
             known = self.loadable().get(model)
             if known is None:
                 return
+            self._needed_at[model] = self._clock.now()
             self._require_hope(known, due_at)
-            await self._wait_for(model, due_at)
+            await self._wait_for(model, due_at, part)
+
+    def needs(self, task: Task) -> None:
+        """``task`` is on its way into the queue: its model, which is served, is not for others to
+        take until ``queued``, or the task's end."""
+        self._needed_at[task.model] = self._clock.now()
+        if task.ending is not None:  # a drain was quicker
+            return
+        self._arriving.add(task)
+        task.on_end.append(self._arriving.discard)
+
+    def queued(self, task: Task) -> None:
+        """It is seen in the queue now, or where it runs."""
+        self._arriving.discard(task)
 
     def want(self, model: str) -> None:
         """Have ``model`` loaded for a task that waits elsewhere, where that can be. Idempotent."""
@@ -147,19 +168,33 @@ class ModelDemand:
             if model in loadable and not self._is_served(model) and not self._has_failed(model):
                 self._flight(model)
 
-    async def close(self) -> None:
+    def abandon(self) -> None:
+        """Let nobody wait any longer: the service is going down. Workers go on with their swaps."""
         for flight in self._flights.values():
             flight.cancel()
+
+    async def close(self) -> None:
+        self.abandon()
 
     # ── one request ──────────────────────────────────────────────────────────────────────────
 
     def _is_served(self, model: str) -> bool:
-        """By an instance that keeps it; down or not, as placement waits for it to come back."""
+        """By an instance that keeps it; down or not, as placement waits for it to come back.
+
+        One that was taken out of use keeps it for nobody, where another one could load it.
+        """
         leaving = self._swaps.leaving()
-        return any(
-            i.card is not None
+        keepers = [
+            i
+            for i in self._registry
+            if i.card is not None
             and i.card.model == model
             and not (i.address in leaving and self._swaps.latest[i.address].model != model)
+        ]
+        if not keepers or not all(map(_is_out_of_use, keepers)):
+            return bool(keepers)
+        return not any(
+            i.ready and i.card is not None and any(one.name == model for one in i.card.loadable)
             for i in self._registry
         )
 
@@ -197,17 +232,31 @@ class ModelDemand:
             )
 
     def _least_ms(self, known: Loadable) -> float:
-        """No load is over sooner, drain and all."""
+        """No load is over sooner, drain and all; of one under way, what may be left of it."""
         least = self._swaps.least_load_ms(known.name)
         if least is None:
             least = known.load_ms or known.bytes / FASTEST_BYTES_PER_MS / CERTAIN_SHARE
-        return CERTAIN_SHARE * least
+        return max(0.0, CERTAIN_SHARE * least - self._passed_ms(known.name))
+
+    def _passed_ms(self, model: str) -> float:
+        """For how long the load of ``model`` has been under way; 0 where it is not."""
+        now = self._clock.now()
+        return max(
+            (
+                1000 * (now - swap.began_at)
+                for swap in self._swaps.latest.values()
+                if not swap.is_over and swap.model == model
+            ),
+            default=0.0,
+        )
 
     def _load_ms(self, known: Loadable) -> float:
         usual = self._swaps.usual_load_ms(known.name) or known.load_ms
         return usual or FIXED_MS + known.bytes / BYTES_PER_MS
 
     def _predicted_ms(self, known: Loadable) -> float:
+        if (passed_ms := self._passed_ms(known.name)) > 0:
+            return max(0.0, self._load_ms(known) - passed_ms)
         choice = self._choose(known)
         place = choice.place
         if place is not None:
@@ -215,17 +264,22 @@ class ModelDemand:
         wait_ms = 1000 * choice.wait_s if choice.wait_s < math.inf else 0.0
         return self._load_ms(known) + wait_ms
 
-    async def _wait_for(self, model: str, due_at: float) -> None:
+    async def _wait_for(self, model: str, due_at: float, part: str) -> None:
         flight = self._flight(model)
         self._waiters[model] += 1
         try:
             async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
                 await asyncio.shield(flight)
-        except TimeoutError as error:
-            if isinstance(error, TidegateError):
-                raise
+        except NotReady as error:  # one for all who wait, and each writes its deadline into its own
+            raise NotReady(error.message, retry_after_ms=error.retry_after_ms) from None
+        except TimeoutError:
             late_s = self._clock.now() - due_at
-            raise DeadlineExceeded.before("its model was loaded", late_s) from None
+            raise DeadlineExceeded.before("its model was loaded", late_s, part) from None
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if flight.cancelled() and not (asking is not None and asking.cancelling()):
+                raise Draining("the service is going down; try again elsewhere") from None
+            raise
         finally:
             self._waiters[model] -= 1
 
@@ -282,6 +336,7 @@ class ModelDemand:
         leaving, now = self._swaps.leaving(), self._clock.now()
         waiting = Counter(task.model for task in self._queue.tasks())
         waiting.update(self._waiters)
+        waiting.update(task.model for task in self._arriving)
         served = Counter(
             i.card.model
             for i in self._registry
@@ -327,3 +382,7 @@ class ModelDemand:
             if attempt.address == instance.address
         ]
         return max((times[len(times) // 2] for times in left if len(times)), default=0.0)
+
+
+def _is_out_of_use(instance: Instance) -> bool:
+    return instance.cordoned or instance.removed or instance.retiring_since is not None

@@ -3,9 +3,14 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.errors import TidegateError
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.loading.test_swaps import chat, models
 from tests.support.fake_worker import FakeWorker, Plan
@@ -175,3 +180,130 @@ async def test_a_model_that_could_be_loaded_is_listed(
         body = await response.json()
     assert body["bytes"] == 1234
     assert (body["max_model_len"] is None) is (body["state"] == "loadable")
+
+
+async def test_names_that_nobody_knows_are_not_kept(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker)
+    for i in range(5):
+        assert (await ask(service, f"unheard-{i}"))[0] == 404
+    assert (await ask(service, "fake"))[0] == 200
+    assert set(service.orchestrator.stages.demand._needed_at) == {"fake"}
+
+
+async def test_dl7_a_load_that_is_nearly_over_refuses_nobody(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other", load_ms=20_000.0)
+    worker.swap_s = 60.0
+    service = await make_service(worker)
+    first = asyncio.create_task(ask(service, "other", timeout_ms=50_000))
+    await worker.until(lambda: len(worker.swaps) == 1)
+    _, body = await ask(service, "other", timeout_ms=300)
+    assert "deadline_infeasible" in str(body)
+    service.orchestrator.stages.swaps.latest[worker.address].began_at -= 19.0
+    _, body = await ask(service, "other", timeout_ms=300)
+    assert "deadline_exceeded" in str(body), "it was worth waiting for"
+    assert service.orchestrator.stages.demand.refused == 1
+    first.cancel()
+
+
+async def test_each_who_waited_for_a_load_that_failed_is_told_of_its_own_deadline(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s, worker.swap_error = 0.1, "its weights are corrupt"
+    service = await make_service(worker)
+    errors: list[TidegateError] = []
+
+    async def wait(seconds: float) -> None:
+        now = service.orchestrator.clock.now()
+        deadline = Deadline(now + seconds, now)
+        try:
+            await service.orchestrator.stages.demand.ensure("other", deadline)
+        except TidegateError as error:
+            errors.append(error)
+
+    await asyncio.gather(wait(20.0), wait(40.0))
+    assert len({id(error) for error in errors}) == 2
+    assert [error.message for error in errors] == [errors[0].message] * 2
+    assert "corrupt" in errors[0].message
+
+
+async def test_a_drain_tells_those_who_wait_for_a_load(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s = 60.0
+    service = await make_service(worker)
+    asked = asyncio.create_task(ask(service, "other"))
+    await worker.until(lambda: len(worker.swaps) == 1)
+    await service.parts.lifecycle.drain(0.0)
+    status, body = await asked
+    assert status == 503 and "draining" in str(body)
+    async with service.http.post(
+        "/v1/responses", json={"model": "other", "input": "x", "max_output_tokens": 4}
+    ) as response:
+        assert response.status == 503 and "draining" in await response.text()
+    assert service.outcomes() == ["failed"]
+
+
+async def test_a_request_whose_prompt_is_being_read_keeps_the_model_that_it_waited_for(
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    real = Orchestrator._encode
+
+    async def slowly(self: Orchestrator, task: Task, *rest: Any) -> Any:
+        if task.model == "other":
+            reading.set()
+            await go_on.wait()
+        return await real(self, task, *rest)
+
+    monkeypatch.setattr(Orchestrator, "_encode", slowly)
+    first = asyncio.create_task(ask(service, "other"))
+    await reading.wait()
+    second = asyncio.create_task(ask(service, "fake"))
+    await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
+    await asyncio.sleep(0.1)
+    assert len(worker.swaps) == 1
+    go_on.set()
+    assert [(await one)[0] for one in (first, second)] == [200, 200]
+
+
+async def test_who_is_at_its_limit_has_no_model_loaded(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    service = await make_service(worker, key_concurrent=1)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    running = asyncio.create_task(ask(service, "fake"))
+    await worker.until(lambda: worker.running == 1)
+    async with service.http.post(
+        "/v1/responses", json={"model": "other", "input": "x", "max_output_tokens": 4}
+    ) as response:
+        assert response.status == 429
+    assert worker.swaps == []
+    plan.release.set()
+    assert (await running)[0] == 200
+
+
+async def test_a_model_whose_instance_was_taken_out_of_use_is_loaded_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    out, other = await make_worker(model="first"), await make_worker(model="second")
+    out.can_load("second")
+    other.can_load("first")
+    service = await make_service(out, other)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    service.orchestrator.registry.cordon(out.address)
+    assert (await ask(service, "first"))[0] == 200
+    assert (out.swaps, len(other.swaps)) == ([], 1)
+    service.orchestrator.registry.cordon(other.address)
+    status, body = await ask(service, "first")
+    assert status == 503 and "not_ready" in str(body), "nobody could load it: told at once"
