@@ -123,9 +123,7 @@ def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> N
     with pytest.raises(AssertionError, match="to be ready"):
         stranger.start(patience_s=3.0)
     try:
-        eventually(
-            lambda: "TIDEGATE_WORKER_LANE_TOKEN" in stranger.log.read_text(), "the name of what to set"
-        )
+        eventually(lambda: "TIDEGATE_WORKER_LANE_TOKEN" in stranger.log.read_text(), "a word on it")
     finally:
         stranger.stop()
 
