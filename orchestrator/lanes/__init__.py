@@ -3,6 +3,7 @@
 - ``base``   what every kind of lane is and does, and who hears of it
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
+- ``reconnector`` session after session with a peer, with pauses between them; slot links use it too
 - ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
 - ``endpoint`` how instances of other kinds are named; ``factory`` makes the lane for each
 - ``polled`` what those kinds share: jobs with deadlines, health by asking (``lane_job``, ``meter``)

@@ -12,7 +12,6 @@ own callback. Messages leave at once, or when the peer has room: nobody who subm
 import asyncio
 import random
 import uuid
-from contextlib import suppress
 from typing import Unpack
 
 import msgspec
@@ -23,8 +22,8 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
+from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
-from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol import (
     PROTOCOL_VERSION,
     AbortCause,
@@ -65,10 +64,6 @@ _UNAVAILABLE = "has no available versions"
 """Triton's own words, for a model that is unloaded or a server that is going down."""
 
 
-def _was_stale(session: asyncio.Task[None]) -> bool:
-    return not session.cancelled() and isinstance(session.exception(), LaneStale)
-
-
 class StreamLane(Lane):
     """A lane over one ``ModelStreamInfer`` call of Tidegate's own worker."""
 
@@ -93,10 +88,15 @@ class StreamLane(Lane):
         """In this session, as Triton keeps it."""
         self._until_sample = SAMPLE_EVERY
         self._cancels: dict[AbortCause, list[int]] = {}
-        self._runner: asyncio.Task[None] | None = None
-        self._breaking: str | None = None
-        """Why ``break_off`` ended the session, until it has."""
-        self._session: asyncio.Task[None] | None = None
+        self._sessions = Reconnector(
+            "lane",
+            address,
+            self._connect_and_read,
+            self._session_ended,
+            config=config,
+            rng=rng,
+            expected=(CallEnded, LaneBroken, BadResponse, DecodeError, msgspec.DecodeError),
+        )
 
     # ── for those who have work ──────────────────────────────────────────────────────────────
 
@@ -141,68 +141,27 @@ class StreamLane(Lane):
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        self._runner = asyncio.create_task(self._run(), name=f"lane {self.address}")
+        self._sessions.start()
 
     async def close(self) -> None:
-        if self._runner is not None:
-            self._runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._runner
-            self._runner = None
+        await self._sessions.close()
 
     def break_off(self, reason: str) -> None:
-        if self._session is not None:
-            self._breaking = reason
-            self._session.cancel()
+        self._sessions.break_off(reason)
 
     def reopen(self) -> None:
         if self.is_open:
             self.is_open, self.is_reopening = False, True
             self.break_off(_STALE)
 
-    async def _run(self) -> None:
-        pause = self._config.reconnect_min_s
-        while True:
-            sessions = self.sessions_total
-            self._session = asyncio.create_task(self._connect_and_read())
-            reason = await self._outcome(self._session)
-            by_sibling = self.is_reopening and self._session.cancelled()
-            self.is_reopening = by_sibling or _was_stale(self._session)
-            self._close_session(reason)
-            if self.sessions_total > sessions:
-                pause = self._config.reconnect_min_s
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(2 * pause, self._config.reconnect_max_s)
-
-    async def _outcome(self, session: asyncio.Task[None]) -> str:
-        """Why ``session`` ended. When we are cancelled ourselves, end it first."""
-        try:
-            await asyncio.wait([session])
-        except asyncio.CancelledError:
-            session.cancel()
-            await asyncio.wait([session])
-            self._close_session("worn out" if self.is_relieved else "the orchestrator is stopping")
-            raise
-        if session.cancelled():
-            return self._breaking or "the stream was cancelled"
-        error = session.exception()
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._config.open_timeout_s:g} s"
-        if isinstance(
-            error, CallEnded | LaneBroken | BadResponse | DecodeError | msgspec.DecodeError
-        ):
-            return str(error)
-        lane_log.error(
-            "lane failed unexpectedly; reconnecting",
-            exc_info=error,
-            extra=fields(instance=self.address),
-        )
-        return f"unexpected {type(error).__name__}"
-
-    def _close_session(self, reason: str) -> None:
+    async def _session_ended(self, end: SessionEnd) -> None:
+        reason = end.reason
+        if end.is_closed:
+            reason = "worn out" if self.is_relieved else "the orchestrator is stopping"
+        else:
+            by_sibling = self.is_reopening and end.error is None
+            self.is_reopening = by_sibling or isinstance(end.error, LaneStale)
         self.is_open = self.is_closing = self.is_worn = False
-        self._breaking = None
-        self._session = None
         self._cancels.clear()
         self._lose_jobs()
         self._owner.lane_closed(self, reason)
@@ -244,6 +203,7 @@ class StreamLane(Lane):
         self._seq = frame.seq
         self._carried_bytes = 0  # but for the card, which each lane begins with
         self.sessions_total += 1
+        self._sessions.is_up()
         self.last_frame_at = self._clock.now()
         self.is_open = True
         self.is_reopening = False

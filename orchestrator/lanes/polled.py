@@ -15,7 +15,6 @@ server for the card's ``abort_ms``: for so long it counts as load.
 import asyncio
 import random
 from abc import abstractmethod
-from contextlib import suppress
 from typing import Final, Unpack
 
 from orchestrator.clock import Clock
@@ -25,6 +24,7 @@ from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.meter import LaneMeter
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder, read_folder
+from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol import (
     NO_TOKEN_ID,
@@ -75,9 +75,15 @@ class PolledLane(Lane):
         self._lingering = 0
         self._seq = 0
         self._until_sample = SAMPLE_EVERY
-        self._runner: asyncio.Task[None] | None = None
-        self._session: asyncio.Task[None] | None = None
-        self._breaking: str | None = None
+        self._sessions = Reconnector(
+            "lane",
+            endpoint.name,
+            self._connect_and_poll,
+            self._session_ended,
+            config=config,
+            rng=rng,
+            expected=(ServerLost, BadFolder),
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ── a kind of server adds ────────────────────────────────────────────────────────────────
@@ -152,22 +158,16 @@ class PolledLane(Lane):
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        self._runner = asyncio.create_task(self._run(), name=f"lane {self.address}")
+        self._sessions.start()
 
     async def close(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await runner
+        await self._sessions.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._disconnect()
 
     def break_off(self, reason: str) -> None:
-        if self._session is not None:
-            self._breaking = reason
-            self._session.cancel()
+        self._sessions.break_off(reason)
 
     def reopen(self) -> None:
         """Each request says which model it means: there is nothing stale."""
@@ -180,42 +180,6 @@ class PolledLane(Lane):
         """Every poll is one."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
-
-    async def _run(self) -> None:
-        pause = self._config.reconnect_min_s
-        while True:
-            sessions = self.sessions_total
-            self._session = asyncio.create_task(self._connect_and_poll())
-            reason = await self._outcome(self._session)
-            self._close_session(reason)
-            await self._begin_anew()
-            if self.sessions_total > sessions:
-                pause = self._config.reconnect_min_s
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(2 * pause, self._config.reconnect_max_s)
-
-    async def _outcome(self, session: asyncio.Task[None]) -> str:
-        """Why ``session`` ended. When we are cancelled ourselves, end it first."""
-        try:
-            await asyncio.wait([session])
-        except asyncio.CancelledError:
-            session.cancel()
-            await asyncio.wait([session])
-            self._close_session("the orchestrator is stopping")
-            raise
-        if session.cancelled():
-            return self._breaking or "the lane was given up"
-        error = session.exception()
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._config.open_timeout_s:g} s"
-        if isinstance(error, ServerLost | BadFolder):
-            return str(error)
-        lane_log.error(
-            "lane failed unexpectedly; reconnecting",
-            exc_info=error,
-            extra=fields(instance=self.address),
-        )
-        return f"unexpected {type(error).__name__}"
 
     async def _connect_and_poll(self) -> None:
         if self._folder is None:
@@ -242,6 +206,7 @@ class PolledLane(Lane):
     def _open(self, card: ModelCard) -> None:
         self._card = card
         self.sessions_total += 1
+        self._sessions.is_up()
         self._seq = 0
         self.last_frame_at = self._clock.now()
         self.is_open = True
@@ -261,14 +226,14 @@ class PolledLane(Lane):
         self.frames_total += 1
         return Frame(self._seq, stats=self._meter.report(self._clock.now()), card=card)
 
-    def _close_session(self, reason: str) -> None:
+    async def _session_ended(self, end: SessionEnd) -> None:
         self.is_open = False
-        self._breaking = None
-        self._session = None
         for job in list(self._running.values()):
             self._give_up(job)
         self._lose_jobs()
-        self._owner.lane_closed(self, reason)
+        self._owner.lane_closed(self, end.reason or "the orchestrator is stopping")
+        if not end.is_closed:
+            await self._begin_anew()
 
     # ── one job ──────────────────────────────────────────────────────────────────────────────
 

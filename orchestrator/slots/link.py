@@ -12,7 +12,6 @@ states here, while slots go to the new one; when it was unloaded, nothing else w
 
 import asyncio
 import random
-from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
+from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.slots.wire import (
     METHOD,
     Answer,
@@ -29,7 +29,6 @@ from orchestrator.slots.wire import (
     read_answer,
     watch_request,
 )
-from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol.slot import SlotState
 
 ASK_AGAIN_S: Final = 0.5
@@ -50,10 +49,6 @@ class LinkOwner(Protocol):
         """Nothing is known of it any more; ``is_absent``: the instance has no slot model."""
 
 
-class _Renewed(Exception):
-    """The watch has done its time."""
-
-
 class LinkBroken(Exception):
     """The watch has ended; the message says why, for people."""
 
@@ -68,78 +63,53 @@ class SlotLink:
         self._config = config
         self._owner = owner
         self._clock = clock
-        self._rng = rng
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
         """The model is known to have been there: it may be being loaded anew."""
         self._absence = ""
         """What Triton said, where it has no slot model."""
-        self._breaking = ""
-        """Why ``break_off`` ended the last session that it ended."""
-        self._runner: asyncio.Task[None] | None = None
-        self._session: asyncio.Task[None] | None = None
+        self._sessions = Reconnector(
+            "slot link",
+            address,
+            self._keep_watching,
+            self._session_ended,
+            config=config,
+            rng=rng,
+            expected=(CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError),
+        )
 
     def start(self) -> None:
         """Connect, and keep connected until ``close``."""
-        self._runner = asyncio.create_task(self._run(), name=f"slot link {self.address}")
+        self._sessions.start()
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._runner is not None:
-            self._runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._runner
-            self._runner = None
+        await self._sessions.close()
 
     def break_off(self, reason: str) -> None:
         """Give this connection up and connect anew."""
-        if self._session is not None:
-            self._breaking = reason
-            self._session.cancel()
+        self._sessions.break_off(reason)
 
-    async def _run(self) -> None:
-        config = self._config
-        pause = config.reconnect_min_s
+    async def _session_ended(self, end: SessionEnd) -> None:
+        self._first = None
+        if end.is_closed:
+            return
+        # What was broken off says nothing of the model, whatever was heard of it before.
+        absence = self._absence if end.error is not None else ""
+        looks_seldom = bool(absence) and not self._was_there
+        self._sessions.longest_pause_s = max(
+            LOOK_AGAIN_S if looks_seldom else 0.0, self._config.reconnect_max_s
+        )
+        self._owner.link_closed(self.address, absence or end.reason, is_absent=bool(absence))
+
+    async def _keep_watching(self) -> None:
+        """Watch after watch: what is known of the model stays known in between."""
         while True:
-            session = self._session = asyncio.create_task(self._watch())
-            try:
-                await asyncio.wait([session])
-            finally:
-                session.cancel()
-                await asyncio.wait([session])
-                self._session = None
-            if isinstance(_failure_of(session), _Renewed):
-                continue  # what is known of it stays known meanwhile
-            reason, is_absent = self._why(session)
-            had_state = self._first is not None and self._first.done()
-            self._first = None
-            self._owner.link_closed(self.address, reason, is_absent=is_absent)
-            if had_state:
-                pause = config.reconnect_min_s
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            is_no_slot_server = is_absent and not self._was_there
-            most_s = LOOK_AGAIN_S if is_no_slot_server else 0.0
-            pause = min(2 * pause, max(most_s, config.reconnect_max_s))
-
-    def _why(self, session: "asyncio.Task[None]") -> tuple[str, bool]:
-        if session.cancelled():
-            return self._breaking or "the watch was cancelled", False
-        if self._absence:
-            return self._absence, True
-        error = _failure_of(session)
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._config.open_timeout_s:g} s", False
-        known = (CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError)
-        if not isinstance(error, known):
-            lane_log.error(
-                "slot link failed unexpectedly; reconnecting",
-                exc_info=error,
-                extra=fields(instance=self.address),
-            )
-        return str(error), False
+            await self._watch()
 
     async def _watch(self) -> None:
+        """One watch, until it has done its time."""
         self._first = asyncio.get_running_loop().create_future()
         self._absence = ""
         call: GrpcCall | None = None
@@ -150,9 +120,10 @@ class SlotLink:
                 call.send(watch_request())
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([call.ended], timeout=RENEW_S)
-            if not call.ended.done() and not self._absence:
-                raise _Renewed
-            call.ended.result()
+            if self._absence:
+                raise LinkBroken(self._absence)
+            if call.ended.done():
+                call.ended.result()  # raises
         finally:
             self._call = None
             if call is not None:
@@ -182,13 +153,10 @@ class SlotLink:
             state = msgspec.convert(answer.event, SlotState)
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+            self._sessions.is_up()
         self._was_there = True
         self._owner.state_came(self.address, state)
 
     def _ask_again(self, call: GrpcCall | None) -> None:
         if call is not None and call is self._call:
             call.send(watch_request())
-
-
-def _failure_of(session: "asyncio.Task[None]") -> BaseException | None:
-    return None if session.cancelled() else session.exception()

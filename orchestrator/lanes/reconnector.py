@@ -1,0 +1,119 @@
+"""Sessions with one peer, one after another, with a growing pause between them.
+
+::
+
+    start ─▶ session ─▶ ended (told) ─▶ pause ─▶ session … ─▶ close ─▶ ended for good (told)
+
+A session is a coroutine that connects and serves until that ends, which is by an exception; when it
+is up it says so, and the pauses begin at the shortest again.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+
+from orchestrator.lanes.base import LaneConfig
+from orchestrator.telemetry.log import fields, lane_log
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """How a session ended."""
+
+    reason: str
+    """For people; empty where it was closed."""
+    error: BaseException | None = None
+    """What it raised; None where it was broken off or closed."""
+    is_closed: bool = False
+    """There will be no other."""
+
+
+class Reconnector:
+    """Keeps a session with ``address`` until it is closed.
+
+    ``expected``: what a session may raise when its peer fails, with a message for people; anything
+    else is logged as an error with its traceback.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        address: str,
+        session: Callable[[], Coroutine[None, None, None]],
+        on_end: Callable[[SessionEnd], Awaitable[None]],
+        *,
+        config: LaneConfig,
+        rng: random.Random,
+        expected: tuple[type[Exception], ...],
+    ) -> None:
+        self._what = what
+        self._address = address
+        self._make_session = session
+        self._on_end = on_end
+        self._config = config
+        self._rng = rng
+        self._expected = expected
+        self._pause_s = config.reconnect_min_s
+        self.longest_pause_s = config.reconnect_max_s
+        self._runner: asyncio.Task[None] | None = None
+        self._session: asyncio.Task[None] | None = None
+        self._breaking = ""
+        """Why ``break_off`` ended the session, until it has."""
+
+    def start(self) -> None:
+        """Connect, and keep connected until ``close``."""
+        name = f"{self._what} {self._address}"
+        self._runner = asyncio.create_task(self._run(), name=name)
+
+    async def close(self) -> None:
+        """End the session and begin no other. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            with suppress(asyncio.CancelledError):
+                await runner
+
+    def break_off(self, reason: str) -> None:
+        """End this session, if there is one, and begin another."""
+        if self._session is not None:
+            self._breaking = reason
+            self._session.cancel()
+
+    def is_up(self) -> None:
+        """The session is: should it end, the next one comes soon."""
+        self._pause_s = self._config.reconnect_min_s
+
+    async def _run(self) -> None:
+        while True:
+            session = self._session = asyncio.create_task(self._make_session())
+            try:
+                await asyncio.wait([session])
+            except asyncio.CancelledError:
+                self._session = None
+                session.cancel()
+                await asyncio.wait([session])
+                await self._on_end(SessionEnd("", is_closed=True))
+                raise
+            self._session = None
+            end = self._end_of(session)
+            self._breaking = ""
+            await self._on_end(end)
+            await asyncio.sleep(self._pause_s * self._rng.uniform(0.5, 1.0))
+            self._pause_s = min(2 * self._pause_s, self.longest_pause_s)
+
+    def _end_of(self, session: asyncio.Task[None]) -> SessionEnd:
+        if session.cancelled():
+            return SessionEnd(self._breaking or "the connection was given up")
+        error = session.exception()
+        if isinstance(error, TimeoutError):
+            return SessionEnd(f"no answer within {self._config.open_timeout_s:g} s", error)
+        if isinstance(error, self._expected):
+            return SessionEnd(str(error), error)
+        lane_log.error(
+            f"{self._what} failed unexpectedly; reconnecting",
+            exc_info=error,
+            extra=fields(instance=self._address),
+        )
+        return SessionEnd(f"unexpected {type(error).__name__}", error)

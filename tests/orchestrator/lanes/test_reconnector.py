@@ -1,0 +1,145 @@
+"""OR-6: session after session with a peer, and what is told of each one's end."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from orchestrator.lanes import LaneConfig
+from orchestrator.lanes.reconnector import Reconnector, SessionEnd
+
+CONFIG = LaneConfig(
+    open_timeout_s=3.0, keepalive_s=1.0, reconnect_min_s=0.25, reconnect_max_s=1.0, token=""
+)
+
+
+class Gone(Exception):
+    """What a peer's failure is known as."""
+
+
+class Peer:
+    """Each session does the next of ``steps``, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], Awaitable[None]]] = []
+        self.ends: list[SessionEnd] = []
+        self.sessions = 0
+        self.reconnector = Reconnector(
+            "lane",
+            "here:1",
+            self._session,
+            self._on_end,
+            config=CONFIG,
+            rng=random.Random(1),
+            expected=(Gone,),
+        )
+
+    async def _session(self) -> None:
+        step = self.steps[min(self.sessions, len(self.steps) - 1)]
+        self.sessions += 1
+        await step()
+
+    async def _on_end(self, end: SessionEnd) -> None:
+        self.ends.append(end)
+
+    async def until(self, sessions: int) -> None:
+        while self.sessions < sessions:  # noqa: ASYNC110 - turns of the loop are what is waited for
+            await asyncio.sleep(0)
+
+    async def fails(self) -> None:
+        raise Gone("it went away")
+
+    async def was_up(self) -> None:
+        self.reconnector.is_up()
+        raise Gone("it went away")
+
+    async def breaks(self) -> None:
+        raise ZeroDivisionError
+
+    async def is_silent(self) -> None:
+        raise TimeoutError
+
+    async def lasts(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those between sessions, in seconds, none of which is waited for."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def no_sleep(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    return slept
+
+
+@pytest.fixture
+async def peer(pauses: list[float]) -> AsyncIterator[Peer]:
+    peer = Peer()
+    yield peer
+    await peer.reconnector.close()
+
+
+async def test_pauses_double_up_to_the_longest_and_begin_anew_once_it_was_up(
+    peer: Peer, pauses: list[float]
+) -> None:
+    peer.steps = [peer.fails] * 5 + [peer.was_up, peer.lasts]
+    peer.reconnector.start()
+    await peer.until(7)
+    for pause, full in zip(pauses, [0.25, 0.5, 1.0, 1.0, 1.0, 0.25], strict=True):
+        assert full / 2 <= pause <= full
+
+
+async def test_the_longest_pause_is_its_owners_to_set(peer: Peer, pauses: list[float]) -> None:
+    peer.reconnector.longest_pause_s = 8.0
+    peer.steps = [peer.fails] * 7 + [peer.lasts]
+    peer.reconnector.start()
+    await peer.until(8)
+    assert 4.0 <= pauses[-1] <= 8.0
+
+
+async def test_each_end_says_why(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    peer.steps = [peer.fails, peer.is_silent, peer.breaks, peer.lasts]
+    peer.reconnector.start()
+    await peer.until(4)
+    peer.reconnector.break_off("the owner said so")
+    await peer.until(5)
+    reasons = [end.reason for end in peer.ends]
+    assert reasons == [
+        "it went away",
+        "no answer within 3 s",
+        "unexpected ZeroDivisionError",
+        "the owner said so",
+    ]
+    assert isinstance(peer.ends[0].error, Gone) and peer.ends[3].error is None
+    logged = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.message for record in logged] == ["lane failed unexpectedly; reconnecting"]
+    assert logged[0].exc_info is not None, "with its traceback"
+
+
+async def test_closed_tells_it_once_and_begins_no_other(peer: Peer) -> None:
+    peer.steps = [peer.lasts]
+    peer.reconnector.start()
+    await peer.until(1)
+    await peer.reconnector.close()
+    await peer.reconnector.close()
+    assert [end.is_closed for end in peer.ends] == [True]
+    assert peer.sessions == 1
+    peer.reconnector.break_off("too late")  # nothing is there to be broken off
+
+
+async def test_closed_between_two_sessions_tells_nothing_more(pauses: list[float]) -> None:
+    peer = Peer()
+    peer.steps = [peer.fails]
+    peer.reconnector.start()
+    while not pauses:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    told = len(peer.ends)
+    await peer.reconnector.close()
+    assert len(peer.ends) - told in (0, 1) and not peer.ends[-1].is_closed
