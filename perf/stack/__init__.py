@@ -5,5 +5,6 @@
 - ``scrape``         counters of ``/metrics`` before and after
 - ``baseline``       a plain relay without lanes
 - ``emitter``        the orchestrator's own event streams without Triton
+- ``other_servers``  servers of other kinds, on ``stream_server``: tokens that cost next to nothing
 - ``perf_analyzer``  NVIDIA's load generator
 """
