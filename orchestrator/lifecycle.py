@@ -162,7 +162,6 @@ class Lifecycle:
         await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
-        self._stages.settler.count_left()
         if self._stages.durable is not None:
             await self._stages.durable.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

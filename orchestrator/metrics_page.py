@@ -31,6 +31,11 @@ bucket of `tidegate_queue_ms`, `tidegate_ttft_ms`, `tidegate_total_ms` and of th
 `gen_ai_server_…` has the `trace_id` of a request whose `traceparent` was sampled. Of what clients
 choose, labels take the first {tenants} tenants and {models} models; later ones are `other`.
 
+In each process `tidegate_offered_total` + `tidegate_recovered_total` = `tidegate_outcomes_total` +
+`tidegate_journal_left` + what is under way. Over restarts, a durable request is offered in one
+process, recovered in those after it, and comes to its outcome in the last; what is not durable ends
+with its process.
+
 `stage` of `tidegate_misses_total` is the one to blame: `retry` where an instance did not finish it,
 `queue` where it was never sent, `route` where the way took longest, `prediction` where its chance
 was {likely:.0%} or more when it was sent, else the longest of `queue`, `prefill` and `decode`.

@@ -60,7 +60,6 @@ class Recovery:
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
-            self._orchestrator.stages.settler.take_back(task)
         self._take_all_on([one for _, one in left], are_new=False)
 
     def _take_all_on(self, unfinished: Sequence[Unfinished], *, are_new: bool = True) -> None:

@@ -195,13 +195,13 @@ class Orchestrator:
 
     def readmit(self, task: Task, *, is_new: bool = True) -> None:
         """Take on a task that an earlier process had let in, and promised. Nothing refuses it; it
-        is counted as offered where it ``is_new`` to this process, and waits for its model where
-        need be. ``requeue`` is to follow.
+        is counted as recovered where it ``is_new`` to this process, for that one has counted it as
+        offered, and waits for its model where need be. ``requeue`` is to follow.
         """
         task.job = self.runs.join(task.job)
         self.runs.follow(task)
         if is_new:
-            self.stages.settler.metrics.offered.labels(task.job.api).inc()
+            self.stages.settler.metrics.recovered.labels(task.job.api).inc()
         self._live.add(task)
         task.on_end.append(self._ended)
         if self.tracing is not None:

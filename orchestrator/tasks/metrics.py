@@ -18,7 +18,15 @@ class TaskMetrics:
     """Counted by the settler; lanes and dispatch add the tokens that came too late."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
-        self.offered = metrics.counter("offered", "requests", "Requests offered", "api")
+        self.offered = metrics.counter(
+            "offered", "requests", "Requests offered, each in the process that let it in", "api"
+        )
+        self.recovered = metrics.counter(
+            "recovered",
+            "requests",
+            "Durable requests that an earlier process was offered, and this one goes on with",
+            "api",
+        )
         self.outcomes = metrics.counter(
             "outcomes",
             "requests",

@@ -21,8 +21,6 @@ class Settler:
         self.metrics = metrics
         self._journal = journal
         self._clock = clock
-        self._left: dict[Task, Ending] = {}
-        """Not in the books yet: left to the next process, unless this one goes on with them."""
 
     def settle(
         self, task: Task, ending: Ending, end: End | None = None, *, is_left: bool = False
@@ -30,7 +28,7 @@ class Settler:
         """End a task, with its worker's ``End`` where there is one. False if it has ended before.
 
         Fills in the budget, and what was missed of the parts. One that ``is_left`` to the next
-        process is in the books with ``count_left``, or never, by ``take_back``.
+        process comes to its outcome there: here it has none, in no metric and no log.
         """
         if task.ending is not None:
             return False
@@ -50,26 +48,13 @@ class Settler:
             embedding=end.embedding if end is not None else b"",
         )
         task.end(ending, now)
-        if is_left:
-            self._left[task] = ending
-        else:
+        if not is_left:
             self.metrics.ended(task, ending)
         if task.spans is not None:
             task.spans.ended(task)
         if not is_left:
             self._write(task, ending)
         return True
-
-    def count_left(self) -> None:
-        """The process ends, and so have, for it, the tasks that it leaves to the next one."""
-        left, self._left = self._left, {}
-        for task, ending in left.items():
-            self.metrics.ended(task, ending)
-            self._write(task, ending)
-
-    def take_back(self, task: Task) -> None:
-        """This process goes on with one that it had left: it was offered once and ends once."""
-        del self._left[task]
 
     def _write(self, task: Task, ending: Ending) -> None:
         marks, error = task.marks, ending.error

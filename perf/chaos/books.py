@@ -68,7 +68,10 @@ def _open(url: str) -> list[str]:
         )
 
     offered, ended = value("tidegate_offered_total"), value("tidegate_outcomes_total")
-    wrong = [] if offered == ended else [f"{url}: {offered:g} offered, {ended:g} ended"]
+    recovered = value("tidegate_recovered_total")
+    wrong = []
+    if offered + recovered != ended:
+        wrong.append(f"{url}: {offered:g} offered and {recovered:g} recovered, {ended:g} ended")
     for kind in ("running", "waiting"):
         if jobs := value("tidegate_worker_jobs", kind=kind):
             wrong.append(f"{url}: {jobs:g} jobs {kind} on workers")

@@ -88,6 +88,11 @@ class DurableTasks:
         return len(self._live)
 
     @property
+    def left(self) -> int:
+        """Tasks that a drain has left to the next process."""
+        return len(self._left)
+
+    @property
     def unwritten(self) -> int:
         """Records that were promised and wait for the disk."""
         return self._writer.unwritten

@@ -14,6 +14,13 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
     Row("gauge", "journal_live", "tasks", "Durable tasks that have not ended", lambda d: d.live),
     Row(
         "gauge",
+        "journal_left",
+        "tasks",
+        "Durable tasks that a drain has left to the next process, which tells what they come to",
+        lambda durable: durable.left,
+    ),
+    Row(
+        "gauge",
         "journal_unwritten",
         "records",
         "Promised records that wait for the disk",

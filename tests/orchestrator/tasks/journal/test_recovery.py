@@ -338,22 +338,55 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     assert sum(service.orchestrator.stages.settler.metrics.settled.values()) == 1
 
 
-async def test_a_drain_that_stays_has_what_it_left_in_its_books(
+async def test_the_books_balance_over_a_drain_that_stays(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    """DL-10: once the process ends. Taken back and left again it is one request still."""
+    """DL-10: what it has left comes to its one outcome in the next process. Taken back and left
+    again it is one request still."""
     service = await restarts.start(worker)
-    await running(service, worker)
+    task_id = await running(service, worker)
     lifecycle = service.parts.lifecycle
     for _ in range(2):
         await lifecycle.drain(0.0)
         assert service.outcomes() == []
         lifecycle.undrain()
         await service.until(lambda: service.orchestrator.live_tasks == 1)
+        assert service.metric("tidegate_journal_left") == 0
     await lifecycle.drain(0.0)
+    assert service.metric("tidegate_journal_left") == 1
     await lifecycle.close()
-    assert service.outcomes() == ["failed"]
+    assert service.outcomes() == []
     assert service.metric("tidegate_offered_total", api="tasks") == 1
+    plan = speaking(service)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    await events_of(again, task_id)
+    assert again.outcomes() == ["met"]
+    assert again.metric("tidegate_recovered_total", api="tasks") == 1
+    assert again.metric("tidegate_offered_total", api="tasks") == 0
+
+
+async def test_the_books_balance_over_a_kill(restarts: Restarts, worker: FakeWorker) -> None:
+    """DL-10: of what was offered before, whatever had not ended is recovered, not offered anew,
+    also where its model is not there yet."""
+    service = await restarts.start(worker)
+    worker.plan = lambda job: Plan()
+    await events_of(service, await task_of(service))  # has ended by then
+    running_id = await running(service, worker)
+    waiting_id = await task_of(service)
+    offered, ended = service.metric("tidegate_offered_total", api="tasks"), service.outcomes()
+    assert (offered, ended) == (3, ["met"])
+    await restarts.die()
+    plan = speaking(service)
+    worker.plan = lambda job: plan
+    again = await restarts.start(worker)
+    for task_id in (running_id, waiting_id):
+        await events_of(again, task_id)
+    await task_of(again)
+    await again.until(lambda: len(again.outcomes()) == 3)
+    assert again.metric("tidegate_recovered_total", api="tasks") == 2
+    assert again.metric("tidegate_offered_total", api="tasks") == 1
+    assert again.outcomes() == 3 * ["met"]
 
 
 async def test_a_drain_promises_nothing_that_is_not_on_the_disk(
