@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.atomic import sync_folder, write_atomically
+from orchestrator.atomic import sync_folder, sync_tree, write_atomically
 from orchestrator.pool.artifacts.entries import ModelEntry, ModelFormat, ModelState
 from orchestrator.pool.errors import CatalogUnusable, ModelNotFound, StagingFailed
 from orchestrator.pool.shared_file import SharedFile
@@ -162,8 +162,10 @@ class ModelCatalog:
     def activate(self, entry: ModelEntry) -> ModelEntry:
         """Register a model whose staged files are complete and verified. Returns its new entry."""
         active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
+        staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
+        # Links and the names in its folders, too; before others have to wait for it.
+        sync_tree(staged)
         with self._editing() as entries:
-            staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
             self._make(final.parent)
             write_atomically(staged / MANIFEST, msgspec.json.encode(active))
             self._throw_away(final)

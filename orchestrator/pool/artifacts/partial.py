@@ -54,7 +54,7 @@ class PartialFile:
     def note(self, begin: int, end: int) -> None:
         """``begin`` to ``end`` have been written."""
         if begin < end:
-            os.write(self._notes, f"{begin} {end}\n".encode())
+            _append(self._notes, f"{begin} {end}\n".encode())
             self._done = _merged([*self._done, (begin, end)])
 
     def restart(self) -> None:
@@ -100,6 +100,19 @@ def split(ranges: list[Range], most: int) -> Iterator[Range]:
     for begin, end in ranges:
         for at in range(begin, end, most):
             yield at, min(end, at + most)
+
+
+def _append(file: int, line: bytes) -> None:
+    """All of ``line`` or nothing: the next one would go on where half of it ended. Raises
+    ``OSError``."""
+    before = os.fstat(file).st_size
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, before)
+        raise
 
 
 def _merged(ranges: list[Range]) -> list[Range]:

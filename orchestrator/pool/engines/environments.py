@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.atomic import sync_folder, write_atomically
+from orchestrator.atomic import sync_folder, sync_tree, write_atomically
 from orchestrator.pool.engines.base import EngineEntry, EnvironmentVars, PreparedEngine
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog, now_ms
 from orchestrator.pool.engines.recipes import ENGINES, Recipe
@@ -115,6 +115,7 @@ class EnvironmentProvider:
             binary=str(folder / "bin" / "python"),
         )
         write_atomically(partial / MANIFEST, msgspec.json.encode(entry))
+        await asyncio.to_thread(sync_tree, partial)
         partial.rename(folder)
         sync_folder(folder.parent)
 

@@ -9,6 +9,7 @@ Needs the package ``gguf``; for other models and smaller types there are llama.c
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ def convert(folder: Path, file: Path, kind: str = "f16") -> None:
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
         writer.close()
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.pool.engines import environments
 from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import MANIFEST, EngineCatalog
 from orchestrator.pool.engines.environments import (
@@ -78,7 +79,11 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     (folder.with_name(folder.name + ".partial") / "lib").rename(
         tmp_path / "lost"
     )  # worse than a kill
-    engine = await provider.ensure(home)
+    synced = []
+    with monkeypatch.context() as spied:
+        spied.setattr(environments, "sync_tree", lambda _: synced.append(folder.exists()))
+        engine = await provider.ensure(home)
+    assert synced == [False]  # all of it is on the disk before it has its name
     assert (engine.name, engine.version, engine.compute_mode) == ("tiny", "1.2", "cpu")
     assert engine.catalog_id == provider.id and len(engine.digest) == 64
     assert EngineCatalog(home).get("tiny").id == provider.id

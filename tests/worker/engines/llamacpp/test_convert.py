@@ -1,5 +1,6 @@
 """Checkpoints in Hugging Face layout, written as GGUF."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,21 @@ def test_the_demo_checkpoint_says_what_it_said_before(tmp_path: Path, kind: str)
     assert vocabulary.build_tokenizer(file) == original.json
     assert vocabulary.chat_template(file) == original.chat_template
     assert vocabulary.token_settings(file)["bos_token"] == "<|bos|>"
+
+
+def test_a_file_has_its_name_when_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+
+    def told(number: int) -> None:
+        assert not (tmp_path / "demo.gguf").exists()
+        synced.append((os.readlink(f"/proc/self/fd/{number}"), os.fstat(number).st_size))
+
+    monkeypatch.setattr(os, "fsync", told)
+    convert(DEMO, tmp_path / "demo.gguf")
+    whole = (tmp_path / "demo.gguf").stat().st_size
+    assert synced == [(str(tmp_path / "demo.gguf.part"), whole)]
 
 
 def test_the_vocabulary_alone_reads_texts_alike(tmp_path: Path) -> None:
