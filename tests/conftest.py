@@ -27,7 +27,7 @@ FIRST = (
     "tests/e2e/test_launch.py",
     "tests/perf/test_sim_conservation.py",
     "tests/e2e/test_attack.py",
-    "tests/worker/attention/test_triton_interpreted.py",
+    "tests/worker/test_interpreted.py",
     "tests/worker/models/test_loader.py",
     "tests/worker/engine/test_deterministic.py",
     "tests/perf/test_engine.py",

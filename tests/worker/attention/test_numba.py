@@ -1,14 +1,11 @@
 """Attention compiled for the CPU, against float64.
 
-A compilation takes seconds, so most shapes go through the same lines as plain Python: run as a
-program with ``NUMBA_DISABLE_JIT=1``, this file tries them all.
+A compilation takes seconds, so most shapes go through the same lines as plain Python: with
+``NUMBA_DISABLE_JIT=1``, in a process of their own (``test_interpreted.py``).
 """
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,16 +51,13 @@ def check(shape: Shape, dtype: torch.dtype) -> None:
     assert error < TOLERANCE[dtype], (shape, dtype, error)
 
 
+@pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") != "1", reason="runs in test_interpreted.py"
+)
 def test_all_shapes_as_plain_python() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.worker.attention.test_numba"],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout == f"{2 * len(SHAPES)} right\n"
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            check(shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -93,10 +87,3 @@ def test_what_lies_behind_a_text_does_not_count() -> None:
         case.pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
     after = step.attend(0, case.trial.queries, case.trial.keys_values)[: batch.decodes]
     np.testing.assert_array_equal(before.numpy(), after.numpy())
-
-
-if __name__ == "__main__":
-    for each in SHAPES:
-        for one in DTYPES:
-            check(each, one)
-    print(f"{2 * len(SHAPES)} right")

@@ -1,12 +1,10 @@
 """What a fused kernel gives, beside torch's own operators.
 
-Run as a program under triton's interpreter (``TRITON_INTERPRET=1``); on CUDA as plain tests.
+On CUDA, and under triton's interpreter in a process of its own (``test_interpreted.py``).
 """
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,18 +96,9 @@ def test_on_cuda() -> None:
     assert check_all(torch.device("cuda")) == 36
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_under_the_interpreter() -> None:
-    root = Path(__file__).parents[3]
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.worker.models.test_fused"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout == "36 alike\n"
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in test_interpreted.py")
+def test_interpreted() -> None:
+    assert check_all(torch.device("cpu")) == 36
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -133,7 +122,3 @@ def test_they_compile_for_a_gpu_that_is_not_here(
     launch_gate(Recording, torch.zeros(2, 2 * 14336, dtype=dtype))  # type: ignore[arg-type]
     for launch in launches:
         assert len(launch.compiled(90)) == 1
-
-
-if __name__ == "__main__":
-    print(f"{check_all(torch.device('cpu'))} alike")
