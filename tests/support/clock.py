@@ -1,8 +1,20 @@
-"""A clock that a test moves by hand."""
+"""Clocks that a test moves by hand."""
 
 import heapq
 import itertools
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass
+class MovedClock:
+    """Monotonic seconds, and as many more as a test has let pass: for threads that wait."""
+
+    passed_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.passed_s
 
 
 class ManualTimer:

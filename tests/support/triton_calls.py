@@ -22,6 +22,9 @@ from worker.protocol import (
 from worker.protocol import tensors as names
 from worker.service.call import Call, Tensors, strings
 
+PATIENCE_S = 60.0
+"""How long a test waits for what must come, on a machine that may do something else meanwhile."""
+
 
 @dataclass
 class FakeResponder:
@@ -62,7 +65,7 @@ class FakeResponder:
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Until ``condition``; a test that waits in vain says for what."""
         with self.changed:
-            assert self.changed.wait_for(condition, timeout=20), f"waited in vain for {what}"
+            assert self.changed.wait_for(condition, PATIENCE_S), f"waited in vain for {what}"
 
     def wait_final(self) -> None:
         self.wait(lambda: self.finals, "the final response")
@@ -144,12 +147,12 @@ class FakeEngine:
 
     def wait_submitted(self, count: int) -> list[Job]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.submitted) >= count, timeout=20)
+            assert self._changed.wait_for(lambda: len(self.submitted) >= count, PATIENCE_S)
         return self.submitted
 
     def wait_cancelled(self, count: int) -> list[tuple[Job, AbortCause]]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.cancelled) >= count, timeout=20)
+            assert self._changed.wait_for(lambda: len(self.cancelled) >= count, PATIENCE_S)
         return self.cancelled
 
 

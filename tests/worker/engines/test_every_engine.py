@@ -305,13 +305,20 @@ def test_a_deadline_is_an_error(served: Served, lane: LaneClient) -> None:
 def test_dl6_a_deadline_is_a_clean_end_where_the_client_takes_what_there_is(
     served: Served, lane: LaneClient
 ) -> None:
-    handle = lane.submit(
-        served.encode(PROMPT),
-        budget_ms=400.0,
-        on_deadline=OnDeadline.PARTIAL,
-        **_endless(served),
-    )
-    end = lane.end(handle)
+    budget_ms, begun = 400.0, False
+    while not begun:
+        handle = lane.submit(
+            served.encode(PROMPT),
+            budget_ms=budget_ms,
+            on_deadline=OnDeadline.PARTIAL,
+            **_endless(served),
+        )
+        end = lane.end(handle)
+        begun = end.code is None
+        if not begun:
+            # The machine did something else for all of it: there is no text to end cleanly.
+            assert (end.code, end.completion_tokens) == (Code.DEADLINE_EXCEEDED, 0)
+        budget_ms *= 2
     assert (end.reason, end.code, end.message) == (FinishReason.DEADLINE, None, "")
     assert end.completion_tokens == len(lane.ids(handle)) < LONG
 

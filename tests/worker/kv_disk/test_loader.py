@@ -56,9 +56,9 @@ def test_a_load_is_done_only_when_its_readers_are(
     def slow_behind_the_miss(self: BlockStore, which: bytes, into: Bytes) -> bool:
         if which == name(2):
             at_it.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
         elif which == name(0):
-            assert at_it.wait(10)
+            assert at_it.wait(60)
         return read(self, which, into)
 
     monkeypatch.setattr(BlockStore, "read", slow_behind_the_miss)
@@ -69,10 +69,10 @@ def test_a_load_is_done_only_when_its_readers_are(
     loader.submit(Load([name(0), name(1), name(2)], [0, 1, 2]))
     thread = threading.Thread(target=background.run)
     thread.start()
-    assert at_it.wait(10)
+    assert at_it.wait(60)
     early = done.wait(0.2)
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     loader.close(0.0)
     assert not early
     assert done.is_set()

@@ -3,11 +3,13 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from tests.worker.media.fakes import CPU, SIZES, Rig
 from worker.media.budgets import Stage, StageBudget
@@ -117,7 +119,9 @@ def _stepping_on(step: Step) -> None:
         step(0.5)
 
 
-def test_how_long_buffers_take_to_be_free_is_told_by_cause(served: Served) -> None:
+def test_how_long_buffers_take_to_be_free_is_told_by_cause(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     video, times = served.rig.fakes[Stage.VIDEO], served.rig.times[Stage.VIDEO]
     assert _aborts(served) == {}
     video.hook = _stepping_on
@@ -128,10 +132,20 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(served: Served) -> No
     cancelled.cancelled = True
     cancelled.wait_final()
     assert cancelled.error == (Code.CANCELLED, "cancelled")
-    late = served.ask(deadline_ms=1_300)  # a second is kept back of it
+    clock = MovedClock()
+    for module in ("service.slot", "media.pipeline", "media.rendering", "media.stage_runner"):
+        monkeypatch.setattr(f"worker.{module}.time", SimpleNamespace(monotonic=clock))
+
+    def let_the_deadline_pass(step: Step) -> None:
+        clock.passed_s += 60
+        _stepping_on(step)
+
+    video.hook = let_the_deadline_pass
+    late = served.ask(deadline_ms=60_000)
     late.wait_final()
     assert late.error is not None and late.error[1] == "video: the deadline came"
     assert events(late)[-1]["event"] == "saved"
+    video.hook = _stepping_on
     times._budget = StageBudget(0.001, 0.02)
     slow = served.ask()
     slow.wait_final()

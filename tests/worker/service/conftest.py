@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import Job, JobFinished, JobStarted, JobTokens
 from worker.engines import load_engine
@@ -49,6 +50,8 @@ class Harness:
     engine: FakeEngine
     """The one that it was started with."""
     tokenizer: Tokenizer
+    clock: MovedClock
+    """The worker's."""
     lane: FakeResponder = field(default_factory=FakeResponder)
 
     def send(self, message: LaneMessage) -> FakeResponder:
@@ -135,9 +138,10 @@ def serving(
     engine = FakeEngine()
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
-    service = Worker(loaded_by(tokenizer, engine), settings, load=load, die=die)
+    clock = MovedClock()
+    service = Worker(loaded_by(tokenizer, engine), settings, load=load, die=die, clock=clock)
     service.start()
-    harness = Harness(service, engine, tokenizer)
+    harness = Harness(service, engine, tokenizer, clock)
     # an abort is answered the way the real engine answers it
     codes = {"stop_string": (FinishReason.STOP, None)}
     engine.on_cancel = lambda job, cause: harness.finish(

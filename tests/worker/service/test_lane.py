@@ -232,10 +232,12 @@ def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) 
     job, request = harness.submit(1)
     harness.begin(job)
     harness.lane.wait(lambda: harness.lane.frames()[-1].started, "the start")
-    drain = harness.send(Drain(grace_ms=50.0))
+    drain = harness.send(Drain(grace_ms=60_000.0))
     harness.lane.wait(lambda: harness.lane.frames()[-1].draining, "the announcement")
     late = harness.send(Submit("lane", 2, [1], Sampling(max_tokens=1), 1000.0))
     assert harness.wait_end(2).code == Code.DRAINING
+    assert not harness.engine.cancelled
+    harness.clock.passed_s += 60
     assert harness.engine.wait_cancelled(1) == [(job, AbortCause.DRAIN)]
     harness.wait_end(1)
     for responder in (request, late, drain, harness.lane):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from worker.core import Job
+from worker.core import Clock, Job
 from worker.engines.backend import Produced
 from worker.engines.llamacpp.backend import Limits, LlamaBackend
 from worker.engines.llamacpp.model import Context, OutOfCells, Piece, StepAborted
@@ -69,7 +69,13 @@ class FakeContext:
 class Rig:
     """A backend of 4 sequences that share 100 cells."""
 
-    def __init__(self, cells: int = 100, reuse: bool = True, stall_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        cells: int = 100,
+        reuse: bool = True,
+        stall_s: float = 10.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.context = FakeContext()
         self.sequences = Sequences(4, cells, unified=True, reuse=reuse)
         sampler = Sampler(
@@ -80,7 +86,7 @@ class Rig:
             self.sequences,
             sampler,
             Limits(block_tokens=4, max_step_tokens=16, max_stall_s=stall_s),
-            time.monotonic,
+            clock,
         )
         self.jobs: dict[int, Job] = {}
         self.texts: dict[int, list[int]] = {}
@@ -150,8 +156,14 @@ def test_decodes_come_before_prompts_in_a_step(rig: Rig) -> None:
 
 
 def test_prompts_lengthen_a_step_by_no_more_than_a_stall() -> None:
-    rig = Rig(stall_s=0.005)
-    rig.context.before = lambda pieces: time.sleep(0.002 * sum(len(p.tokens) for p in pieces))
+    now = 0.0
+
+    def take_2_ms_a_token(pieces: Sequence[Piece]) -> None:
+        nonlocal now
+        now += 0.002 * sum(len(piece.tokens) for piece in pieces)
+
+    rig = Rig(stall_s=0.005, clock=lambda: now)
+    rig.context.before = take_2_ms_a_token
     rig.add([1], 40)
     for _ in range(6):
         rig.step()
