@@ -1,17 +1,21 @@
 """How the suite is run: on which worker, in which order, and what a test may take."""
 
+import asyncio
 import gc
 import importlib
 import re
 import resource
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.steady_loop import SteadyLoop
 
 BUDGET_CPU_S = 8.0
 """Of a processor, for one test and the processes that it ended; who takes more is named."""
@@ -42,6 +46,12 @@ FIRST = (
 )
 """The longest units of work: none of them is to begin when the other workers have nothing left."""
 
+# A busy machine may leave any one example without a processor for a second.
+hypothesis.settings.register_profile(
+    "tidegate", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tidegate")
+
 _ROOT = Path(__file__).resolve().parents[1]
 _CPU = pytest.StashKey[float]()
 _CPU_S = "cpu_s"
@@ -57,6 +67,18 @@ def unit_of(file: str) -> str:
             if re.search(pattern, text):
                 return unit
     return file
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """No deadline of a test passes because its process was not given a processor.
+
+    Where the other end is a process of its own, time is the machine's for both.
+    """
+    if item.path.is_relative_to(_ROOT / "tests/e2e"):
+        return {"usual": asyncio.new_event_loop}
+    return {"steady": SteadyLoop}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:

@@ -1,0 +1,61 @@
+"""An event loop whose time stands still while the machine gives this process no processor.
+
+On a busy machine a process may stand still for most of a second, or run at a quarter of its speed.
+By the usual loop every deadline of a test would then pass in between, which is not what the test
+is about. By this one a pause costs next to nothing, work is cheap however slow the processor is,
+and what is waited for takes as long as ever.
+"""
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable
+
+SLICE_S = 0.01
+"""What one wait of the selector counts for at most; a longer one is cut up into such."""
+WORK_S = 0.001
+"""What passes at most between two looks at the clock in which nothing was waited for."""
+
+
+class SteadyClock:
+    """Real time, less the stretches in which it was not this process's turn."""
+
+    def __init__(self, real: Callable[[], float] = time.monotonic) -> None:
+        self._real = real
+        self._seen = self._now = real()
+
+    def now(self, at_most_s: float = WORK_S) -> float:
+        """Seconds; since the last look no more than ``at_most_s`` have passed."""
+        real = self._real()
+        self._now += min(real - self._seen, at_most_s)
+        self._seen = real
+        return self._now
+
+
+class SteadySelector(selectors.DefaultSelector):
+    """Waits in slices, so that a pause while it waits is told from the waiting."""
+
+    def __init__(self, clock: SteadyClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        now = self._clock.now()
+        until = float("inf") if timeout is None else now + max(timeout, 0.0)
+        while True:
+            slice_s = min(max(until - now, 0.0), SLICE_S)
+            ready = super().select(slice_s)
+            now = self._clock.now(slice_s)
+            if ready or now >= until:
+                return ready
+
+
+class SteadyLoop(asyncio.SelectorEventLoop):
+    """``time()`` is that of a :class:`SteadyClock`; all timers and deadlines go by it."""
+
+    def __init__(self) -> None:
+        self._clock = SteadyClock()
+        super().__init__(SteadySelector(self._clock))
+
+    def time(self) -> float:
+        return self._clock.now()
