@@ -201,7 +201,7 @@ class PlainMachine(OverlapMachine):
 
 
 TestOverlap = OverlapMachine.TestCase
-TestOverlap.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestOverlap.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestWithoutOverlap = PlainMachine.TestCase
 TestWithoutOverlap.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 

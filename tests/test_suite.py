@@ -1,0 +1,21 @@
+"""What holds for the whole suite, on whatever machine it runs."""
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_a_pause_of_the_machine_refutes_no_property() -> None:
+    """Hypothesis calls an example that takes 200 ms a failure, unless it is told not to."""
+    paused = False
+
+    @given(st.integers())
+    def holds(number: int) -> None:
+        nonlocal paused
+        if not paused:
+            paused = True
+            time.sleep(0.3)
+
+    holds()
+    assert paused
