@@ -95,8 +95,9 @@ class Admission:
             )
         is_possible = self._placer.is_possible(task)
         if not self._registry.any_ready(task.model):
-            # A swap that keeps the model's name: it waits for that like for a slot.
-            if self._registry.any_swapping_to(task.model) and self._placer.may_return(task):
+            # A swap that keeps the model's name, or a machine that stood still for a second: it
+            # waits for that like for a slot.
+            if self._registry.any_returning_to(task.model) and self._placer.may_return(task):
                 return
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
         lacking = self._placer.lacking(task)

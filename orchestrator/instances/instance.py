@@ -129,6 +129,16 @@ class Instance:
             return self.announced_card.model == model
         return self.is_swapping and self.swap is not None and self.swap.model == model
 
+    def may_speak_again(self, model: str) -> bool:
+        """Whether it serves ``model``, and is only silent for a little longer than usual."""
+        return (
+            self.state is InstanceState.SUSPECT
+            and self.card is not None
+            and self.card.model == model
+            and not (self.removed or self.draining or self.cordoned)
+            and self.retiring_since is None
+        )
+
     @property
     def is_up(self) -> bool:
         """Whether jobs go on there."""

@@ -258,9 +258,10 @@ class Registry:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
 
-    def any_swapping_to(self, model: str) -> bool:
-        """Whether some instance is at a swap after which it serves ``model``, again or at last."""
-        return any(i.is_to_serve(model) for i in self)
+    def any_returning_to(self, model: str) -> bool:
+        """Whether some instance may serve ``model`` in a moment: after a swap, or a silence that is
+        too short for it to be down."""
+        return any(i.is_to_serve(model) or i.may_speak_again(model) for i in self)
 
     def _peers(self, address: str) -> list[str]:
         """Those that are ready and could do an instance's work, itself among them."""
