@@ -2,11 +2,26 @@
 fault tests (a generation that lasts as long as a test wants)."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.support.stack import Orchestrator, Triton, eventually
+from tests.support.triton_models import write_slow_model
+
+FOLDER = Path(__file__).parent
+
+
+TIMEOUT_S = 300
+"""Of each test here, where it states none: it may be the one that has to start the Tritons."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @dataclass
@@ -15,6 +30,19 @@ class Stack:
 
     triton: Triton
     orchestrator: Orchestrator
+    slow: Path | None = None
+    """While this is there, each step takes 30 ms longer."""
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """A text takes seconds meanwhile, so that what is to happen within it does, even where the
+        processor is taken from the test for a while."""
+        assert self.slow is not None, "this stack's model cannot be slowed"
+        self.slow.touch()
+        try:
+            yield
+        finally:
+            self.slow.unlink()
 
     @property
     def url(self) -> str:
@@ -34,14 +62,13 @@ class Stack:
         eventually(idle, "every KV block to be free and nothing to run")
 
 
-def _stack(**worker: object) -> Iterator[Stack]:
-    triton = Triton(**worker)
+def _stack(triton: Triton, slow: Path | None = None) -> Iterator[Stack]:
     try:
         triton.start()
         orchestrator = Orchestrator(triton.grpc)
         orchestrator.start()
         try:
-            yield Stack(triton, orchestrator)
+            yield Stack(triton, orchestrator, slow)
         finally:
             assert orchestrator.stop() == 0, "the orchestrator did not end cleanly"
     finally:
@@ -49,15 +76,17 @@ def _stack(**worker: object) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[Stack]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo model on the CPU."""
-    yield from _stack()
+    folder = tmp_path_factory.mktemp("demo")
+    slow = folder / "slow"
+    yield from _stack(Triton(repository=write_slow_model(folder / "models", slow)), slow)
 
 
 @pytest.fixture(scope="session")
 def paced() -> Iterator[Stack]:
     """The synthetic engine at 20 ms a step: long generations at no cost."""
-    yield from _stack(engine="synthetic-paced")
+    yield from _stack(Triton(engine="synthetic-paced"))
 
 
 @pytest.fixture(scope="session")

@@ -69,20 +69,20 @@ async def test_dl3_too_little_for_a_start_is_refused_by_the_worker(
 
 async def test_dl5_missed_before_the_first_byte_is_a_504(http: aiohttp.ClientSession) -> None:
     started = time.monotonic()
-    body = LONG | {"ignore_eos": False, "deadline_ms": 400}
+    body = LONG | {"ignore_eos": False, "deadline_ms": 1500}
     async with http.post("/v1/completions", json=body) as response:
         assert response.status == 504
         assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
         assert response.headers["x-should-retry"] == "false"
         error = (await response.json())["error"]
     assert error["code"] == "deadline_exceeded"
-    assert time.monotonic() - started >= 0.39
+    assert time.monotonic() - started >= 1.49
 
 
 async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     http: aiohttp.ClientSession,
 ) -> None:
-    body = LONG | {"ignore_eos": False, "deadline_ms": 500}
+    body = LONG | {"ignore_eos": False, "deadline_ms": 1500}
     async with http.post("/v2/tasks", json=body) as response:
         task = await response.json()
     events = await events_of(http, task["events_url"])
@@ -113,18 +113,17 @@ async def test_dl5_the_openai_sdk_sees_the_error_and_does_not_retry(paced: Stack
 async def test_dl3_certain_work_that_no_longer_fits_stops_at_once(
     http: aiohttp.ClientSession,
 ) -> None:
-    """DL-3: 500 tokens that must come need 10 s; with 3 s left nobody waits for the deadline."""
+    """DL-3: 500 tokens that must come need 10 s; with 5 s left nobody waits for the deadline."""
     warm = LONG | {"max_tokens": 8}
     async with http.post("/v1/completions", json=warm) as response:
         assert response.status == 200
-    started = time.monotonic()
-    async with http.post("/v1/completions", json=LONG | {"deadline_ms": 3000}) as response:
+    async with http.post("/v1/completions", json=LONG | {"deadline_ms": 5000}) as response:
         assert response.status == 504
-    assert time.monotonic() - started < 2.9
+        assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) == 0, "it was waited for"
 
 
 async def test_dl6_partial_ends_cleanly_before_the_deadline(http: aiohttp.ClientSession) -> None:
-    body = LONG | {"deadline_ms": 600, "on_deadline": "partial"}
+    body = LONG | {"deadline_ms": 1500, "on_deadline": "partial"}
     async with http.post("/v2/tasks", json=body) as response:
         task = await response.json()
     events = await events_of(http, task["events_url"])
@@ -142,7 +141,7 @@ async def test_dl10_every_request_has_one_outcome(
     for body, headers in (
         (LONG | {"max_tokens": 3}, {}),
         (LONG, {"X-Timeout-Ms": "1"}),
-        (LONG | {"ignore_eos": False, "deadline_ms": 300}, {}),
+        (LONG | {"ignore_eos": False, "deadline_ms": 1500}, {}),
     ):
         async with http.post("/v1/completions", json=body, headers=headers) as response:
             await response.read()

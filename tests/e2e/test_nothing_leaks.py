@@ -141,7 +141,8 @@ def test_or16_nothing_that_a_run_writes_has_a_prompt_a_text_or_a_secret(
         async with aiohttp.ClientSession(orchestrator.url, headers=headers) as session:
             client = Client(session)
             await client.talk()
-            await client.go_wrong()
+            with demo.slowed():  # what is to be stopped is not over before
+                await client.go_wrong()
             openmetrics = {"Accept": "application/openmetrics-text"}
             async with session.get("/metrics", headers=openmetrics) as answer:
                 return client, await answer.text()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -53,21 +54,36 @@ def test_wp3_an_orchestrator_that_is_killed_has_its_work_stopped(paced: Stack) -
         paced.assert_idle()
 
 
-@pytest.fixture
-def own() -> Iterator[Stack]:
-    """A stack that the test may break."""
-    triton = Triton(engine="synthetic-paced")
+@dataclass
+class Own(Stack):
+    """A stack that the tests break, each of which leaves it well for the next one."""
+
+    breaks: Path = Path()
+    """Once this is there, the engine breaks with the next request."""
+
+    async def start_anew(self) -> None:
+        """As a supervisor would, when it has found that the instance is lost."""
+        await asyncio.to_thread(self.triton.stop, 0.0)
+        await asyncio.to_thread(self.triton.start)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
+    folder = tmp_path_factory.mktemp("own")
+    breaks = folder / "break"
+    repository = write_breaking_model(folder / "models", breaks)
+    triton = Triton(repository=repository, engine="synthetic-paced")
     try:
         triton.start()
         orchestrator = Orchestrator(triton.grpc)
         with running(orchestrator):
-            yield Stack(triton, orchestrator)
+            yield Own(triton, orchestrator, breaks=breaks)
     finally:
         triton.close()
 
 
 @pytest.mark.parametrize("victim", ["server", "stub"])
-async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Stack, victim: str) -> None:
+async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Own, victim: str) -> None:
     """A stream in flight ends with one terminal error; ready turns 503; a new Triton heals it."""
     async with aiohttp.ClientSession(own.url) as http:
         async with http.post("/v2/tasks", json=ENDLESS) as response:
@@ -89,8 +105,7 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Stack, victim
         eventually, lambda: own.orchestrator.status("/health/ready") == 503, "ready to turn 503"
     )
     assert own.orchestrator.status("/health/live") == 200
-    await asyncio.to_thread(own.triton.stop, 0.0)
-    await asyncio.to_thread(own.triton.start)
+    await own.start_anew()
     await asyncio.to_thread(
         eventually, lambda: own.orchestrator.status("/health/ready") == 200, "the lane to return"
     )
@@ -99,42 +114,31 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Stack, victim
 
 
 async def test_a_broken_engine_ends_its_process_so_that_its_instance_is_started_anew(
-    tmp_path: Path,
+    own: Own,
 ) -> None:
     """Else it would refuse everything from then on, and look alive."""
-    flag = tmp_path / "break"
-    triton = Triton(
-        repository=write_breaking_model(tmp_path / "models", flag), engine="synthetic-paced"
-    )
-    try:
-        await asyncio.to_thread(triton.start)
-        orchestrator = Orchestrator(triton.grpc)
-        with running(orchestrator):
-            async with aiohttp.ClientSession(orchestrator.url) as http:
-                async with http.post("/v2/tasks", json=ENDLESS) as response:
-                    task = await response.json()
-                async with http.get(task["events_url"]) as stream:
-                    async for event in read_events(stream):
-                        if event.kind == "token" and not flag.exists():
-                            flag.touch()
-                            break
-                short = ENDLESS | {"max_tokens": 2}
-                waits = asyncio.create_task(http.post("/v1/completions", json=short))
-                async with http.get(task["events_url"]) as stream:
-                    events = [event async for event in read_events(stream)]
-                assert [event.kind for event in events].count("error") == 1
-                assert events[-1].data["retryable"] is True
-                lost = await asyncio.to_thread(triton.wait_lost)
-                assert lost == "a model's Python process ended"
-                await asyncio.to_thread(triton.stop, 0.0)
-                await asyncio.to_thread(triton.start)
-                async with asyncio.timeout(PATIENCE_S), await waits as response:
-                    assert response.status == 200, "what had not begun waited for the new one"
-    finally:
-        triton.close()
+    async with aiohttp.ClientSession(own.url) as http:
+        async with http.post("/v2/tasks", json=ENDLESS) as response:
+            task = await response.json()
+        async with http.get(task["events_url"]) as stream:
+            async for event in read_events(stream):
+                if event.kind == "token":
+                    own.breaks.touch()
+                    break
+        short = ENDLESS | {"max_tokens": 2}
+        waits = asyncio.create_task(http.post("/v1/completions", json=short))
+        async with http.get(task["events_url"]) as stream:
+            events = [event async for event in read_events(stream)]
+        assert [event.kind for event in events].count("error") == 1
+        assert events[-1].data["retryable"] is True
+        lost = await asyncio.to_thread(own.triton.wait_lost)
+        assert lost == "a model's Python process ended"
+        await own.start_anew()
+        async with asyncio.timeout(PATIENCE_S), await waits as response:
+            assert response.status == 200, "what had not begun waited for the new one"
 
 
-async def test_a_drained_worker_ends_its_streams_and_triton_stops(own: Stack) -> None:
+async def test_a_drained_worker_ends_its_streams_and_triton_stops(own: Own) -> None:
     """OR-14: an open lane would keep Triton from stopping; drained, it stops with streams on."""
     async with aiohttp.ClientSession(own.url) as http:
         async with http.post("/v2/tasks", json=ENDLESS) as response:

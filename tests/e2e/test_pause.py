@@ -25,15 +25,16 @@ async def test_a_paused_job_goes_on_with_the_same_text(demo: Stack, sampling: Sa
         submit(lane, whole, PROMPT, sampling)
         await whole.until(lambda: whole.end is not None)
     async with lane_to(demo.triton.grpc) as (lane, news):
-        handle = submit(lane, news, PROMPT, sampling)
-        for times in (1, 2):
-            so_far = len(news.ids)
-            await news.until(lambda known=so_far: len(news.ids) > known + 20)  # type: ignore[misc]
-            lane.pause(handle)
-            await news.until(lambda n=times: news.told.count("paused") == n)  # type: ignore[misc]
-            assert news.end is None, "it was over before it could be paused"
-            lane.resume(handle)
-            await news.until(lambda n=times: news.told.count("resumed") == n)  # type: ignore[misc]
+        with demo.slowed():
+            handle = submit(lane, news, PROMPT, sampling)
+            for times in (1, 2):
+                so_far = len(news.ids)
+                await news.until(lambda known=so_far: len(news.ids) > known + 20)  # type: ignore[misc]
+                lane.pause(handle)
+                await news.until(lambda n=times: news.told.count("paused") == n)  # type: ignore[misc]
+                assert news.end is None, "it was over before it could be paused"
+                lane.resume(handle)
+                await news.until(lambda n=times: news.told.count("resumed") == n)  # type: ignore[misc]
         await news.until(lambda: news.end is not None)
         assert news.end is not None and news.end.reason is FinishReason.LENGTH
         assert news.ids == whole.ids

@@ -137,7 +137,7 @@ async def test_a_plain_deadline_is_kept(paced: Stack) -> None:
     with pytest.raises(InferenceServerException, match="deadline_exceeded"):
         async for result in stream(
             paced.triton.grpc,
-            {"deadline_ms": 400},
+            {"deadline_ms": 1500},
             sampling_parameters=json.dumps({"max_tokens": 1000}),
         ):
             seen.append(result)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _MARK = "TEST_RUN_OF_TIDEGATE"
 _REGION = re.compile(r"/dev/shm/(tidegate_\S+)")
 

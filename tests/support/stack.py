@@ -23,7 +23,7 @@ from orchestrator.pool.units.triton import TritonInstance
 from worker.protocol.tensors import MODEL_NAME
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """How long something that is sure to come may take on a busy machine."""
 
 

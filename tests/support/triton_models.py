@@ -42,15 +42,19 @@ class TritonPythonModel:
 """
 
 
-_BREAKS = """\
+_REAL = """\
 import importlib.util
 import os
+import time
 
 _spec = importlib.util.spec_from_file_location("real_model", {real!r})
 _real = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_real)
 
 
+"""
+
+_BREAKS = """\
 class TritonPythonModel(_real.TritonPythonModel):
     def execute(self, requests):
         if os.path.exists({flag!r}):
@@ -60,11 +64,36 @@ class TritonPythonModel(_real.TritonPythonModel):
 """
 
 
+_SLOWS = """\
+class TritonPythonModel(_real.TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+        scheduler = self._service.serving.engine.scheduler
+        schedule = scheduler.schedule
+
+        def slowly(now):
+            if os.path.exists({flag!r}):
+                time.sleep(0.03)
+            return schedule(now)
+
+        scheduler.schedule = slowly
+"""
+
+
 def write_breaking_model(repository: Path, flag: Path) -> Path:
     """Our text model, whose engine breaks with the first request after ``flag`` was made."""
+    return _write_changed_model(repository, flag, _BREAKS)
+
+
+def write_slow_model(repository: Path, flag: Path) -> Path:
+    """Our text model, whose steps take 30 ms longer while ``flag`` is there."""
+    return _write_changed_model(repository, flag, _SLOWS)
+
+
+def _write_changed_model(repository: Path, flag: Path, change: str) -> Path:
     real = MODEL_REPOSITORY / MODEL_NAME
     shutil.copytree(real, repository / MODEL_NAME)
-    source = _BREAKS.format(real=str(real / "1" / "model.py"), flag=str(flag))
+    source = (_REAL + change).format(real=str(real / "1" / "model.py"), flag=str(flag))
     (repository / MODEL_NAME / "1" / "model.py").write_text(source)
     return repository
 
