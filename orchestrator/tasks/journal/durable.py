@@ -50,6 +50,10 @@ class DurableTasks:
         """Those that have ended, until the writer has looked at it."""
         self._left: list[Entry] = []
         """For the next process."""
+        self._undecided: dict[int, Entry] = {}
+        """Those that a client waits for the disk with, the oldest first."""
+        self._looks_at: asyncio.TimerHandle | None = None
+        """One timer for all of them: one for each cost as much as the rest of the wait."""
         self._by_name: dict[tuple[str, str], Entry] = {}
         """Submissions that have a name, until the file knows it."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,6 +131,10 @@ class DurableTasks:
         )
         self._next_n += 1
         entry = self._add(task, accept)
+        if not self.is_async:
+            self._undecided[entry.n] = entry
+            if self._looks_at is None:
+                self._look_later(COMMIT_WAIT_S)
         row = accept.row
         if row.idempotency_key is not None:
             name = (row.key, row.idempotency_key)
@@ -148,16 +156,25 @@ class DurableTasks:
         if self.is_async:
             return
         try:
-            async with asyncio.timeout(COMMIT_WAIT_S):
-                await asyncio.shield(entry.committed)
-        except TimeoutError:
-            self.refuse(task)
-            raise JournalUnavailable(
-                f"the disk did not take the task within {COMMIT_WAIT_S:g} s"
-            ) from None
+            await asyncio.shield(entry.committed)
         except TidegateError:
             self.refuse(task)
             raise
+
+    def _look_later(self, wait_s: float) -> None:
+        self._looks_at = asyncio.get_running_loop().call_later(wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        """Tell whoever has waited for too long."""
+        self._looks_at = None
+        now = asyncio.get_running_loop().time()
+        for n, entry in list(self._undecided.items()):
+            left_s = entry.begun + COMMIT_WAIT_S - now
+            if left_s > 0:
+                self._look_later(left_s)
+                return
+            del self._undecided[n]
+            entry.decide(f"the disk did not take it within {COMMIT_WAIT_S:g} s")
 
     def refuse(self, task: Task) -> None:
         """Nobody was told of a task: its end, which is to follow, frees its submission's name."""
@@ -303,6 +320,7 @@ class DurableTasks:
             if isinstance(one, Ended):
                 self._ending.pop(one.n).recorded()
             elif isinstance(one, Accept):
+                self._undecided.pop(one.row.n, None)
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
                 if entry is not None:
                     entry.decide(batch.fault)

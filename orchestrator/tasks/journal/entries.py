@@ -21,6 +21,8 @@ class Entry:
     """What a new file begins with; gone with the end, for the prompt is in it."""
     committed: asyncio.Future[None]
     """Raises ``JournalUnavailable``."""
+    begun: float
+    """On the event loop's clock."""
     tokens: int = 0
     """How many have been handed to the writer."""
     keeps_tokens: bool = True
@@ -75,9 +77,10 @@ class Entry:
 
 def new_entry(task: Task, accept: Accept) -> Entry:
     """On the event loop."""
-    committed = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    committed = loop.create_future()
     committed.add_done_callback(_retrieve)
-    return Entry(accept.row.n, task, accept, committed)
+    return Entry(accept.row.n, task, accept, committed, loop.time())
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

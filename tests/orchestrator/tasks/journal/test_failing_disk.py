@@ -335,8 +335,12 @@ async def test_a_disk_that_hangs(
     task_id = await task_of(service)
     go_on = hold_writes(monkeypatch)
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
+    journal = service.orchestrator.stages.durable
+    assert journal is not None
+    journal._give_up()  # the timer was set by the other limit
     status, answer = await submit(service, key="mine")
     assert status == 503 and answer["error"]["code"] == "journal_unavailable"
+    assert "did not take it within 0.05 s" in answer["error"]["message"]
     held.release.set()
     assert (await events_of(service, task_id))[-1].event == "end"
     assert "taken nothing" in fault_of(service)
