@@ -1,10 +1,13 @@
 """What a durable task costs: on the disk, in CPU, and for the client that waits for its 202 (OR-5).
 
 The journal by itself, as fast as it takes submissions of 200-token prompts and their ends; then
-200 submissions a second of a few tokens each, over HTTP, durable and plain ones in turns, so that
-both kinds meet the same machine, and before each round how long the disk alone takes to have a page
-(``fdatasync``, which is what a commit waits for); then what the batches of tokens of 64 running
-tasks take. Tasks that are not durable run none of this: their tokens cost nothing.
+submissions of a few tokens each over HTTP, durable and plain ones in turns, so that both kinds meet
+the same machine, and before each round how long the disk alone takes to have a page (``fdatasync``,
+which is what a commit waits for); then what the batches of tokens of 64 running tasks take. Tasks
+that are not durable run none of this: their tokens cost nothing.
+
+Over HTTP 200 come in a second, or fewer where clients, orchestrator and worker together are too
+much for the machine at that rate: what is added then would be the queue's, and not the journal's.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +36,11 @@ from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
 from worker.protocol import FinishReason, Outcome, Sampling
 
-PER_S = 200.0
+RATES = (200.0, 100.0, 50.0, 25.0)
+"""Submissions a second: the first of these that the machine carries."""
+_MOST_QUEUED = 3.0
+"""A plain 202 takes at most so many times as long as one at a time, where it does."""
+_ALONE = 30
 _AT_ONCE = 64
 _PROMPT, _ANSWER = 200, 16
 _BATCH = 12
@@ -69,6 +77,9 @@ async def run(context: Context) -> list[Figure]:
         await context.aclose()
     plain, durable, fsync = over_http.plain, over_http.durable, over_http.fsync
     added = [b - a for a, b in zip(plain, durable, strict=True)]
+    in_turns = f"in turns at {over_http.per_s:g}/s"
+    if not over_http.is_carried:
+        in_turns += ", too many for this machine now"
     of = Figure.of
     return [
         of(
@@ -80,9 +91,17 @@ async def run(context: Context) -> list[Figure]:
         ),
         of("journal.cpu_us", "CPU of one, all threads", "µs", taken.cpu_us),
         of("journal.loop_us", "of that on the event loop's thread", "µs", taken.loop_us),
-        of("journal.plain_ms", "202 of a plain task, p50", "ms", plain),
+        of(
+            "journal.per_s",
+            "submissions over HTTP, all of the below",
+            "/s",
+            [over_http.per_s],
+            better="neither",
+        ),
+        of("journal.alone_ms", "202 of a plain task, one at a time, p50", "ms", over_http.alone),
+        of("journal.plain_ms", f"202 of a plain task, {in_turns}, p50", "ms", plain),
         of("journal.durable_ms", "202 of a durable task, p50", "ms", durable),
-        of("journal.added_ms", "difference of these medians, in turns at 200/s", "ms", added),
+        of("journal.added_ms", "difference of these medians", "ms", added),
         of("journal.fsync_ms", "the disk alone: a page on it, p50", "ms", fsync),
         of("journal.token_us", "CPU per token of a durable stream, off its way", "µs", token_us),
     ]
@@ -94,13 +113,12 @@ async def _submit_all(folder: Path, count: int, taken: _Taken) -> None:
     file = await asyncio.to_thread(open_journal, JournalConfig(folder / "journal.db"))
     journal = DurableTasks(file, clock)
     journal.start()
-    rng, left = random.Random(SEED), count
+    rng = random.Random(SEED)
+    left = [_new_task(rng, clock) for _ in range(count)]  # which takes longer than the journal
 
     async def submit() -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
-            task = _new_task(rng, clock)
+        while left:
+            task = left.pop()
             journal.accept(task, "")
             await journal.committed(task)
             _say(task, _ANSWER)
@@ -165,12 +183,20 @@ def _say(task: Task, tokens: int) -> None:
 
 
 @dataclass(slots=True)
-class _OverHttp:
-    """Medians of each round, in ms."""
+class OverHttp:
+    """Medians of each round, in ms, at ``per_s`` submissions a second."""
 
+    per_s: float
+    alone: list[float] = field(default_factory=list)
+    """Of a plain 202, one at a time."""
     plain: list[float] = field(default_factory=list)
     durable: list[float] = field(default_factory=list)
     fsync: list[float] = field(default_factory=list)
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether the machine could do all of it, so that little of it is waiting for the rest."""
+        return median(self.plain) <= _MOST_QUEUED * median(self.alone)
 
 
 def _fsync_ms(folder: Path) -> float:
@@ -188,34 +214,58 @@ def _fsync_ms(folder: Path) -> float:
     return median(taken)
 
 
-async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> _OverHttp:
+async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> OverHttp:
     """The time to the 202, and that of the disk that the journal is on."""
-    body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
-    found = _OverHttp()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://{HOST}:{port}", connector=connector) as http:
 
-        async def submit(is_durable: bool, taken: list[float]) -> None:
-            began = time.perf_counter()
-            async with http.post("/v2/tasks", json=body | {"durable": is_durable}) as response:
-                if response.status != 202:
-                    raise RuntimeError(await response.text())
-            taken.append(1000 * (time.perf_counter() - began))
+        async def measure(per_s: float) -> OverHttp:
+            found = OverHttp(per_s)
+            await _round(http, folder, seconds, found)
+            if found.is_carried:  # the first one warms up
+                found = OverHttp(per_s)
+                for _ in range(rounds):
+                    await _round(http, folder, seconds, found)
+            return found
 
-        for turn in range(rounds + 1):
-            fsync = await asyncio.to_thread(_fsync_ms, folder)
-            taken: tuple[list[float], list[float]] = ([], [])
-            begun, asked = time.perf_counter(), list[asyncio.Task[None]]()
-            for number in range(int(PER_S * seconds)):
-                await asyncio.sleep(max(0.0, begun + number / PER_S - time.perf_counter()))
-                kind = number % 2
-                asked.append(asyncio.create_task(submit(bool(kind), taken[kind])))
-            await asyncio.gather(*asked)
-            if turn:  # the first one warms up
-                found.plain.append(median(taken[0]))
-                found.durable.append(median(taken[1]))
-                found.fsync.append(fsync)
+        return await at_largest_rate(measure)
+
+
+async def at_largest_rate(measure: Callable[[float], Awaitable[OverHttp]]) -> OverHttp:
+    """What ``measure`` found at the first of ``RATES`` that the machine carried, else at the
+    last."""
+    for per_s in RATES:
+        found = await measure(per_s)
+        if found.is_carried:
+            break
     return found
+
+
+async def _round(
+    http: aiohttp.ClientSession, folder: Path, seconds: float, found: OverHttp
+) -> None:
+    alone = [await _submit(http, is_durable=False) for _ in range(_ALONE)]
+    found.alone.append(median(alone))
+    found.fsync.append(await asyncio.to_thread(_fsync_ms, folder))
+    asked: tuple[list[asyncio.Task[float]], ...] = ([], [])
+    begun = time.perf_counter()
+    for number in range(int(found.per_s * seconds)):
+        await asyncio.sleep(max(0.0, begun + number / found.per_s - time.perf_counter()))
+        kind = number % 2
+        asked[kind].append(asyncio.create_task(_submit(http, is_durable=bool(kind))))
+    plain, durable = [await asyncio.gather(*tasks) for tasks in asked]
+    found.plain.append(median(plain))
+    found.durable.append(median(durable))
+
+
+async def _submit(http: aiohttp.ClientSession, *, is_durable: bool) -> float:
+    """How long its 202 took, in ms."""
+    body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+    began = time.perf_counter()
+    async with http.post("/v2/tasks", json=body | {"durable": is_durable}) as response:
+        if response.status != 202:
+            raise RuntimeError(await response.text())
+    return 1000 * (time.perf_counter() - began)
 
 
 BENCH = Bench("journal", "durable tasks: a disk's share of a submission", run, 150, in_quick=False)
