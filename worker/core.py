@@ -8,7 +8,7 @@ batches.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -134,6 +134,14 @@ Event = JobStarted | JobPrompt | JobTokens | JobPaused | JobResumed | JobFinishe
 EventSink = Callable[[list[Event]], None]
 
 
+class StepUnderWay(NamedTuple):
+    """What an engine's thread computes just now. ``began_at`` is on the engine's clock; ``usual_s``
+    is what such a step takes when it takes long, 0 while none was measured."""
+
+    began_at: float
+    usual_s: float
+
+
 class EngineService(Protocol):
     """The engine's whole surface."""
 
@@ -164,6 +172,10 @@ class EngineService(Protocol):
     @property
     def has_failed(self) -> bool:
         """Its thread has ended by an error: nothing more will be computed, all is refused."""
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """None between two steps. Any thread; for whoever looks whether it has hung."""
 
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""

@@ -128,6 +128,10 @@ class WorkerSettings(BaseSettings):
     vLLM backend has it: its clients render chat templates themselves. False: it is text."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
+    step_timeout_s: float = Field(default=60.0, ge=0)
+    """A step of the engine that takes longer than this, and than 50 times what is usual, hangs: the
+    process ends, so that its supervisor starts it anew. Ten times as long while no step has been
+    measured. 0: it is waited for as long as it takes."""
     lane_token: SecretStr | None = None
     """Asked of whoever opens a lane or drains the worker; without one anybody who reaches Triton
     may. ``tidegate up`` makes one up at each start."""

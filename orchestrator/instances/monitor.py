@@ -155,6 +155,10 @@ class InstanceMonitor:
             self._set_state(instance, InstanceState.DOWN, _silence(silent_s))
         elif silent_s >= self._config.suspect_after_s:
             self._set_state(instance, InstanceState.SUSPECT, _silence(silent_s))
+        elif instance.stats is not None and (stuck_ms := instance.stats.stuck_ms):
+            # Its worker lives, and ends itself where the step does not come back.
+            reason = f"its engine has been in one step for {stuck_ms / 1000:.0f} s"
+            self._set_state(instance, InstanceState.SUSPECT, reason)
         else:
             self._set_state(instance, InstanceState.UP, "")
         # A lane can die alone: its jobs must not wait for as long as its siblings live.

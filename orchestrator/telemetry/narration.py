@@ -80,7 +80,9 @@ INSTANCE_READY = Narration(
     Actor.WORKER, Action.READY, "An instance is ready: its model is loaded and its lanes are open."
 )
 INSTANCE_SUSPECT = Narration(
-    Actor.WORKER, Action.LOSE, "An instance is suspect: it has been silent for too long."
+    Actor.WORKER,
+    Action.LOSE,
+    "An instance is suspect: it, or its engine, has been silent for too long.",
 )
 INSTANCE_DOWN = Narration(
     Actor.WORKER, Action.LOSE, "An instance is down: it has been silent for far too long."

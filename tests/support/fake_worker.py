@@ -170,6 +170,7 @@ class FakeWorker:
         self.tokens_total = 0
         self.jobs_total = 0
         self.drain_left_ms: float | None = None
+        self.stuck_ms = 0.0
         self.models: dict[str, ModelCard] = {}
         """What it can be told to serve, by name."""
         self.swaps: list[Swap] = []
@@ -299,6 +300,7 @@ class FakeWorker:
             paused=sum(lane.paused for lane in self.lanes),
             load_ms=1234.5,
             drain_left_ms=self.drain_left_ms,
+            stuck_ms=self.stuck_ms,
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.core import Event, EventSink, Job
+from worker.core import Event, EventSink, Job, StepUnderWay
 from worker.errors import ResponderLost
 from worker.protocol import (
     AbortCause,
@@ -86,6 +86,7 @@ class FakeEngine:
         self.on_cancel: Callable[[Job, AbortCause], None] = lambda job, cause: None
         self.reports: deque[KvReport] = deque()
         self.has_failed = False
+        self.step_under_way: StepUnderWay | None = None
         self._changed = threading.Condition()
 
     def start(self, sink: EventSink) -> None:

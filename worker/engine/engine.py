@@ -28,6 +28,7 @@ from worker.core import (
     JobPrompt,
     JobStarted,
     JobTokens,
+    StepUnderWay,
 )
 from worker.engine.embedding import normalised
 from worker.engine.executor import Executed, Executor
@@ -117,6 +118,7 @@ class Engine:
         self._stopping = False
         self._stopped = False
         self._has_failed = False
+        self._step_began_at: float | None = None
         self._stalled = False
         """There are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
@@ -210,6 +212,15 @@ class Engine:
         """See ``EngineService``."""
         return self._has_failed
 
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """See ``EngineService``."""
+        began_at = self._step_began_at
+        if began_at is None:
+            return None
+        most_tokens = self.scheduler.config.max_step_tokens
+        return StepUnderWay(began_at, self._step_time.slow_step_s(most_tokens))
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         with self._wake:
@@ -225,7 +236,10 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._publish(self.step())
+                self._step_began_at = self._clock()
+                events = self.step()
+                self._step_began_at = None
+                self._publish(events)
         except Exception:
             self._has_failed = True
             engine_log.exception("engine thread failed; ending all jobs, accepting no more")

@@ -36,6 +36,7 @@ from worker.core import (
     JobPrompt,
     JobStarted,
     JobTokens,
+    StepUnderWay,
 )
 from worker.engine.expiry import ExpiryCheck
 from worker.engines.backend import Backend, BackendLoad, Produced
@@ -131,6 +132,8 @@ class SteppedEngine:
         """Given up, and perhaps still in the backend's memory."""
         self._step_time = StepTime()
         self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
+        self._entered_at: float | None = None
+        """When the engine's thread began what it is at; None between two steps."""
         self._step_began: float | None = None
         """When the backend's step began; None while it has nothing to do."""
         self._prompt_tokens_seen = 0
@@ -209,6 +212,17 @@ class SteppedEngine:
         """See ``EngineService``."""
         return self._has_failed
 
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """See ``EngineService``."""
+        entered_at = self._entered_at
+        if entered_at is None:
+            return None
+        # Of one copy: the engine's thread changes the other. Some backends read whole prompts in
+        # one step, whatever the configuration says.
+        tokens = sum(one.prompt_tokens for one in list(self._running.values()))
+        return StepUnderWay(entered_at, self._step_time.slow_step_s(tokens))
+
     def stop(self) -> None:
         """Abort what runs, release everything, end the thread. Idempotent."""
         self._stopping = True
@@ -231,7 +245,10 @@ class SteppedEngine:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._publish(self.step())
+                self._entered_at = self._clock()
+                events = self.step()
+                self._entered_at = None
+                self._publish(events)
         except Exception:
             self._has_failed = True
             engine_log.exception("engine thread failed; ending all jobs, accepting no more")

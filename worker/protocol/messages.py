@@ -335,7 +335,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     blocks of theirs that nobody uses meanwhile; they are free. Of conversations' keep, ``expired``
     was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
     given up for running work. ``drain_left_ms`` is how long running jobs still have where the
-    worker drains; None where it does not.
+    worker drains; None where it does not. ``stuck_ms`` is how long the step under way has taken,
+    once that is far beyond any that was seen; else 0.
     """
 
     kv_blocks_total: int
@@ -375,6 +376,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     cuda_init_ms: float = 0.0
     disk_saved_sessions_total: int = 0
     drain_left_ms: float | None = None
+    stuck_ms: float = 0.0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -41,6 +41,7 @@ from worker.protocol import (
     WorkerStats,
     excerpt,
 )
+from worker.scheduler.end_reason import DRAINED
 from worker.service.call import Responder
 from worker.service.kv_events import KvEvents, KvMirror
 from worker.service.lane import Lane
@@ -93,6 +94,8 @@ class Emitter:
         self.draining = False
         self.drain_ends_at = 0.0
         """When what runs is ended, while it is draining; on the clock."""
+        self.stuck_ms = 0.0
+        """How long the engine's step has taken, once that is far too long."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────
 
@@ -178,6 +181,13 @@ class Emitter:
             self.flush(lane)
             if not lane.ended:
                 lane.close()
+
+    def hand_back_all(self) -> None:
+        """Answer every job in the place of an engine that hangs; what it may still say of them is
+        not heard."""
+        jobs = list(self.job_replies)
+        for reply in self._apply([[_handed_back(job) for job in jobs]]):
+            self.flush(reply)
 
     def watch(self, reply: Reply) -> None:
         """Check regularly whether the client of a plain request is gone."""
@@ -337,4 +347,11 @@ class Emitter:
             drain_left_ms=(
                 max(0.0, 1000 * (self.drain_ends_at - self._clock())) if self.draining else None
             ),
+            stuck_ms=self.stuck_ms,
         )
+
+
+def _handed_back(job: Job) -> JobFinished:
+    reason, code, message = DRAINED
+    prompt = len(job.token_ids)
+    return JobFinished(job, reason, code, message, prompt, 0, 0, 0.0, 0.0, 0.0, 0.0, None)

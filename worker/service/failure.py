@@ -1,9 +1,15 @@
-"""Ends the process of a worker whose engine has failed, so that its supervisor starts another one.
+"""Ends the process of a worker whose engine has failed or hung, so that its supervisor starts
+another one.
 
 A dead engine thread cannot be started anew: what it had in its device's memory is in no known
-state. Without an end the worker would refuse everything from then on, and look alive.
+state. One that hangs in a step (a kernel or a driver that never returns) cannot be ended at all.
+Without an end of the process the worker would refuse everything from then on, or keep every job for
+ever, and look alive.
 """
 
+import sys
+import threading
+import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +22,55 @@ LAST_WORDS_S: Final = 0.5
 """What was sent last has so long to leave through Triton."""
 MOST_S: Final = 5.0
 """Jobs have so long to be answered; a failed engine may not be able to end them all."""
+TIMES_USUAL: Final = 50.0
+"""A step has not hung before it took so many times what is usual."""
+TIMES_UNKNOWN: Final = 10.0
+"""Or so many times the setting while nothing is measured: a first step may compile something."""
+STUCK_SHARE: Final = 1 / 6
+"""After so much of that time whoever sends work here is told."""
+LOOK_S: Final = 0.25
+MOST_LOOK_S: Final = 1.0
+"""More time between two looks was this whole process's standstill, not its engine's."""
+ENGINE_THREAD: Final = "tidegate-engine"
+
+
+class StepWatch:
+    """Measures for how long an engine has been in one step, by the looks that it is given."""
+
+    def __init__(self, timeout_s: float, clock: Clock) -> None:
+        """``timeout_s``: see ``WorkerSettings.step_timeout_s``; 0: no step has hung, ever."""
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._began_at: float | None = None
+        self._looked_at = clock()
+        self._seen_s = 0.0
+        self._limit_s = timeout_s
+
+    def look(self, engine: EngineService) -> None:
+        """To be called often; looks every ``LOOK_S`` only."""
+        now = self._clock()
+        passed_s = now - self._looked_at
+        if not self._timeout_s or passed_s < LOOK_S:
+            return
+        self._looked_at = now
+        step = engine.step_under_way
+        if step is None or step.began_at != self._began_at:
+            self._began_at = None if step is None else step.began_at
+            self._seen_s = 0.0
+            return
+        self._seen_s += min(passed_s, MOST_LOOK_S)
+        usual = TIMES_USUAL * step.usual_s or TIMES_UNKNOWN * self._timeout_s
+        self._limit_s = max(self._timeout_s, usual)
+
+    @property
+    def stuck_s(self) -> float:
+        """How long the step has taken, once that is far too long; else 0."""
+        return self._seen_s if self._seen_s > STUCK_SHARE * self._limit_s else 0.0
+
+    @property
+    def has_hung(self) -> bool:
+        """It is not coming back."""
+        return self._seen_s > self._limit_s
 
 
 class FailureWatch:
@@ -28,6 +83,8 @@ class FailureWatch:
         drainer: Drainer,
         clock: Clock,
         die: Callable[[], None],
+        *,
+        step_timeout_s: float,
     ) -> None:
         """``engine`` says which one it is now; ``die`` ends the process."""
         self._engine = engine
@@ -35,27 +92,53 @@ class FailureWatch:
         self._drainer = drainer
         self._clock = clock
         self._die = die
+        self._step = StepWatch(step_timeout_s, clock)
+        self._what = ""
         self._noticed_at: float | None = None
         self._is_over = False
 
     def advance(self) -> None:
-        """Look whether the engine has failed; drain, then end the process."""
+        """Look whether the engine has failed or hung; drain, then end the process."""
         if self._is_over:
             return
-        now = self._clock()
         if self._noticed_at is None:
-            # A swap puts another engine in its place, or ends the process itself.
-            if self._engine().has_failed and not self._drainer.is_swapping:
-                self._noticed_at = now
-                self._drainer.begin(0.0, None)
+            self._look()
             return
         left = len(self._emitter.job_replies)
-        waited_s = now - self._noticed_at
+        waited_s = self._clock() - self._noticed_at
         if waited_s >= (MOST_S if left else LAST_WORDS_S):
             self._is_over = True
             service_log.critical(
-                "the engine has failed: ending the process, %d jobs unanswered; its supervisor"
+                "the engine has %s: ending the process, %d jobs unanswered; its supervisor"
                 " starts it again",
+                self._what,
                 left,
             )
             self._die()
+
+    def _look(self) -> None:
+        engine = self._engine()
+        self._step.look(engine)
+        self._emitter.stuck_ms = 1000 * self._step.stuck_s
+        if self._drainer.is_swapping:  # puts another engine in its place, or ends the process
+            return
+        if engine.has_failed:
+            self._notice("failed")
+        elif self._step.has_hung:
+            service_log.critical("one step takes %.0f s:\n%s", self._step.stuck_s, _stacks())
+            self._notice("hung")
+            self._emitter.hand_back_all()
+
+    def _notice(self, what: str) -> None:
+        self._what, self._noticed_at = what, self._clock()
+        self._drainer.begin(0.0, None)
+
+
+def _stacks() -> str:
+    """Where the engine's threads are; lines of code, no values."""
+    frames = sys._current_frames()
+    return "".join(
+        "".join(traceback.format_stack(frames[thread.ident]))
+        for thread in threading.enumerate()
+        if thread.name == ENGINE_THREAD and thread.ident in frames
+    )

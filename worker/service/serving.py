@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from worker.core import EngineService, EventSink, Job, JobFinished
+from worker.core import EngineService, EventSink, Job, JobFinished, StepUnderWay
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, FinishReason, KvReport, ModelCard, WorkerStats
 from worker.service.constraints import Constraints
@@ -85,6 +85,10 @@ class NoEngine:
     @property
     def has_failed(self) -> bool:
         return False
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        return None
 
     def stop(self) -> None:
         """It has no thread."""

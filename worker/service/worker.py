@@ -55,6 +55,7 @@ from worker.service.emitter import Emitter
 from worker.service.failure import FailureWatch
 from worker.service.lane import Lane, LaneJob, refused
 from worker.service.plain_intake import PlainIntake
+from worker.service.process_guard import ProcessGuard
 from worker.service.serving import Serving
 from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
@@ -79,9 +80,11 @@ class Worker:
         clock: Clock = time.monotonic,
         load: EngineLoader = load_engine,
         die: Callable[[], None] = lambda: os._exit(1),
+        guard: ProcessGuard | None = None,
     ) -> None:
         """``load`` is for models that it is told to swap to; ``die`` ends the process, for what is
-        beyond mending here."""
+        beyond mending here, and ``guard`` where not even that can be called any more."""
+        self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
         self._emitter = Emitter(
@@ -94,7 +97,12 @@ class Worker:
         self._lane_token = Secret(settings.lane_token, "a lane, a drain or a swap was", clock)
         self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load, die)
         self._failure = FailureWatch(
-            lambda: self.serving.engine, self._emitter, self._drainer, clock, die
+            lambda: self.serving.engine,
+            self._emitter,
+            self._drainer,
+            clock,
+            die,
+            step_timeout_s=settings.step_timeout_s,
         )
         self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
 
@@ -111,6 +119,8 @@ class Worker:
     def start(self) -> None:
         """Start the threads; requests may come from now on."""
         warn_if_open(self._lane_token)
+        if self._guard is not None:
+            self._emitter.each_cycle(self._guard.advance)
         self._emitter.each_cycle(self._failure.advance)
         self._emitter.each_cycle(self._drainer.advance)
         self.serving.engine.start(self._emitter.sink)
@@ -150,6 +160,8 @@ class Worker:
             time.sleep(0.005)
         serving.engine.stop()
         self._emitter.stop()
+        if self._guard is not None:
+            self._guard.close()
 
     # ── lanes ────────────────────────────────────────────────────────────────────────────────
 

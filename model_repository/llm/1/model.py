@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -13,6 +14,7 @@ sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 from worker import stub_abi
 from worker.engines import load_engine
 from worker.log import configure_logging
+from worker.service.process_guard import ProcessGuard
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.service.worker import Worker
 from worker.settings import read_settings
@@ -21,6 +23,9 @@ from worker.shared_memory import restrict_shared_memory
 SWITCH_INTERVAL_S = 0.0005
 """Engine and emitter share this process: at Python's default of 5 ms each would wait that long for
 the other, which is most of a decode step."""
+
+GUARD_TIMES = 2
+"""A process in which nothing runs is ended after so many times what a step may take."""
 
 
 class TritonPythonModel:
@@ -35,7 +40,8 @@ class TritonPythonModel:
         if settings.legacy_stub and stub_abi.is_needed():
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
-        self._service = Worker(load_engine(settings), settings)
+        guard = ProcessGuard(GUARD_TIMES * settings.step_timeout_s, time.monotonic)
+        self._service = Worker(load_engine(settings), settings, guard=guard)
         # What is loaded stays: going over it takes the collector 50 to 270 ms, all jobs at a halt.
         gc.collect()
         gc.freeze()

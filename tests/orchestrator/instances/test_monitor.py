@@ -172,6 +172,30 @@ async def test_or6_a_suspect_that_speaks_is_up_again(
     assert len(worker.opens) == 1
 
 
+async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-6: work that waits there for its first token goes on elsewhere, and no new work comes."""
+    stuck, well = await make_worker(), await make_worker()
+    for one in (stuck, well):
+        one.plan = lambda submit: Plan(stall_at=0)
+    service = await make_service(stuck, well)
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await service.until(lambda: stuck.running + well.running == 1)
+    if well.running:
+        stuck, well = well, stuck
+    stuck.stuck_ms = 12_000.0
+    index = [i.address for i in service.orchestrator.registry].index(stuck.address)
+    await service.until(lambda: state_of(service, index) == "suspect")
+    reason = list(service.orchestrator.registry)[index].reason
+    assert reason == "its engine has been in one step for 12 s"
+    await well.until(lambda: well.running == 1)
+    assert await ready_status(service) == 200
+    stuck.stuck_ms = 0.0
+    await service.until(lambda: state_of(service, index) == "up")
+
+
 async def test_a_draining_instance_gets_no_new_work_and_finishes_its_own(
     make_worker: MakeWorker,
     make_service: MakeService,

@@ -154,6 +154,31 @@ def test_stop_ends_the_thread_and_the_jobs(bench: Bench) -> None:
         engine.start(sink)
 
 
+def test_an_engine_says_since_when_it_is_in_a_step(bench: Bench) -> None:
+    sink = Collector()
+    entered, gate = threading.Event(), threading.Event()
+
+    def block(plan: Plan) -> None:
+        entered.set()
+        gate.wait(PATIENCE_S)
+
+    bench.runner.during = block
+    engine = bench.engine
+    assert engine.step_under_way is None
+    engine.start(sink)
+    one = job()
+    engine.submit(one)
+    assert entered.wait(PATIENCE_S)
+    step = engine.step_under_way
+    assert step is not None and step.began_at <= engine._clock()
+    assert step.usual_s == 0, "no step has been measured"
+    assert engine.step_under_way == step, "it is still the same"
+    gate.set()
+    sink.wait_ended(1)
+    engine.stop()
+    assert engine.step_under_way is None
+
+
 def test_a_broken_engine_ends_its_jobs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     sink = Collector()
     bench.scheduler.schedule = lambda: 1 / 0  # type: ignore[assignment, return-value]

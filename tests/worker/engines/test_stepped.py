@@ -445,6 +445,30 @@ def test_a_backend_that_fails_ends_all_jobs_and_no_more_are_taken(
     assert threaded.backend.closed == 1
 
 
+def test_an_engine_says_since_when_it_is_in_a_step(threaded: SteppedBench) -> None:
+    sink = Collector()
+    entered, gate = threading.Event(), threading.Event()
+
+    def block() -> None:
+        if threaded.backend.steps == 3:
+            entered.set()
+            gate.wait(20)
+
+    threaded.backend.during = block
+    engine = threaded.engine
+    assert engine.step_under_way is None
+    engine.start(sink)
+    submitted(threaded, 1)
+    assert entered.wait(20)
+    step = engine.step_under_way
+    assert step is not None and engine.step_under_way == step
+    assert step.usual_s >= threaded.backend.step_s
+    gate.set()
+    sink.wait_ended(1)
+    engine.stop()
+    assert engine.step_under_way is None
+
+
 def test_a_failing_sink_does_not_stop_the_engine(
     threaded: SteppedBench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,14 +1,19 @@
-"""A worker whose engine has failed ends its process, once its jobs have been answered."""
+"""A worker whose engine has failed or hangs ends its process, once its jobs have been answered."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.clock import ManualClock
+from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness, serving
-from worker.core import Job
+from worker.core import Job, StepUnderWay
 from worker.protocol import AbortCause, Code, FinishReason
 from worker.service import failure
+from worker.service.failure import StepWatch
 from worker.text import Tokenizer
 
 
@@ -62,3 +67,140 @@ def test_an_engine_that_works_is_left_alone(harness: Harness, ended: threading.E
     harness.finish(job)
     harness.wait_end(1)
     assert not ended.wait(0.1)
+
+
+# ── an engine that hangs ─────────────────────────────────────────────────────────────────────────
+
+
+class Steps:
+    """An engine as ``StepWatch`` sees it."""
+
+    has_failed = False
+
+    def __init__(self) -> None:
+        self.step_under_way: StepUnderWay | None = None
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "limit_s"), [(0.02, 60), (3.0, 150), (0.0, 600)], ids=["usual", "slow", "unknown"]
+)
+def test_a_step_has_hung_when_it_takes_far_longer_than_any(usual_s: float, limit_s: float) -> None:
+    clock, engine = ManualClock(), Steps()
+    watch = StepWatch(60.0, clock.now)
+    engine.step_under_way = StepUnderWay(0.0, usual_s)
+    stuck = []
+    while not watch.has_hung:
+        clock.advance(0.5)
+        watch.look(engine)  # type: ignore[arg-type]
+        stuck.append(watch.stuck_s)
+    passed_s = clock.now() - 100.0
+    assert limit_s < passed_s <= limit_s + 2
+    told_at = 0.5 * next(at for at, stuck_s in enumerate(stuck) if stuck_s)
+    assert told_at == pytest.approx(limit_s / 6, abs=2), "who sends work is told long before"
+
+
+def test_another_step_and_none_at_all_begin_the_count_anew() -> None:
+    clock, engine = ManualClock(), Steps()
+    watch = StepWatch(60.0, clock.now)
+    for at in range(10):
+        engine.step_under_way = None if at == 5 else StepUnderWay(at, 0.02)
+        for _ in range(100):
+            clock.advance(0.5)
+            watch.look(engine)  # type: ignore[arg-type]
+    assert not watch.has_hung and watch.stuck_s > 0
+
+
+def test_a_process_that_stood_still_as_a_whole_has_not_hung() -> None:
+    clock, engine = ManualClock(), Steps()
+    watch = StepWatch(60.0, clock.now)
+    engine.step_under_way = StepUnderWay(0.0, 0.02)
+    for _ in range(5):
+        clock.advance(1000.0)
+        watch.look(engine)  # type: ignore[arg-type]
+    assert not watch.has_hung and not watch.stuck_s
+
+
+def test_without_a_limit_no_step_has_hung() -> None:
+    clock, engine = ManualClock(), Steps()
+    watch = StepWatch(0.0, clock.now)
+    engine.step_under_way = StepUnderWay(0.0, 0.02)
+    for _ in range(1000):
+        clock.advance(1.0)
+        watch.look(engine)  # type: ignore[arg-type]
+    assert not watch.has_hung and not watch.stuck_s
+
+
+@pytest.fixture
+def hanging(
+    tokenizer: Tokenizer, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Harness]:
+    monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
+    monkeypatch.setattr(failure, "LOOK_S", 0.01)
+    with serving(tokenizer, die=ended.set, step_timeout_s=0.2) as harness:
+        harness.engine.on_cancel = lambda job, cause: None  # it hangs
+        yield harness
+
+
+def test_an_engine_that_hangs_in_a_step_hands_its_jobs_back_and_ends_the_process(
+    hanging: Harness, ended: threading.Event
+) -> None:
+    waiting, _ = hanging.submit(1)
+    running, _ = hanging.submit(2)
+    hanging.begin(running)
+    hanging.speak(running, "so far")
+    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
+    for handle in (1, 2):
+        end = hanging.wait_end(handle)
+        assert (end.reason, end.code) == (FinishReason.CANCELLED, Code.DRAINING)
+    assert hanging.text(2) == "so far"
+    assert ended.wait(20)
+    told = [f.stats.stuck_ms for f in hanging.lane.frames() if f.stats]
+    assert told[0] == 0 and max(told) > 30, "the heartbeats said so"
+    # Should it come back all the same, nobody hears of it.
+    hanging.finish(running)
+    hanging.finish(waiting)
+    hanging.lane.wait_final()
+
+
+def test_an_engine_that_hangs_answers_plain_clients_too(
+    hanging: Harness, ended: threading.Event
+) -> None:
+    responder = FakeResponder()
+    hanging.service.accept(plain_call("hello", responder))
+    hanging.engine.wait_submitted(1)
+    hanging.engine.step_under_way = StepUnderWay(1.0, 0.001)
+    responder.wait_final()
+    assert responder.error is not None and responder.error[0] is Code.DRAINING
+    assert ended.wait(20)
+
+
+@pytest.mark.parametrize(("timeout_s", "status"), [(1.0, 1), (0.0, 0)])
+def test_a_process_whose_interpreter_is_held_for_ever_is_ended(
+    timeout_s: float, status: int
+) -> None:
+    program = (
+        "import ctypes, time\n"
+        "from worker.service.process_guard import ProcessGuard\n"
+        f"guard = ProcessGuard({timeout_s}, time.monotonic)\n"
+        "guard.advance()\n"
+        f"ctypes.PyDLL(None).sleep({60 if timeout_s else 1})  # keeps the interpreter's lock\n"
+        "guard.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
+    assert done.returncode == status
+    assert (b"ctypes.PyDLL" in done.stderr or b"line 5" in done.stderr) is bool(status)
+
+
+def test_a_process_that_is_alive_is_not_ended() -> None:
+    program = (
+        "import time\n"
+        "from worker.service.process_guard import ProcessGuard\n"
+        "now = 0.0\n"
+        "guard = ProcessGuard(40.0, lambda: now)\n"
+        "for now in range(200):\n"
+        "    guard.advance()\n"
+        "guard.close()\n"
+        "guard.advance()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
+    assert done.returncode == 0, done.stderr

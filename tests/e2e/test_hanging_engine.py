@@ -1,0 +1,56 @@
+"""An engine that never comes back from a step: its worker's process ends, its streams go on
+elsewhere (OR-6, OR-11)."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.sse import read_events
+from tests.support.stack import Orchestrator, Triton, eventually, running
+
+pytestmark = pytest.mark.e2e
+
+TASK = {"model": "demo", "prompt": "Time", "max_tokens": 60, "ignore_eos": True}
+FOR_EVER = "1e7"
+"""So many times as long as usual."""
+
+
+async def follow(http: aiohttp.ClientSession, slow: Path) -> tuple[str, int]:
+    """How a task ended, and with how many tokens; once it speaks the engine is to hang."""
+    async with http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+        task = await response.json()
+    tokens, kind = 0, ""
+    async with http.get(task["events_url"]) as stream:
+        async for event in read_events(stream):
+            kind = event.kind
+            tokens += kind == "token"
+            if tokens == 3:
+                slow.write_text(FOR_EVER)  # noqa: ASYNC240
+    return kind, tokens
+
+
+async def test_or6_streams_of_an_engine_that_hangs_go_on_elsewhere(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    hangs = Triton(engine="synthetic-paced", synthetic_slow_file=slow, step_timeout_s=2)
+    well = Triton(engine="synthetic-paced")
+    try:
+        for triton in (hangs, well):
+            triton.start()
+        orchestrator = Orchestrator(f"{hangs.grpc},{well.grpc}")
+        with running(orchestrator):
+            eventually(
+                lambda: orchestrator.metric("tidegate_instance_state", state="up") == 2,
+                "both instances to be up",
+            )
+            stub = hangs.stub_pid
+            async with aiohttp.ClientSession(orchestrator.url) as http:
+                ends = await asyncio.gather(*(follow(http, slow) for _ in range(4)))
+            assert ends == [("end", 60)] * 4
+            eventually(lambda: not Path(f"/proc/{stub}").exists(), "its process to end")
+            assert orchestrator.metric("tidegate_outcomes_total") == 4
+    finally:
+        hangs.close()
+        well.close()
