@@ -30,7 +30,7 @@ from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
-from orchestrator.prompts.kinds import bytes_of, is_short
+from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sessions.store import SessionStore
 from orchestrator.slots.service import Slots
@@ -160,6 +160,15 @@ class Orchestrator:
         """The first half of ``submit``: all that needs the prompt. ``offer`` or ``cancel`` is to
         follow.
         """
+        task = self._take(job)
+        with self._admitting(task):
+            if job.durable:
+                self._require_journal()
+            await self._read(task, prompt)
+        return task
+
+    def _take(self, job: Job) -> Task:
+        """A new task, offered; ``_admitting`` or ``_end`` is to end it."""
         task = Task(self._new_id(), self.runs.join(job))
         self.runs.follow(task)
         task.cache_salt = job.tenant if self._isolate_tenants else ""
@@ -168,10 +177,6 @@ class Orchestrator:
         task.on_end.append(self._ended)
         if self.tracing is not None:
             task.spans = self.tracing.of_task(task)
-        with self._admitting(task):
-            if job.durable:
-                self._require_journal()
-            await self._read(task, prompt)
         return task
 
     def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
@@ -289,7 +294,7 @@ class Orchestrator:
         stages.admission.begin(task)
         stages.limits.begin(task)
         due_at = min(task.deadline.at, task.parts.cut_at)
-        await stages.demand.ensure(task.job.model, task.deadline, due_at)
+        await stages.demand.ensure(task.job, due_at, lambda: tokens_about(prompt))
         encoder = stages.models.resolve(task.job.model)
         task.model = encoder.card.model
         stages.demand.needs(task)
@@ -402,13 +407,19 @@ class Orchestrator:
             self.models.resolve(name)
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
-        """The job's model, loaded first where that is needed. Raises ``TidegateError``."""
+        """The job's model, loaded first where that is needed, for a request that is yet to be
+        offered. Raises ``TidegateError``; it is in the books then as one that ``submit`` refused.
+        """
         demand = self.stages.demand
-        if demand.must_load(job.model):
-            self.stages.admission.require_open()
-            with self.limits.waiting(job.key):
-                await demand.ensure(job.model, job.deadline)
-        return self.models.resolve(job.model)
+        try:
+            if demand.must_load(job.model):
+                self.stages.admission.require_open()
+                with self.limits.waiting(job.key):
+                    await demand.ensure(job)
+            return self.models.resolve(job.model)
+        except (Exception, asyncio.CancelledError):
+            with self._admitting(self._take(job)):
+                raise
 
     @property
     def refusals(self) -> RefusalStats:

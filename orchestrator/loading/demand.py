@@ -9,6 +9,7 @@ anything is loaded (DL-7).
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.clock import Clock
@@ -25,9 +26,11 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, Place, choose_place
 from orchestrator.loading.swaps import Swaps
+from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.deadline import Deadline, Part
+from orchestrator.tasks.deadline import Part
+from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import ON_DEMAND, narrate
@@ -124,20 +127,24 @@ class ModelDemand:
         """Whether a request for ``model`` has to wait for it to be loaded."""
         return not self._is_served(model) and model in self.loadable()
 
-    async def ensure(self, model: str, deadline: Deadline, due_at: float | None = None) -> None:
-        """Return once ``model`` is served, or where no instance could load it.
+    async def ensure(
+        self, job: Job, due_at: float | None = None, prompt_tokens: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Return once the model of ``job`` is served, or where no instance could load it.
 
         ``due_at``: the earlier of the deadline and what else ends the request, in seconds of the
-        clock. Raises ``DeadlineInfeasible``, ``DeadlineExceeded``, ``NotReady`` or ``QueueFull``.
+        clock. ``prompt_tokens``: about how many, where that is known. Raises
+        ``DeadlineInfeasible``, ``DeadlineExceeded``, ``NotReady`` or ``QueueFull``.
         """
-        due_at = deadline.at if due_at is None else due_at
-        part = Part.FIRST_TOKEN if due_at < deadline.at else ""
+        model = job.model
+        due_at = job.deadline.at if due_at is None else due_at
+        part = Part.FIRST_TOKEN if due_at < job.deadline.at else ""
         while not self._is_served(model):
             known = self.loadable().get(model)
             if known is None:
                 return
             self._needed_at[model] = self._clock.now()
-            self._require_hope(known, due_at)
+            self._require_hope(known, due_at, job, prompt_tokens)
             await self._wait_for(model, due_at, part)
 
     def needs(self, task: Task) -> None:
@@ -205,7 +212,9 @@ class ModelDemand:
             return None
         return failure
 
-    def _require_hope(self, known: Loadable, due_at: float) -> None:
+    def _require_hope(
+        self, known: Loadable, due_at: float, job: Job, prompt_tokens: Callable[[], int]
+    ) -> None:
         """Raise what a request that would wait for ``known`` in vain is told."""
         now = self._clock.now()
         if (failure := self._has_failed(known.name)) is not None:
@@ -217,12 +226,16 @@ class ModelDemand:
         least_ms = self._least_ms(known)
         if self._config.refuses and least_ms >= left_ms:
             self.refused += 1
-            predicted_ms = max(least_ms, self._predicted_ms(known))
+            load_ms = max(least_ms, self._predicted_ms(known))
+            # Whoever waits for the same load runs beside it.
+            rows = 1 + self._waiters[known.name]
+            own = self._forecaster.after_load(job, prompt_tokens(), rows)
+            by_ms = load_ms + own.slow_ms + RESUBMIT_MS
             raise DeadlineInfeasible(
-                f"{known.name} is not loaded, which will take about {predicted_ms:.0f} ms, and"
-                f" {max(0.0, left_ms):.0f} ms are left",
-                predicted_finish_ms=predicted_ms,
-                earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + predicted_ms),
+                f"{known.name} is not loaded, which will take about {load_ms:.0f} ms, the request"
+                f" itself {own.usual_ms:.0f} ms then, and {max(0.0, left_ms):.0f} ms are left",
+                predicted_finish_ms=load_ms + own.usual_ms,
+                earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
         if self.waiting >= self._config.waiting:

@@ -21,6 +21,7 @@ from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthC
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
+from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from worker.protocol import End, FinishReason, OnDeadline
 
@@ -48,6 +49,7 @@ PROMISED = 12.0
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """With so much slack left it is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
+_NO_CAP = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,13 @@ class Forecast:
         return self.prefill_ms + self.decode_ms
 
 
+class AfterLoad(NamedTuple):
+    """What a request takes once its model is loaded, in ms: usually, and seldom more."""
+
+    usual_ms: float
+    slow_ms: float
+
+
 class _Serving(NamedTuple):
     """What serves a model, and what work costs there; None while nothing has been measured."""
 
@@ -112,6 +121,8 @@ class Forecaster:
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
         self._serving: dict[str, _Serving] = {}
+        self.known_speed: dict[str, StepModel] = {}
+        """Of each model that is served or was: the fastest instance's."""
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
@@ -212,6 +223,7 @@ class Forecaster:
             fastest = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid, default=None)
             costs = None
             if fastest is not None:
+                self.known_speed[model] = fastest
                 token_ms = fastest.step_ms(rows) * fastest.mid
                 share_ms = token_ms / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
@@ -268,6 +280,30 @@ class Forecaster:
             slow_ms=max(total_ms, safe_ms, least_ms),
             bottleneck=bottleneck,
         )
+
+    def after_load(self, job: Job, prompt_tokens: int, rows: int) -> AfterLoad:
+        """What ``job`` takes among ``rows`` once its model, which nobody serves now, is loaded.
+
+        By the speed that the model had when it was served last, else by the slowest of what is
+        served now.
+        """
+        now = self.capacity_of("")
+        model = self.known_speed.get(job.model) or max(
+            now.models, key=lambda one: one.step_ms(rows), default=None
+        )
+        if model is None:
+            return AfterLoad(_FIRST_GUESS_MS, _FIRST_GUESS_MS)
+        cap = job.max_tokens or job.default_max_tokens or _NO_CAP
+        stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
+        key = LengthKey(job.model, job.tenant, cap, stated_ms, job.session_id)
+        is_stated = job.max_tokens is not None and job.sampling.length_is_stated
+        left = (STATED if is_stated else self.lengths.curve(key)).left(0, cap)
+        usual, long = (math.ceil(left[int(share * len(left))]) for share in (USUAL, LONG))
+        usual_ms = model.service_ms(Work(prompt_tokens, 0, usual), rows)
+        more = min(model.slots, 2 * rows + 1)
+        slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
+        slow_ms *= (model.high / model.mid) ** self._safety[job.model]
+        return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
 
     def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
         """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely

@@ -12,6 +12,8 @@ INLINE_CHARS: Final = 2000
 _MESSAGE_CHARS = 16
 """What a message costs the chat template beyond its text, as if in characters."""
 
+_TOKEN_CHARS = 4
+
 
 def is_short(prompt: Prompt) -> bool:
     """Whether encoding costs so little that the event loop can do it."""
@@ -31,6 +33,15 @@ def bytes_of(prompt: Prompt) -> int:
     chat = chat_of(prompt)
     sizes = sum(sys.getsizeof(message.content) for message in chat.messages)
     return sizes + (chars_of(chat, 0) if uses_tools(chat) else 0)
+
+
+def tokens_about(prompt: Prompt) -> int:
+    """How many tokens it will be, roughly, where no tokenizer is at hand."""
+    if isinstance(prompt, tuple) and is_ids(prompt):
+        return len(prompt)
+    if isinstance(prompt, str):
+        return len(prompt) // _TOKEN_CHARS
+    return chars_of(chat_of(prompt), _MESSAGE_CHARS) // _TOKEN_CHARS
 
 
 def is_ids(prompt: Prompt) -> bool:

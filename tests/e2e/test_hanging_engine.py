@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from orchestrator.pool.process.proc import ProcessId
 from tests.support.sse import read_events
 from tests.support.stack import Orchestrator, Triton, eventually, running
 
@@ -45,11 +46,13 @@ async def test_or6_streams_of_an_engine_that_hangs_go_on_elsewhere(tmp_path: Pat
                 lambda: orchestrator.metric("tidegate_instance_state", state="up") == 2,
                 "both instances to be up",
             )
-            stub = hangs.stub_pid
+            stub = ProcessId.of(hangs.stub_pid)
+            assert stub is not None
             async with aiohttp.ClientSession(orchestrator.url) as http:
                 ends = await asyncio.gather(*(follow(http, slow) for _ in range(4)))
             assert ends == [("end", 60)] * 4
-            eventually(lambda: not Path(f"/proc/{stub}").exists(), "its process to end")
+            assert orchestrator.metric("tidegate_retries_total") > 0
+            eventually(lambda: not stub.is_running, "its process to end")
             assert orchestrator.metric("tidegate_outcomes_total") == 4
     finally:
         hangs.close()

@@ -6,31 +6,39 @@ the other.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _CHUNK_BYTES = 64 * 2**20
 
 
-def model_digest(path: Path) -> str:
+def model_digest(path: Path, threads: int | None = None) -> str:
     """Hex SHA-256 over ``config.json`` and the weight files of a checkpoint directory; over a GGUF
     file alone, which has everything.
 
     A file's digest is the SHA-256 over those of its 64 MiB chunks, so that all cores share the
-    work: one core hashes 1 to 2 GB/s, which a large model would feel at every start.
+    work: one core hashes 1 to 2 GB/s, which a large model would feel at every start. ``threads``
+    is how many do; with 1 it is the caller's own alone.
     """
-    return files_digest([path] if path.is_file() else [path / "config.json", *_weights(path)])
+    files = [path] if path.is_file() else [path / "config.json", *_weights(path)]
+    return files_digest(files, threads)
 
 
-def files_digest(files: Sequence[Path]) -> str:
+def files_digest(files: Sequence[Path], threads: int | None = None) -> str:
     """The same over these files."""
+    if threads == 1:
+        return _total(files, map)
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        return _total(files, pool.map)
+
+
+def _total(files: Sequence[Path], each: Callable[..., Iterable[bytes]]) -> str:
     total = hashlib.sha256()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for file in files:
-            total.update(file.name.encode() + b"\0")
-            for digest in pool.map(lambda chunk: _digest(*chunk), _chunks(file)):
-                total.update(digest)
+    for file in files:
+        total.update(file.name.encode() + b"\0")
+        for digest in each(lambda chunk: _digest(*chunk), _chunks(file)):
+            total.update(digest)
     return total.hexdigest()
 
 

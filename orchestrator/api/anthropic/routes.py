@@ -24,7 +24,7 @@ from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import WholeAnswer, stream_answer, whole_answer
 from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
-from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Listener, Task
@@ -133,11 +133,9 @@ async def _with_output(
     request: web.Request, parsed: ParsedRequest
 ) -> tuple[Job, TaskOutput | None]:
     """The job as its tools want it, and what takes apart what its model says, where that may be
-    more than text. Raises ``InvalidRequest`` for what the model cannot."""
-    try:
-        encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
-    except TidegateError:
-        return parsed.job, None  # as submitting it says, too
+    more than text. Raises ``InvalidRequest`` for what the model cannot, and what ``loaded_model``
+    does."""
+    encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(
             f"thinking: the model {encoder.card.model!r} does not think in tags that are known "

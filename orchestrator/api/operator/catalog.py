@@ -8,10 +8,12 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path, PurePath
@@ -36,6 +38,8 @@ Kind = Literal["models", "engines"]
 
 PAGE: Final = 50
 MOST: Final = 200
+NICENESS: Final = 10
+"""Of a verification."""
 _SETTLED_MS: Final = 2000
 """A change so young may be followed by another one in the same second, which is as exactly as
 ``Last-Modified`` tells: then it is left out."""
@@ -80,8 +84,8 @@ class _Seen(NamedTuple):
 
 
 class Verifications:
-    """Reads entries' files again, one entry at a time, on a thread that the process does not wait
-    for."""
+    """Reads entries' files again, one entry at a time, on one thread that the process does not wait
+    for, and that yields to everything else: requests are served meanwhile."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self.states: dict[tuple[Kind, str], Verification] = {}
@@ -104,6 +108,8 @@ class Verifications:
         return asked
 
     def _verify(self, kind: Kind, id: str, asked: Verification) -> None:
+        with suppress(OSError):  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         with self._turn:
             self.states[kind, id] = msgspec.structs.replace(asked, state="running")
             try:
@@ -126,7 +132,7 @@ class Verifications:
             return verify_engine(EngineCatalog(home).get(id), home)
         catalog = ModelCatalog(home)
         with catalog.claim(id):
-            return verify_model(catalog, catalog.get(id)).problem
+            return verify_model(catalog, catalog.get(id), threads=1).problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,13 +133,14 @@ class ModelCatalog:
         except StagingFailed:
             return True
 
-    def digest_of(self, entry: ModelEntry) -> str:
-        """As an engine has it in its model card; reads the weights. Raises ``OSError``."""
+    def digest_of(self, entry: ModelEntry, threads: int | None = None) -> str:
+        """As an engine has it in its model card; reads the weights, on so many ``threads`` (one
+        per core). Raises ``OSError``."""
         folder = self.path_of(entry)
         if entry.format is not ModelFormat.GGUF:
-            return model_digest(folder)
+            return model_digest(folder, threads)
         parts = sorted(file.path for file in entry.files if file.path.endswith(".gguf"))
-        return files_digest([folder / part for part in parts])
+        return files_digest([folder / part for part in parts], threads)
 
     def stage(self, entry: ModelEntry) -> Path:
         """Write down that a model's files are on their way; the folder that they go to.

@@ -10,16 +10,19 @@ from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
 from orchestrator.pool.errors import DamagedModel, StagingFailed
 
 
-def verify_model(catalog: ModelCatalog, entry: ModelEntry) -> ModelEntry:
+def verify_model(
+    catalog: ModelCatalog, entry: ModelEntry, threads: int | None = None
+) -> ModelEntry:
     """Read every byte again; the entry as it is now, ``BROKEN`` with the reason or ``ACTIVE``.
 
-    Raises ``StagingFailed`` for a model that is not complete, ``CatalogUnusable``.
+    ``threads``: see ``ModelCatalog.digest_of``. Raises ``StagingFailed`` for a model that is not
+    complete, ``CatalogUnusable``.
     """
     if entry.state is ModelState.STAGING:
         raise StagingFailed(f"{entry.name} is not complete yet: add it again, which goes on")
     folder = catalog.path_of(entry)
     problem = _problem(folder, entry)
-    if not problem and catalog.digest_of(entry) != entry.digest:
+    if not problem and catalog.digest_of(entry, threads) != entry.digest:
         problem = "files were added to it that engines read"
     state = ModelState.BROKEN if problem else ModelState.ACTIVE
     verified_ms = now_ms()

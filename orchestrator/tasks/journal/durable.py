@@ -103,9 +103,9 @@ class DurableTasks:
 
     @property
     def set_aside(self) -> str:
-        """Where a damaged file is; empty where there is none."""
+        """What a damaged file is called now, in the journal's folder; empty where there is none."""
         path = self._writer.set_aside
-        return "" if path is None else str(path)
+        return "" if path is None else path.name
 
     @property
     def is_async(self) -> bool:

@@ -181,9 +181,14 @@ def is_damage(error: Exception) -> bool:
     return name.startswith(_DAMAGED)
 
 
-def told(error: Exception) -> str:
-    """What is wrong, for clients: without the paths of the machine."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+def told(error: Exception, path: Path) -> str:
+    """What is wrong with the journal at ``path``, for clients: without the paths of the machine,
+    and of what nobody foresaw no more than its kind."""
+    if isinstance(error, OSError):
+        return error.strerror or "the disk failed"
+    if isinstance(error, sqlite3.Error | JournalError | WrongKey):
+        return str(error).replace(str(path), "the journal's file")
+    return "an internal error; the log says which"
 
 
 def prepare(config: JournalConfig, sealer: Sealer) -> None:

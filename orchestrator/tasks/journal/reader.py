@@ -80,7 +80,9 @@ class JournalReader:
                 f"the journal cannot be read: the disk has not answered within {READ_WAIT_S:g} s"
             ) from None
         except (sqlite3.Error, OSError) as error:
-            raise JournalUnavailable(f"the journal cannot be read: {told(error)}") from None
+            raise JournalUnavailable(
+                f"the journal cannot be read: {told(error, self._file.config.path)}"
+            ) from None
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────
 

@@ -210,7 +210,7 @@ class JournalWriter:
         if is_damage(error):
             self._begin_anew()
         name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-        return f"{told(error)} ({name})"
+        return f"{told(error, self._config.path)} ({name})"
 
     def _begin_anew(self) -> None:
         """Put a damaged file aside. The next try makes a new one, with the tasks that live; where

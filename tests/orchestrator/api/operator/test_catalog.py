@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import logging
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from orchestrator.pool.engines.triton_provider import registered
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import checkpoint
+from worker.protocol import model_digest as model_digests
 from worker.protocol.model_digest import model_digest
 
 VERSION = "0.1.0, llama.cpp b11 (xllamacpp 7)"
@@ -197,6 +200,28 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
     assert told["problem"].startswith("config.json has 2 bytes")
 
 
+async def test_a_verification_leaves_the_other_cores_to_requests(
+    service: Service, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[tuple[str, int]] = set()
+    real = model_digests._digest
+
+    def digest(file: Path, start: int) -> bytes:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        seen.add((threading.current_thread().name, nice))
+        return real(file, start)
+
+    monkeypatch.setattr(model_digests, "_digest", digest)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    entry = await asyncio.to_thread(register_whole, home)
+    path = f"/v2/catalog/models/{entry.id}"
+    seen.clear()
+    async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+        assert asked.status == 202
+    await service.until(lambda: not any(t.name == "tidegate-verify" for t in threading.enumerate()))
+    assert seen == {("tidegate-verify", min(19, own + routes.NICENESS))}
+
+
 async def test_an_engine_is_verified_beside_the_service(service: Service, home: Path) -> None:
     root = await asyncio.to_thread(make_server, home / "triton")
     entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
@@ -276,7 +301,7 @@ async def test_placements_name_the_entries_of_model_and_engine(
 async def test_a_verification_that_goes_wrong_unforeseen_ends_and_can_be_asked_for_again(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RecursionError
 
     await asyncio.to_thread(register, home, 1)

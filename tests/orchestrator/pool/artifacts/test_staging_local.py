@@ -67,6 +67,7 @@ async def test_a_gguf_model_in_parts_has_the_digest_of_all_of_them(
     entry = await add(catalog, source)
     assert catalog.servable_path(entry).name == names[0]
     assert entry.digest == files_digest([source / name for name in names])
+    assert entry.digest == files_digest([source / name for name in names], threads=1)
     assert verify_model(catalog, entry).state is ModelState.ACTIVE
 
 

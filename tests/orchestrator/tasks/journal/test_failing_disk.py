@@ -149,7 +149,7 @@ async def test_a_damaged_file_is_set_aside_while_running(
     disk.error = None
     await service.until(lambda: not fault_of(service))
     (aside,) = await asyncio.to_thread(lambda: list(restarts.path.parent.glob("*.damaged-*Z")))
-    assert (await ready_of(service))[1]["journal"]["set_aside"] == str(aside)
+    assert (await ready_of(service))[1]["journal"]["set_aside"] == aside.name
     found = await asyncio.to_thread(rows, restarts.path, "SELECT id FROM tasks")
     assert found == [(task_id,)]
     await restarts.die()
@@ -214,6 +214,25 @@ async def test_what_is_wrong_is_told_without_where(
         assert "Permission denied" in text and str(restarts.path) not in text
 
 
+async def test_a_journal_of_a_newer_version_is_told_without_where(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """Somebody put another file in its place."""
+    service = await restarts.start(worker)
+    await task_of(service)
+
+    def replace() -> None:
+        restarts.path.unlink()
+        with closing(sqlite3.connect(restarts.path)) as db:
+            db.execute("PRAGMA user_version = 999")
+
+    await asyncio.to_thread(replace)
+    answers = [str((await submit(service))[1]) for _ in range(2)]
+    await service.until(lambda: fault_of(service))
+    for text in (*answers, fault_of(service), str((await ready_of(service))[1])):
+        assert "version 999" in text and str(restarts.path) not in text
+
+
 async def test_a_fault_of_ours_does_not_stop_the_journal(
     restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +244,8 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
     with monkeypatch.context() as broken:
         broken.setattr(transaction, "_insert", fail)
         status, answer = await submit(service)
-        assert status == 503 and "cannot be encoded" in answer["error"]["message"]
+        assert status == 503 and "internal error" in answer["error"]["message"]
+        assert "cannot be encoded" not in str(answer), "it may tell what somebody asked for"
     await service.until(lambda: not fault_of(service))
     await task_of(service)
 
