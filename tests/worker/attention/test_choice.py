@@ -89,9 +89,18 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
         choose_among(monkeypatch, pool, kinds, {})  # type: ignore[arg-type]
 
 
-def test_auto_on_the_cpu_measures_what_can_be_compiled(
-    pool: KVPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A shape that test_tiles.py compiles as well.
+    pool = KVPool(
+        layers=1,
+        blocks=40,
+        block_tokens=16,
+        kv_heads=2,
+        head_dim=32,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
     def chosen() -> choice.Choice:
         return choose_attention("auto", pool, pool.kv_heads, timer=lambda call, device: 5.0)
 

@@ -14,7 +14,7 @@ import torch
 from tests.support.attention_cases import random_case
 from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
-from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
+from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.compiled import compiler_problem
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ SHAPES = [
 Shape = tuple[int, int, int, int, Sequence[int], Sequence[tuple[int, int]]]
 
 
-def check(shape: Shape, dtype: torch.dtype) -> None:
-    page, heads, kv_heads, window, contexts, chunks = shape
+def case_of(shape: Shape, dtype: torch.dtype) -> tuple[KVPool, Trial]:
+    page, heads, kv_heads, _, contexts, chunks = shape
     rng = np.random.default_rng(5)
     pool = KVPool(
         layers=1,
@@ -45,7 +45,12 @@ def check(shape: Shape, dtype: torch.dtype) -> None:
         device=CPU,
     )
     pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
-    trial = make_trial(pool, heads, contexts, chunks, rng)
+    return pool, make_trial(pool, heads, contexts, chunks, rng)
+
+
+def check(shape: Shape, dtype: torch.dtype) -> None:
+    pool, trial = case_of(shape, dtype)
+    _, heads, _, window, *_ = shape
     backend = NumbaAttention(pool, heads, windows=[window])
     error = error_of(backend, 0, trial, exact(pool, 0, trial, window))
     assert error < TOLERANCE[dtype], (shape, dtype, error)
@@ -74,16 +79,16 @@ def test_it_says_what_it_is_not_for() -> None:
 
 def test_what_lies_behind_a_text_does_not_count() -> None:
     """A block that others have left may hold anything, and a broken model leaves NaNs."""
-    case = random_case(0, torch.float32, CPU)
-    batch = case.trial.batch
+    pool, trial = case_of(SHAPES[2], torch.float32)
+    batch = trial.batch
     assert batch.decodes
-    backend = NumbaAttention(case.pool, case.heads)
+    backend = NumbaAttention(pool, SHAPES[2][1], windows=[SHAPES[2][3]])
     step = backend.prepare(batch)
-    before = step.attend(0, case.trial.queries, case.trial.keys_values)[: batch.decodes].clone()
-    page = case.pool.block_tokens
+    before = step.attend(0, trial.queries, trial.keys_values)[: batch.decodes].clone()
+    page = pool.block_tokens
     for row in range(batch.decodes):
         keys = int(batch.context_tokens[row])
         last = int(batch.block_table[row, (keys - 1) // page])
-        case.pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
-    after = step.attend(0, case.trial.queries, case.trial.keys_values)[: batch.decodes]
+        pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
+    after = step.attend(0, trial.queries, trial.keys_values)[: batch.decodes]
     np.testing.assert_array_equal(before.numpy(), after.numpy())

@@ -80,7 +80,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def job_of(agent: int, text: int) -> Job:
     draw = np.random.default_rng((agent, text))
-    ids = draw.integers(3, 300, int(draw.integers(1, 40))).tolist()
+    ids = draw.integers(3, 300, int(draw.integers(1, 24))).tolist()
     asked = Sampling(
         max_tokens=3 + text,
         temperature=float(draw.choice([0.0, 1.0])),

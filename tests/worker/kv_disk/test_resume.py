@@ -19,6 +19,8 @@ from worker.settings import WorkerSettings
 
 PATIENCE_S = 60.0
 LONG = np.random.default_rng(3).integers(10, 2000, 300).tolist()
+ANSWER = 20
+"""Tokens."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ class Server:
 
     def say(self, ids: list[int], session: str = "", **sampling: object) -> tuple[list[int], int]:
         """The answer's tokens, and how many of the prompt's were not computed."""
-        parameters = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.9, "seed": 5}
+        parameters = {"max_tokens": ANSWER, "ignore_eos": True, "temperature": 0.9, "seed": 5}
         job = Job(ids, Sampling(**(parameters | sampling)), 1e12, session=session)  # type: ignore[arg-type]
         self.engine.submit(job)
         with self._ended:
@@ -83,13 +85,13 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     question = LONG + answer + LONG[:5]
     unbroken, in_memory = first.say(question)
     first.stop()
-    assert first.engine.stats().disk_saved_blocks_total == (len(LONG) + 39) // 16
+    assert first.engine.stats().disk_saved_blocks_total == (len(LONG) + ANSWER - 1) // 16
 
     second = Server(tmp_path)
     servers.append(second)
     resumed, from_disk = second.say(question, "chat")
     assert resumed == unbroken
-    assert from_disk == in_memory == (len(LONG) + 39) // 16 * 16
+    assert from_disk == in_memory == (len(LONG) + ANSWER - 1) // 16 * 16
     stats = second.engine.stats()
     assert stats.disk_loaded_blocks_total == from_disk // 16
     assert stats.prefill_tokens_total == len(question) - from_disk

@@ -88,8 +88,8 @@ def test_what_is_kept_on_disk_is_found_by_the_next_process() -> None:
     """numba takes closures as part of the key: nothing in them may be a process's own."""
     tasks = (
         draw_loops.draw(),
-        tile_loops.attend(2, 2, 16, 16, False),
-        tile_loops.merge(2, 16, False),
+        tile_loops.attend(2, 2, 32, 16, False),
+        tile_loops.merge(2, 32, False),
     )
     for task in tasks:
         for cell in task.function.__closure__ or ():
