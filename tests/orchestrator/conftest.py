@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,12 @@ from blockbuster import BlockBuster, blockbuster_ctx
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import build_runner
 from orchestrator.build import Components, build, journal_config, keys_of
-from orchestrator.clock import LoopClock
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.task import Stage, Task
+from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 
 
@@ -79,6 +81,8 @@ class Service:
     url: str
     http: aiohttp.ClientSession
     runner: web.AppRunner = field(repr=False)
+    clock: LeapingClock = field(repr=False)
+    workers: tuple[FakeWorker, ...] = field(repr=False, default=())
 
     @property
     def orchestrator(self) -> Orchestrator:
@@ -91,6 +95,39 @@ class Service:
         """Wait for something inside the orchestrator; the test's own timeout is the limit."""
         while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.002)
+
+    async def until_tokens(self, count: int, *, tasks: int = 1) -> None:
+        """Wait until so many tasks run, and each has got so many tokens or more."""
+
+        def is_there(task: Task) -> bool:
+            return task.stage is Stage.RUNNING and task.completion_tokens >= count
+
+        await self.until(lambda: sum(map(is_there, self.orchestrator._live)) >= tasks)
+
+    def leap(self, seconds: float) -> None:
+        """Let so much time pass at once, here and for the workers."""
+        for clock in (*(worker.clock for worker in self.workers), self.clock):
+            clock.leap(seconds)
+
+    def hold_time(self) -> None:
+        """Time stands still but for leaps: however long a slow machine takes, nothing gets late."""
+        for clock in (*(worker.clock for worker in self.workers), self.clock):
+            clock.hold()
+
+    @asynccontextmanager
+    async def leaping(self, seconds: float, tokens: int, *, tasks: int = 1) -> AsyncIterator[None]:
+        """Let so much time pass while the body waits, once so many tasks have so many tokens."""
+
+        async def leap() -> None:
+            await self.until_tokens(tokens, tasks=tasks)
+            self.leap(seconds)
+
+        leaping = asyncio.create_task(leap())
+        try:
+            yield
+            await leaping
+        finally:
+            leaping.cancel()
 
     def outcomes(self) -> list[str]:
         return [record.outcome.value for record in self.journal.records]
@@ -119,7 +156,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
         file = None if config is None else await asyncio.to_thread(open_journal, config)
-        parts = build(settings, LoopClock(loop), random.Random(7 + len(made)), journal, file=file)
+        clock = LeapingClock(loop)
+        parts = build(settings, clock, random.Random(7 + len(made)), journal, file=file)
         runner = build_runner(
             parts.orchestrator,
             parts.health,
@@ -134,7 +172,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         parts.lifecycle.start()
         host, port = runner.addresses[0][:2]
         url = f"http://{host}:{port}"
-        service = Service(parts, journal, url, aiohttp.ClientSession(base_url=url), runner)
+        http = aiohttp.ClientSession(base_url=url)
+        service = Service(parts, journal, url, http, runner, clock, workers)
         made.append(service)
         if wait:
             await service.until_ready()

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.lane import NO_JOB
+from tests.support.clock import LeapingClock
 from tests.support.fake_slots import FakeSlots, failure
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -193,6 +194,7 @@ class FakeWorker:
         return sum(len(lane.jobs) for lane in self.lanes)
 
     async def start(self) -> None:
+        self.clock = LeapingClock(asyncio.get_running_loop())  # by it its jobs' budgets pass
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), server)
         self.port = server.add_insecure_port(self.address)
@@ -512,10 +514,16 @@ class _FakeLane:
     async def _run(self, job: Submit, plan: Plan) -> None:
         produce = asyncio.create_task(self._produce(job, plan))
         watch = asyncio.create_task(self._cancelled[job.handle].wait())
-        tasks = {produce, watch} if not plan.ignores_cancel else {produce}
-        limit = None if plan.ignores_deadline else max(0.0, job.budget_ms / 1000)
+        clock, overdue = self.worker.clock, asyncio.get_running_loop().create_future()
+        due_at = clock.now() + max(0.0, job.budget_ms / 1000)
+        timer = clock.call_at(due_at, lambda: overdue.set_result(None))
+        ends: set[asyncio.Future[object]] = {produce}
+        if not plan.ignores_cancel:
+            ends.add(watch)
+        if not plan.ignores_deadline:
+            ends.add(overdue)
         try:
-            done, _ = await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if produce in done:
                 made, reason, code, text = produce.result()
             elif watch in done:
@@ -525,6 +533,7 @@ class _FakeLane:
                 made, reason, text = -1, FinishReason.DEADLINE, "" if partial else "too late"
                 code = None if partial else Code.DEADLINE_EXCEEDED
         finally:
+            timer.cancel()
             for task in (produce, watch):
                 task.cancel()
             await asyncio.gather(produce, watch, return_exceptions=True)

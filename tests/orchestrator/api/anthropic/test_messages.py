@@ -285,7 +285,8 @@ async def test_an_error_mid_stream_is_an_event(
     service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=2)
-    events = await events_of(service, HI | {"deadline_ms": 200})
+    async with service.leaping(21, tokens=2):
+        events = await events_of(service, HI | {"deadline_ms": 20_000})
     assert [event.event for event in events[-3:]] == [*["content_block_delta"] * 2, "error"]
     error = events[-1].json()["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
@@ -299,7 +300,9 @@ async def test_an_error_mid_stream_is_an_event(
 async def test_dl6_what_there_is_at_the_deadline(service: Service, worker: FakeWorker) -> None:
     """DL-6: as in OpenAI's dialect, a reason of our own."""
     worker.plan = lambda submit: Plan(stall_at=2)
-    answer = await answer_of(service, HI | {"deadline_ms": 200, "on_deadline": "partial"})
+    asked = HI | {"deadline_ms": 20_000, "on_deadline": "partial"}
+    async with service.leaping(21, tokens=2):
+        answer = await answer_of(service, asked)
     assert (answer["stop_reason"], answer["content"][0]["text"]) == ("deadline", "w0 w1 ")
     assert service.outcomes() == ["partial"]
 

@@ -68,34 +68,41 @@ async def test_dl1_beyond_the_maximum_is_clamped_and_said(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("obedient", [True, False])
 async def test_dl5_missed_before_the_first_byte_is_a_504(
-    service: Service, worker: FakeWorker, stream: bool, obedient: bool
+    make_service: MakeService, worker: FakeWorker, stream: bool, obedient: bool
 ) -> None:
     """DL-5, also when the worker does not say so itself."""
+    service = await make_service(worker, deadline_grace_ms=60_000 if obedient else 20)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=not obedient)
-    body = CHAT | {"deadline_ms": 100, "stream": stream}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        error = (await response.json())["error"]
-        assert_exceeded(response.status, response.headers, error)
+    body = CHAT | {"deadline_ms": 60_000, "stream": stream}
+    async with service.leaping(61, tokens=0):
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            error = (await response.json())["error"]
+            assert_exceeded(response.status, response.headers, error)
     assert service.outcomes() == ["missed"]
     await worker.until(lambda: not worker.running)
 
 
 @pytest.mark.parametrize("obedient", [True, False])
 async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
-    service: Service, worker: FakeWorker, obedient: bool
+    make_service: MakeService, worker: FakeWorker, obedient: bool
 ) -> None:
+    service = await make_service(worker, deadline_grace_ms=60_000 if obedient else 20)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
-    body = CHAT | {"deadline_ms": 100, "stream": True}
+    body = CHAT | {"deadline_ms": 60_000, "stream": True}
     async with service.http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200
+        await service.until_tokens(3)
+        service.leap(61)
         lines = (await response.text()).split("\n\n")
     last = json.loads(lines[-2][6:])
     assert last["error"]["code"] == "deadline_exceeded"
     assert last["error"]["exceeded_by_ms"] >= 0
     assert "[DONE]" not in "".join(lines)
     assert len(lines) == 1 + 3 + 1 + 1
-    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 100}) as response:
+    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
         task = await response.json()
+    await service.until_tokens(3)
+    service.leap(61)
     async with service.http.get(task["events_url"]) as response:
         events = [event async for event in read_events(response)]
     assert [e.event for e in events] == ["queued", "started", *["token"] * 3, "error"]
@@ -117,8 +124,11 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
-    body = TASK | {"deadline_ms": 60}
-    async with service.http.post("/v1/completions", json=body) as response:
+    body = TASK | {"deadline_ms": 20_000}
+    asking = asyncio.create_task(service.http.post("/v1/completions", json=body))
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    service.leap(21)
+    async with await asking as response:
         error = (await response.json())["error"]
         assert_exceeded(response.status, response.headers, error)
         assert "prefill=0.0" in response.headers["X-Deadline-Budget"]
@@ -159,24 +169,28 @@ async def test_dl3_a_worker_that_sees_too_little_time_refuses(
 
 
 @pytest.mark.parametrize(
-    ("part", "body"), [("", {"deadline_ms": 100}), ("first_token", {"first_token_ms": 100})]
+    ("part", "body"), [("", {"deadline_ms": 60_000}), ("first_token", {"first_token_ms": 60_000})]
 )
 async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
     service: Service, worker: FakeWorker, part: str, body: dict[str, Any]
 ) -> None:
     """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     (encoder,) = service.orchestrator.models.by_name().values()
 
     def stuck(prompt: object) -> Steps[list[int]]:
+        begun.set()
         yield False
-        assert gate.wait(30)
+        assert gate.wait(100)
         return [1]
 
     encoder.steps = stuck  # type: ignore[method-assign]
     try:
         request = TASK | body | {"prompt": "x" * 5000}
-        async with service.http.post("/v2/tasks", json=request) as response:
+        asking = asyncio.create_task(service.http.post("/v2/tasks", json=request))
+        await service.until(begun.is_set)
+        service.leap(61)
+        async with await asking as response:
             error = (await response.json())["error"]
             assert_exceeded(response.status, response.headers, error)
             assert error.get("part", "") == part
@@ -196,7 +210,7 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
 
     def stuck(prompt: object) -> Steps[list[int]]:
         yield False
-        assert gate.wait(30)
+        assert gate.wait(100)
         return [1]
 
     encoder.steps = stuck  # type: ignore[method-assign]

@@ -72,8 +72,9 @@ async def test_wp1_a_client_may_wish_its_work_to_go_on(
     plan = Plan(stall_at=2)
     worker.plan = lambda submit: plan
     client = await send(service, CHAT | {"stream": True, "on_disconnect": "continue"})
-    answer = await asyncio.get_running_loop().sock_recv(client, 65536)
-    task_id = answer.partition(b'"id":"chatcmpl-')[2][:32].decode()
+    answer = b""
+    while len(task_id := answer.partition(b'"id":"chatcmpl-')[2][:32].decode()) < 32:
+        answer += await asyncio.get_running_loop().sock_recv(client, 65536)
     client.close()
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"])
@@ -214,12 +215,13 @@ async def test_or11_a_silent_stream_says_that_it_lives(
     plan.release.clear()
     raw = await send(service, CHAT | {"stream": True})
     data = bytearray()
-    while data.count(b": still there") < 3:
+    while data.partition(b"w0")[2].count(b": still there") < 3:
         data += await asyncio.get_running_loop().sock_recv(raw, 65536)
     plan.release.set()
     data += await read_to_end(raw)
     raw.close()
-    assert data.index(b"w0") < data.index(b": still there") < data.index(b"w1")
+    between = data[data.index(b"w0") : data.index(b"w1")]
+    assert between.count(b": still there") >= 3
 
 
 async def test_http_1_0_gets_its_stream_without_chunks(service: Service) -> None:

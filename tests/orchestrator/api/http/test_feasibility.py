@@ -1,8 +1,6 @@
 """DL-6 fit and DL-7 over HTTP, in every dialect, in front of an instance of a known pace."""
 
 import json
-import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -29,20 +27,15 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Budget:
-    """What is left of a second since its making: how long an answer may be at ``PACE``."""
-
-    began: float = field(default_factory=time.monotonic)
-
-    def assert_used(self, fitted: int) -> None:
-        """DL-16: as many tokens as usually fit, of the time that was left when this is called."""
-        left_ms = 1000 - 1000 * (time.monotonic() - self.began)
-        slowest_ms = (PACE.base_ms + 2 * PACE.row_ms) * PACE.high
-        assert left_ms / slowest_ms - 2 <= fitted <= 1000 / PACE.base_ms
+def assert_used(fitted: int) -> None:
+    """DL-16: as many tokens as usually fit into a second at ``PACE``."""
+    slowest_ms = (PACE.base_ms + 2 * PACE.row_ms) * PACE.high
+    assert 1000 / slowest_ms - 2 <= fitted <= 1000 / PACE.base_ms
 
 
 def at_known_pace(service: Service) -> Service:
+    """And nothing of a second passes, however slow the machine is."""
+    service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     return service
 
@@ -62,13 +55,13 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
         error = (await response.json())["error"]
     assert error["code"] == "deadline_infeasible"
     assert error["predicted_finish_ms"] > 1000
-    assert error["earliest_feasible_deadline"] > 1000 * time.time() + 1000
+    assert error["earliest_feasible_deadline"] > 1000 * service.clock.unix() + 1000
     assert error["binding_constraint"] == "decode"
     assert worker.submits == []
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_infeasible_refused_total") == 1
     # The deadline that it names is taken.
-    headers = {"X-Deadline": str(error["earliest_feasible_deadline"] + 500)}
+    headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
     async with service.http.post(path, json=BODIES[path] | extra, headers=headers) as response:
         assert response.status in (200, 202)
         await response.read()
@@ -94,6 +87,7 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
 
 async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None:
     """Quick work is refused for a worker's floor (DL-3): no figure may promise less than that."""
+    service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 400.0)
     body = TASK | {"max_tokens": 1, "deadline_ms": 200}
     async with service.http.post("/v1/completions", json=body) as response:
@@ -101,7 +95,7 @@ async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None
         error = (await response.json())["error"]
     assert error["binding_constraint"] == "route"
     assert error["predicted_finish_ms"] >= 400
-    assert error["earliest_feasible_deadline"] >= 1000 * time.time()
+    assert error["earliest_feasible_deadline"] >= 1000 * service.clock.unix()
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
@@ -124,13 +118,12 @@ async def test_dl6_fit_shrinks_the_answer_and_says_so(
 ) -> None:
     at_known_pace(service)
     body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit"}
-    budget = Budget()
     async with service.http.post(path, json=body) as response:
         assert response.status == 200
         answer = await response.json()
         fitted = answer["fitted_max_tokens"]
         assert response.headers["X-Fitted-Max-Tokens"] == str(fitted)
-    budget.assert_used(fitted)
+    assert_used(fitted)
     assert answer["usage"]["completion_tokens"] == fitted
     assert answer["choices"][0]["finish_reason"] == "length"
     assert service.outcomes() == ["met"]
@@ -142,12 +135,11 @@ async def test_dl6_fit_shrinks_the_answer_and_says_so(
 async def test_dl6_fit_is_said_in_a_streams_last_chunk(service: Service, path: str) -> None:
     at_known_pace(service)
     body = BODIES[path] | {"deadline_ms": 1000, "on_deadline": "fit", "stream": True}
-    budget = Budget()
     async with service.http.post(path, json=body) as response:
         chunks = [event.data async for event in read_events(response)]
     assert chunks[-1] == "[DONE]"
     last = json.loads(chunks[-2])
-    budget.assert_used(last["fitted_max_tokens"])
+    assert_used(last["fitted_max_tokens"])
     assert last["choices"][0]["finish_reason"] == "length"
     assert "left=" in last["deadline_budget"]
     assert all("fitted_max_tokens" not in json.loads(chunk) for chunk in chunks[:-2])

@@ -1,5 +1,6 @@
 """DL-14 over HTTP: deadlines for the first token and for the gap between tokens."""
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -21,12 +22,19 @@ SLOW = Plan(step_s=0.02)
 """Tokens 20 ms apart: 1 ms is missed for certain, a minute is not."""
 
 
-async def run(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    """A native task to its end; its terminal event."""
+async def run(
+    service: Service, body: dict[str, Any], leap: tuple[int, float] | None = None, **headers: str
+) -> dict[str, Any]:
+    """A native task to its end; its terminal event. ``leap``: at so many tokens so many seconds
+    pass at once."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with service.http.post("/v2/tasks", json=TASK | body, headers=named) as response:
         task = await response.json()
         assert response.status == 202, task
+    if leap is not None:
+        tokens, seconds = leap
+        await service.until_tokens(tokens)
+        service.leap(seconds)
     async with service.http.get(task["events_url"]) as response:
         events = [event async for event in read_events(response)]
     last = events[-1].json() | {"kind": events[-1].event, "task_id": task["task_id"]}
@@ -147,11 +155,12 @@ async def test_dl14_no_first_token_in_time_ends_the_task(
 ) -> None:
     """While it runs; the whole deadline is far away."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    body = CHAT | {"stream": stream} | ({"first_token_ms": 80} if spelling == "field" else {})
-    headers = {} if spelling == "field" else {"X-First-Token-Timeout-Ms": "80"}
+    body = CHAT | {"stream": stream} | ({"first_token_ms": 20_000} if spelling == "field" else {})
+    headers = {} if spelling == "field" else {"X-First-Token-Timeout-Ms": "20000"}
     path = "/v1/chat/completions"
-    async with service.http.post(path, json=body, headers=headers) as response:
-        error = (await response.json())["error"]
+    async with service.leaping(21, tokens=0):
+        async with service.http.post(path, json=body, headers=headers) as response:
+            error = (await response.json())["error"]
     assert response.status == 504
     assert (error["code"], error["part"]) == ("deadline_exceeded", "first_token")
     assert "first token" in error["message"]
@@ -167,11 +176,11 @@ async def test_dl14_the_native_error_event_names_the_part(
     service: Service, worker: FakeWorker
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=0)
-    last = await run(service, {"first_token_ms": 60})
+    last = await run(service, {"first_token_ms": 20_000}, leap=(0, 21))
     assert (last["kind"], last["code"]) == ("error", "deadline_exceeded")
     assert last["part"] == last["missed_part"] == "first_token"
     worker.plan = lambda submit: Plan(stall_at=1)
-    last = await run(service, {"first_token_ms": 60_000, "deadline_ms": 100})
+    last = await run(service, {"first_token_ms": 60_000, "deadline_ms": 20_000}, leap=(1, 21))
     assert (last["kind"], last["missed_part"]) == ("error", "whole")
     assert "part" not in last
 
@@ -181,20 +190,17 @@ async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
 ) -> None:
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    async with service.http.post("/v2/tasks", json=TASK | {"first_token_ms": 150}) as response:
+    asked = TASK | {"first_token_ms": 20_000}
+    async with service.http.post("/v2/tasks", json=asked) as response:
         task = await response.json()
+    await service.until_tokens(1)
+    service.leap(21)
+    plan.release.set()
     async with service.http.get(task["events_url"]) as response:
-        kinds = []
-        async for event in read_events(response):
-            kinds.append(event.event)
-            if event.event == "token" and not plan.release.is_set():
-                service.orchestrator.clock.call_at(
-                    service.orchestrator.clock.now() + 0.25, lambda: plan.release.set()
-                )
-    assert kinds[-1] == "end"
+        assert [event async for event in read_events(response)][-1].event == "end"
     plan.release.clear()
-    body = {"first_token_ms": 100, "deadline_ms": 200}
-    assert (await run(service, body))["missed_part"] == "whole"
+    body = {"first_token_ms": 20_000, "deadline_ms": 40_000}
+    assert (await run(service, body, leap=(1, 41)))["missed_part"] == "whole"
     assert service.outcomes() == ["met", "missed"]
 
 
@@ -207,7 +213,8 @@ async def test_dl14_an_slo_is_a_wish_and_does_not_cut(service: Service, worker: 
     end = await run(service, {"first_token_ms": 60_000}, x_llm_d_slo_ttft_ms="5")
     assert (end["kind"], end["missed_part"], end["tokens"]) == ("end", "first_token", 4)
     worker.plan = lambda submit: Plan(stall_at=0)
-    end = await run(service, {"first_token_ms": 80}, x_llm_d_slo_ttft_ms="5")
+    asked = {"first_token_ms": 20_000}
+    end = await run(service, asked, leap=(0, 21), x_llm_d_slo_ttft_ms="5")
     assert (end["kind"], end["part"]) == ("error", "first_token")
 
 
@@ -221,7 +228,11 @@ async def test_dl14_what_waits_too_long_for_a_first_token_leaves_the_queue(
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
-    async with service.http.post("/v1/completions", json=TASK | {"first_token_ms": 60}) as response:
+    asked = TASK | {"first_token_ms": 20_000}
+    waiting = asyncio.create_task(service.http.post("/v1/completions", json=asked))
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    service.leap(21)
+    async with await waiting as response:
         assert response.status == 504
         assert (await response.json())["error"]["part"] == "first_token"
     async with service.http.post("/v1/completions", json=TASK | {"first_token_ms": 5}) as response:

@@ -181,15 +181,17 @@ async def test_bad_tensors_are_named(
 async def test_deadlines_count_wherever_they_stand(service: Service, worker: FakeWorker) -> None:
     """DL-1, DL-5."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    past = {"sampling_parameters": "{}", "parameters": {"deadline_unix_ms": 1000}}
     for body, headers in (
-        (HI, {"X-Timeout-Ms": "100"}),
-        ({"text_input": "x", "parameters": {"deadline_ms": "100"}}, {}),
-        ({"text_input": "x"} | past, {}),
-        ({"text_input": "x", "sampling_parameters": '{"deadline_ms": 100}'}, {}),
+        (HI, {"X-Timeout-Ms": "20000"}),
+        ({"text_input": "x", "parameters": {"deadline_ms": "20000"}}, {}),
+        ({"text_input": "x", "sampling_parameters": '{"deadline_ms": 20000}'}, {}),
     ):
-        answer = await post(service, body, status=504, **headers)
+        async with service.leaping(21, tokens=0):
+            answer = await post(service, body, status=504, **headers)
         assert answer["error"].startswith("deadline_")
+    past = {"sampling_parameters": "{}", "parameters": {"deadline_unix_ms": 1000}}
+    answer = await post(service, {"text_input": "x"} | past, status=504)
+    assert answer["error"].startswith("deadline_")
 
 
 async def test_an_error_mid_stream_is_an_event(service: Service, worker: FakeWorker) -> None:

@@ -210,10 +210,14 @@ async def test_bad_input_is_told_what_is_wrong(
     assert error["field"] == field and words in error["message"]
 
 
-async def test_what_cannot_be_in_time_is_refused_with_a_reason(service: Service) -> None:
-    """40 ms of work, and 100 ms are kept back."""
-    error = await submit(service, 504, deadline_ms=120)
-    assert error["code"] == "deadline_infeasible" and error["predicted_finish_ms"] > 100
+async def test_what_cannot_be_in_time_is_refused_with_a_reason(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """40 ms of work, and 100 s are kept back."""
+    worker.slots = FakeSlots(buffer_s=100.0)
+    service = await serving(await make_service(worker))
+    error = await submit(service, 504, deadline_ms=100_020)
+    assert error["code"] == "deadline_infeasible" and error["predicted_finish_ms"] > 100_000
     late = await submit(service, 504, deadline_ms=5)
     assert late["code"] == "deadline_exceeded"
 
@@ -252,7 +256,10 @@ async def test_a_deadline_ends_it_here_where_the_worker_does_not(
     service: Service, slots: FakeSlots
 ) -> None:
     slots.plan = lambda call: SlotPlan(hold_at="video")
-    slot = await submit(service, deadline_ms=400)
+    slot = await submit(service)
+    found = service.orchestrator.slots.store.get(slot["slot_id"])
+    await service.until(lambda: "video" in found.percents)
+    service.leap(21)
     status = await until_ended(service, slot)
     assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
     assert "in video" in status["error"]["message"]

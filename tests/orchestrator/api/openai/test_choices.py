@@ -272,15 +272,19 @@ async def test_dl9_an_error_has_the_budget_of_the_choice_that_it_is_about(
 ) -> None:
     """DL-9: the second waits behind the first all the time, and is what the error is about."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker)
-    worker.plan = lambda submit: Plan(stall_at=0)
+    service = await make_service(worker, deadline_grace_ms=60_000)
+    worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=True)
     for stream in (False, True):
-        body = TEXT | {"n": 2, "stream": stream, "deadline_ms": 300}
-        async with service.http.post("/v1/completions", json=body) as response:
+        body = TEXT | {"n": 2, "stream": stream, "deadline_ms": 20_000}
+        asking = asyncio.create_task(service.http.post("/v1/completions", json=body))
+        await service.until_tokens(0)
+        await service.until(lambda: len(service.orchestrator.queue) == 1)
+        service.leap(21)
+        async with await asking as response:
             assert response.status == 504
             budget = response.headers["X-Deadline-Budget"]
         parts = dict(part.split("=") for part in budget.split(";"))
-        assert float(parts["queue"]) > 150, budget
+        assert float(parts["queue"]) > 15_000, budget
         await worker.until(lambda: not worker.running)
 
 
@@ -305,8 +309,9 @@ async def test_wp1_a_disconnect_ends_all(
 async def test_dl5_a_deadline_ends_all(service: Service, worker: FakeWorker) -> None:
     """DL-5: nothing waits for a choice that is over its time."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    body = TEXT | {"n": 2, "deadline_ms": 150}
-    error = await answer_of(service, "/v1/completions", body, status=504)
+    body = TEXT | {"n": 2, "deadline_ms": 20_000}
+    async with service.leaping(21, tokens=0, tasks=2):
+        error = await answer_of(service, "/v1/completions", body, status=504)
     assert error["error"]["code"] == "deadline_exceeded"
     await service.until(lambda: len(service.outcomes()) == 2)
     await worker.until(lambda: not worker.running)
@@ -316,8 +321,12 @@ async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None
     """DL-6: each with what there is."""
     plans = [Plan(), Plan(stall_at=3)]
     worker.plan = lambda submit: plans[len(worker.submits) - 1]
-    body = TEXT | {"n": 2, "deadline_ms": 700, "on_deadline": "partial"}
-    choices = (await answer_of(service, "/v1/completions", body))["choices"]
+    body = TEXT | {"n": 2, "deadline_ms": 20_000, "on_deadline": "partial"}
+    asking = asyncio.create_task(answer_of(service, "/v1/completions", body))
+    await service.until(lambda: service.outcomes() == ["met"])
+    await service.until_tokens(3)
+    service.leap(21)
+    choices = (await asking)["choices"]
     assert [c["finish_reason"] for c in choices] == ["length", "deadline"]
     assert choices[1]["text"] == "w0 w1 w2 "
 

@@ -255,10 +255,11 @@ async def test_kinds_of_prompt(service: Service, worker: FakeWorker, prompt: obj
 async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
     """DL-6: what there is, with its own finish reason and usage."""
     worker.plan = lambda submit: Plan(stall_at=3)
-    body = CHAT | {"deadline_ms": 600, "on_deadline": "partial"}
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert response.status == 200
-        answer = await response.json()
+    body = CHAT | {"deadline_ms": 20_000, "on_deadline": "partial"}
+    async with service.leaping(21, tokens=3):
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            answer = await response.json()
     assert answer["choices"][0]["finish_reason"] == "deadline"
     assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 "
     assert answer["usage"]["completion_tokens"] == 3

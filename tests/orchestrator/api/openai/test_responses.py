@@ -206,11 +206,12 @@ async def test_what_is_streamed_is_stored_unless_it_failed(
         stored = await response.json()
     whole.pop("deadline_budget")
     assert stored == whole
-    for change in ({"store": False}, {"deadline_ms": 200}):
-        worker.plan = lambda submit, change=change: Plan(
-            tokens=2, stall_at=None if "store" in change else 1
-        )
-        last = (await events_of(service, HI | change))[-1].json()["response"]
+    unstored = await events_of(service, HI | {"store": False})
+    worker.plan = lambda submit: Plan(tokens=2, stall_at=1)
+    async with service.leaping(21, tokens=1):
+        failed = await events_of(service, HI | {"deadline_ms": 20_000})
+    for events in (unstored, failed):
+        last = events[-1].json()["response"]
         async with service.http.get(f"/v1/responses/{last['id']}") as response:
             assert response.status == 404
 
@@ -296,14 +297,18 @@ async def test_deadlines_and_errors_are_those_of_every_route(
     service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
 ) -> None:
     worker.plan = lambda submit: Plan(stall_at=2)
-    error = (await ask(service, HI | {"deadline_ms": 200}, 504))["error"]
+    asked = HI | {"deadline_ms": 20_000}
+    async with service.leaping(21, tokens=2):
+        error = (await ask(service, asked, 504))["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
-    last = (await events_of(service, HI | {"deadline_ms": 200}))[-1]
+    async with service.leaping(21, tokens=2):
+        last = (await events_of(service, asked))[-1]
     assert last.event == "response.failed"
     failed = last.json()["response"]
     assert (failed["status"], failed["error"]["code"]) == ("failed", "deadline_exceeded")
     assert failed["output"][0]["status"] == "incomplete"
-    partial = await ask(service, HI | {"deadline_ms": 200, "on_deadline": "partial"})
+    async with service.leaping(21, tokens=2):
+        partial = await ask(service, asked | {"on_deadline": "partial"})
     assert (partial["status"], partial["incomplete_details"]) == (
         "incomplete",
         {"reason": "deadline"},
