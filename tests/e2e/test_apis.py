@@ -8,11 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import anthropic
-import openai
 import pytest
 
 from tests.e2e.conftest import Stack
+from tests.support.lazy import anthropic, openai
 from tests.support.sse import events_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]

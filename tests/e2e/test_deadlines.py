@@ -5,10 +5,10 @@ import time
 from collections.abc import AsyncIterator
 
 import aiohttp
-import openai
 import pytest
 
 from tests.e2e.conftest import Stack
+from tests.support.lazy import openai
 from tests.support.sse import events_of
 from worker.protocol import Outcome
 

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import Iterator
 
 import aiohttp
-import openai
 import pytest
 
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
+from tests.support.lazy import openai
 from tests.support.stack import Orchestrator, Triton, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.support.lazy import transformers
 
 DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 

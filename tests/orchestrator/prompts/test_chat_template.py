@@ -1,11 +1,12 @@
 """Chat templates render as ``transformers`` renders them, and never without an end."""
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.prompts import chat_template
 from orchestrator.prompts.chat_template import BadTemplate, ChatTemplate, Refused
+from tests.support.lazy import Lazy
 
+chat_template_utils = Lazy("transformers.utils.chat_template_utils")
 MESSAGES = [
     {"role": "system", "content": "Be brief.\n"},
     {"role": "user", "content": 'Größe & <b> "x"'},
@@ -48,7 +49,7 @@ GENERATION = """
     ],
 )
 def test_renders_as_transformers_does(source: str) -> None:
-    rendered, _ = render_jinja_template(
+    rendered, _ = chat_template_utils.render_jinja_template(
         [MESSAGES], chat_template=source, add_generation_prompt=True, **SPECIAL
     )
     assert ChatTemplate(source).render(MESSAGES, SPECIAL) == rendered[0]

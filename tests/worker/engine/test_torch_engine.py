@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from tests.support.checkpoints import DEMO, make_checkpoint
 from tests.support.engine import end_of, ids_of
+from tests.support.lazy import transformers
 from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from tests.support.engine import end_of, ids_of
+from tests.support.lazy import transformers
 from worker.core import Event, Job
 from worker.engine.build import build_engine as build_our_engine
 from worker.engines import load_engine

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import (
@@ -15,6 +14,7 @@ from tests.support.checkpoints import (
     edit_config,
     make_checkpoint,
 )
+from tests.support.lazy import transformers
 from tests.support.model import Rig
 
 VARIANTS: dict[str, dict[str, object]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
+from tests.support.lazy import transformers
 from tests.support.model import CPU, Rig
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models import loader

@@ -1,10 +1,12 @@
 """The filters against the formulas written out, and against transformers' own."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
-import transformers
 
+from tests.support.lazy import transformers
 from worker.sampling.filters import candidates
 
 VOCABULARY = 200

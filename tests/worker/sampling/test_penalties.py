@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import transformers
 
+from tests.support.lazy import transformers
 from worker.core import Job
 from worker.protocol import Sampling
 from worker.sampling.sampler import Sampler

@@ -1,14 +1,16 @@
 """``/v1/messages``: Anthropic's shapes, with the official SDK unmodified (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import pytest
 
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import anthropic
 from worker.protocol import Code, FinishReason
 
 HI: dict[str, Any] = {

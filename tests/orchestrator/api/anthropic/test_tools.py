@@ -1,11 +1,12 @@
 """Tool calls and thinking in Anthropic's messages (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import pytest
 
 from tests.orchestrator.api.anthropic.test_messages import (
@@ -18,6 +19,7 @@ from tests.orchestrator.api.anthropic.test_messages import (
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker
+from tests.support.lazy import anthropic
 from worker.protocol import FinishReason
 
 TOOL: Any = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}

@@ -3,7 +3,6 @@
 import asyncio
 
 import aiohttp
-import openai
 import pytest
 
 from orchestrator.api.config import BrowserConfig
@@ -12,6 +11,7 @@ from orchestrator.errors import Forbidden
 from orchestrator.settings import InvalidSettings, load_settings
 from tests.orchestrator.conftest import MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker
+from tests.support.lazy import openai
 
 TASK = {"prompt": "x", "max_tokens": 3}
 EVIL = "https://evil.example"

@@ -74,10 +74,10 @@ async def test_dl5_missed_before_the_first_byte_is_a_504(
     service = await make_service(worker, deadline_grace_ms=60_000 if obedient else 20)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": stream}
-    async with service.leaping(61, tokens=0):
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            error = (await response.json())["error"]
-            assert_exceeded(response.status, response.headers, error)
+    path = "/v1/chat/completions"
+    async with service.leaping(61, tokens=0), service.http.post(path, json=body) as response:
+        error = (await response.json())["error"]
+        assert_exceeded(response.status, response.headers, error)
     assert service.outcomes() == ["missed"]
     await worker.until(lambda: not worker.running)
 

@@ -4,11 +4,11 @@ import asyncio
 import json
 import socket
 
-import openai
 import pytest
 
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 from worker.protocol import AbortCause
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}

@@ -158,9 +158,11 @@ async def test_dl14_no_first_token_in_time_ends_the_task(
     body = CHAT | {"stream": stream} | ({"first_token_ms": 20_000} if spelling == "field" else {})
     headers = {} if spelling == "field" else {"X-First-Token-Timeout-Ms": "20000"}
     path = "/v1/chat/completions"
-    async with service.leaping(21, tokens=0):
-        async with service.http.post(path, json=body, headers=headers) as response:
-            error = (await response.json())["error"]
+    async with (
+        service.leaping(21, tokens=0),
+        service.http.post(path, json=body, headers=headers) as response,
+    ):
+        error = (await response.json())["error"]
     assert response.status == 504
     assert (error["code"], error["part"]) == ("deadline_exceeded", "first_token")
     assert "first token" in error["message"]

@@ -2,11 +2,11 @@
 
 import asyncio
 
-import openai
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 

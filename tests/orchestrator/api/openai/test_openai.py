@@ -1,15 +1,17 @@
 """``/v1``: OpenAI's shapes, with the official SDK unmodified (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
 
-import openai
 import pytest
 
 from orchestrator.tasks.job import Message
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 from worker.protocol import Code
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -256,10 +258,10 @@ async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
     """DL-6: what there is, with its own finish reason and usage."""
     worker.plan = lambda submit: Plan(stall_at=3)
     body = CHAT | {"deadline_ms": 20_000, "on_deadline": "partial"}
-    async with service.leaping(21, tokens=3):
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            assert response.status == 200
-            answer = await response.json()
+    path = "/v1/chat/completions"
+    async with service.leaping(21, tokens=3), service.http.post(path, json=body) as response:
+        assert response.status == 200
+        answer = await response.json()
     assert answer["choices"][0]["finish_reason"] == "deadline"
     assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 "
     assert answer["usage"]["completion_tokens"] == 3

@@ -1,17 +1,19 @@
 """Tool calls and reasoning in OpenAI's Responses (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator
 from json import dumps
 from typing import Any
 
-import openai
 import pytest
 
 from tests.orchestrator.api.openai.test_responses import ask, events_of, prompt_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker
+from tests.support.lazy import openai
 from worker.protocol import FinishReason, Grammar, GrammarKind
 
 TOOL: Any = {

@@ -1,15 +1,17 @@
 """``/v1/responses``: OpenAI's Responses, with the official SDK unmodified (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 from worker.protocol import Code, FinishReason
 
 HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}

@@ -1,18 +1,20 @@
 """Tool calls and reasoning in OpenAI's chats (OR-3)."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
-import openai
 import pytest
 
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import openai
 from worker.protocol import FinishReason
 
 PATH = "/v1/chat/completions"

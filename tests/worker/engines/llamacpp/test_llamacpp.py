@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.support.checkpoints import DEMO, LLAMA3_ROPE, YARN, make_checkpoint
+from tests.support.lazy import transformers
 from tests.support.tokenizers_of_all_kinds import _corpus, byte_level
 
 pytest.importorskip("xllamacpp", reason="extra llamacpp: not installed")
 pytest.importorskip("gguf", reason="extra llamacpp: not installed")
 
-import transformers
 from tokenizers import Tokenizer as HfTokenizer
 
 from worker.core import Event, Job, JobFinished, JobTokens
