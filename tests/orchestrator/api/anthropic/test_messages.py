@@ -24,7 +24,7 @@ HI: dict[str, Any] = {
 async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
-        anthropic.AsyncAnthropic, base_url=service.url, api_key="x", max_retries=2
+        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x", max_retries=2)
     )
     async with client:
         yield client

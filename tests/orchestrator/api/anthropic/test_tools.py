@@ -35,7 +35,7 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
 async def sdk(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
-        anthropic.AsyncAnthropic, base_url=service.url, api_key="x", max_retries=0
+        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x", max_retries=0)
     )
     async with client:
         yield client

@@ -247,7 +247,7 @@ def test_what_is_no_origin_or_host_fails_by_name(name: str, value: str) -> None:
 
 async def test_the_official_sdk_needs_nothing_of_this(service: Service) -> None:
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
     )
     async with client:
         answer = await client.completions.create(model="fake", prompt="x", max_tokens=3)

@@ -201,7 +201,7 @@ async def test_or11_a_silent_stream_says_that_it_lives(
     worker.plan = lambda submit: plan
     service = await make_service(worker, sse_keepalive_s=0.02)
     client = await asyncio.to_thread(  # it reads certificates when it is made
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
     )
     texts = []
     async with client, await client.chat.completions.create(**CHAT, stream=True) as stream:

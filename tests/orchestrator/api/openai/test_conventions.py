@@ -17,7 +17,7 @@ async def test_dl1_the_sdks_own_timeout_is_a_deadline(
     """DL-1: an unmodified client gets deadlines where the operator wants that."""
     service = await make_service(worker, sdk_timeouts=True)
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", timeout=20.0
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=20.0)
     )
     async with client:
         await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]

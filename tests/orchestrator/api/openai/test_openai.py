@@ -22,7 +22,7 @@ TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
 async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=2
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=2)
     )
     async with client:
         yield client

@@ -35,7 +35,7 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
 async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=0
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
     )
     async with client:
         yield client

@@ -47,7 +47,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", max_retries=2
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=2)
     )
     async with client:
         yield client
@@ -328,7 +328,7 @@ async def test_the_sdks_timeout_is_a_deadline(
 ) -> None:
     service = await make_service(worker, sdk_timeouts=True)
     client = await asyncio.to_thread(
-        openai.AsyncOpenAI, base_url=f"{service.url}/v1", api_key="x", timeout=7
+        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=7)
     )
     async with client:
         await client.responses.create(**HI)
