@@ -13,7 +13,7 @@ from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.plan import Plan
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Collector:

@@ -400,7 +400,7 @@ def hold_in_a_step(bench: SteppedBench) -> tuple[threading.Event, Callable[[], N
 
     def block() -> None:
         entered.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
 
     bench.backend.during = block
     return entered, gate.set
@@ -411,11 +411,11 @@ def test_stop_ends_everything_as_drained(threaded: SteppedBench) -> None:
     entered, release = hold_in_a_step(threaded)
     threaded.engine.start(sink)
     jobs = submitted(threaded, 8)
-    assert entered.wait(20)
+    assert entered.wait(60)
     stopping = threading.Thread(target=threaded.engine.stop)
     stopping.start()
     release()
-    stopping.join(20)
+    stopping.join(60)
     after = Job([1], Sampling(max_tokens=1), 1e9)
     threaded.engine.submit(after)
     for job in [*jobs, after]:
@@ -452,14 +452,14 @@ def test_an_engine_says_since_when_it_is_in_a_step(threaded: SteppedBench) -> No
     def block() -> None:
         if threaded.backend.steps == 3:
             entered.set()
-            gate.wait(20)
+            gate.wait(60)
 
     threaded.backend.during = block
     engine = threaded.engine
     assert engine.step_under_way is None
     engine.start(sink)
     submitted(threaded, 1)
-    assert entered.wait(20)
+    assert entered.wait(60)
     step = engine.step_under_way
     assert step is not None and engine.step_under_way == step
     assert step.usual_s >= threaded.backend.step_s

@@ -35,7 +35,7 @@ async def test_a_clip_is_rendered_in_order(rig: Rig) -> None:
 
 
 async def test_speech_and_portrait_run_at_the_same_time(rig: Rig) -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=60)
     for stage in (Stage.SPEECH, Stage.PORTRAIT):
         rig.fakes[stage].hook = lambda step: both.wait() and None
     await rig.run()
@@ -65,7 +65,7 @@ async def test_a_failed_sibling_is_stopped_and_waited_for(rig: Rig) -> None:
             stopped.set()
 
     def fail(step: Step) -> None:
-        stepping.wait(30)
+        stepping.wait(60)
         raise RuntimeError("gone")
 
     rig.fakes[Stage.SPEECH].hook = step_on
@@ -153,7 +153,7 @@ async def test_a_slot_does_not_wait_for_anothers_video_beyond_its_deadline(rig: 
     try:
         await begun.wait()
         rig.pool = BufferPool(SIZES, 1, CPU)
-        unfinished = await asyncio.wait_for(rig.fails(deadline_s=1.4), 30)
+        unfinished = await asyncio.wait_for(rig.fails(deadline_s=3.0), 60)
         assert not first.done() and rig.fakes[Stage.VIDEO].runs == 1
     finally:
         go_on.set()

@@ -190,7 +190,7 @@ def test_a_cancelled_slot_is_encoded_no_further(
 
     monkeypatch.setattr("worker.service.slot.outputs_of", encode)
     first = served.ask()
-    assert encoding.wait(30)
+    assert encoding.wait(60)
     first.cancelled = True
     first.wait_final()
     assert first.error is not None and first.error[0] == Code.CANCELLED

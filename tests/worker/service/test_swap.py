@@ -51,7 +51,7 @@ class Models:
     def load(self, settings: WorkerSettings, clock: Clock) -> LoadedEngine:
         name = swap_checks.name_of(settings)
         self.asked.append(name)
-        assert self.may_load.wait(20)
+        assert self.may_load.wait(60)
         if name in self.broken:
             raise BrokenCheckpoint(f"{name} is no model")
         engine = FakeEngine()
@@ -205,7 +205,7 @@ def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, mode
     ended = threading.Event()
     harness.service._swapper._die = ended.set
     report = outcome(swap(harness, "second"))
-    assert ended.wait(20)
+    assert ended.wait(60)
     assert report.phase is SwapPhase.FAILED
     assert "cannot be loaded again" in report.error
 
@@ -292,7 +292,7 @@ def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness
         service._swapper.serving = replace(service.serving, card=new)
         service.emitter.describe_all(new)
 
-    service.emitter.post(lambda: gate.wait(20) or None)
+    service.emitter.post(lambda: gate.wait(60) or None)
     service.emitter.post(place)
     other = FakeResponder()
     service.accept(lane_call(Open(PROTOCOL_VERSION, "other", ""), other))
