@@ -46,9 +46,14 @@ FIRST = (
 )
 """The longest units of work: none of them is to begin when the other workers have nothing left."""
 
-# A busy machine may leave any one example without a processor for a second.
+# A busy machine may leave any one example without a processor for a second. As each run has fresh
+# examples, it need not have many.
 hypothesis.settings.register_profile(
-    "tidegate", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "tidegate",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=60,
+    stateful_step_count=30,
 )
 hypothesis.settings.load_profile("tidegate")
 

@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from tests.support.steady_loop import SLICE_S, WORK_S, SteadyClock, SteadyLoop, SteadySelector
+from tests.support.steady_loop import (
+    SLICE_S,
+    WORK_S,
+    SteadyClock,
+    SteadyLoop,
+    SteadySelector,
+    advance,
+)
 
 
 async def test_it_is_what_async_tests_run_on() -> None:
@@ -37,6 +44,13 @@ async def test_a_process_that_is_stopped_while_it_waits_loses_a_slice_at_most() 
     assert await stopper.wait() == 0
     lost = (time.monotonic() - real) - (loop.time() - began)
     assert lost >= 0.5 - SLICE_S - 0.001
+
+
+async def test_a_test_lets_time_pass_at_once() -> None:
+    sleeping = asyncio.create_task(asyncio.sleep(3600))
+    await asyncio.sleep(0)
+    advance(3600)
+    await sleeping
 
 
 def test_a_wait_is_cut_into_slices_and_counts_for_no_more_than_was_asked(

@@ -31,6 +31,9 @@ class SteadyClock:
         self._seen = real
         return self._now
 
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
 
 class SteadySelector(selectors.DefaultSelector):
     """Waits in slices, so that a pause while it waits is told from the waiting."""
@@ -59,3 +62,14 @@ class SteadyLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._clock.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass at once; what falls due meanwhile runs next."""
+        self._clock.advance(seconds)
+
+
+def advance(seconds: float) -> None:
+    """Let time pass on the loop that runs this test. Wall time stays as it is."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SteadyLoop)
+    loop.advance(seconds)

@@ -1,6 +1,8 @@
 """Log files: bounded, for their owner only, and the one useful part of a Triton log."""
 
+import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -143,22 +145,39 @@ def test_a_log_that_cannot_be_kept_is_bounded_all_the_same(
     bound_log(log)  # somebody took it away: nothing to bound
 
 
+NOISE = """
+import os, sys, time
+for file, line in zip(sys.argv[1:], ("x" * 999, "last")):
+    while not os.path.exists(file):
+        print(line, flush=True)
+        time.sleep(0.005)
+"""
+"""Writes one line over and over until there is a file, then another until there is another."""
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
+        await asyncio.sleep(0.01)
+
+
 async def test_what_a_process_writes_is_bounded_while_it_runs(
-    log: Path, monkeypatch: pytest.MonkeyPatch
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LOG_BYTES", 10_000)
     monkeypatch.setattr(logs, "LOOK_S", 0.01)
     fresh_log(log)
-    script = "import time\nfor _ in range(100): print('x' * 999, flush=True); time.sleep(0.005)"
-    command = [sys.executable, "-c", script + "\nprint('last')"]
+    command = [sys.executable, "-c", NOISE, str(tmp_path / "enough"), str(tmp_path / "seen")]
     process = await GuardedProcess.start("noisy", command, env=command_environment({}), log=log)
+    await until(lambda: len(files(log)) == 1 + KEPT_LOGS)
+    (tmp_path / "enough").touch()
+    await until(lambda: log.read_text().endswith("last\n"))
+    (tmp_path / "seen").touch()
     assert await process.wait() == 0
     bound_log(log)
     kept = files(log)
     assert len(kept) == 1 + KEPT_LOGS
     assert len(kept["triton.log"]) <= 10_000
     assert "\0" not in "".join(kept.values())  # it goes on at the new beginning, not at the old end
-    assert kept["triton.log"].endswith("last\n") or kept["triton.log.1"].endswith("last\n")
 
 
 def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -44,16 +44,12 @@ async def test_a_model_that_can_never_be_served_is_not_waited_for(start: StartIn
         await process.wait_ready(3600.0)
 
 
-async def test_what_is_not_served_is_told_when_the_rest_is(start: StartInFront) -> None:
-    process = await start(chat_template="{% nothing %}")
-    (warning,) = await process.wait_ready(60.0)
-    assert "chat template of fake cannot be read" in warning
-
-
-async def test_the_launcher_passes_it_on(
+async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_passes_it_on(
     start: StartInFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await start(chat_template="{% nothing %}")
+    (warning,) = await process.wait_ready(60.0)
+    assert "chat template of fake cannot be read" in warning
     events: list[LaunchEvent] = []
 
     async def started() -> None:

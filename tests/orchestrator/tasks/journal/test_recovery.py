@@ -28,6 +28,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     task_of,
 )
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.steady_loop import advance
 from worker.protocol import Submit
 
 SECRET = "the password is swordfish"
@@ -125,10 +126,11 @@ async def test_one_waits_for_its_model_until_its_deadline(
 ) -> None:
     worker.plan = lambda job: Plan(stall_at=0)
     service = await restarts.start(worker)
-    task_id = await task_of(service, deadline_ms=600)
+    task_id = await task_of(service, deadline_ms=60_000)
     await restarts.die()
     again = await restarts.start(wait=False)
     assert (await status_of(again, task_id))["status"] == "queued"
+    advance(60)
     await again.until(lambda: again.outcomes() == ["missed"])
 
 
@@ -139,9 +141,11 @@ async def test_a_text_whose_model_does_not_come_back_is_not_forgotten(
     """At its deadline it is what it was, and its end is behind all that its client has read."""
     service = await restarts.start(worker)
     terms = {"on_deadline": "partial"} if partial else {}
-    task_id = await running(service, worker, deadline_ms=1500, **terms)
+    task_id = await running(service, worker, deadline_ms=60_000, **terms)
     await restarts.die()
     again = await restarts.start(wait=False)
+    assert (await status_of(again, task_id))["status"] == "queued"
+    advance(60)
     events = await events_of(again, task_id, after="7")  # two had been sent and not journalled
     assert [event.event for event in events] == ["end" if partial else "error"]
     status = await status_of(again, task_id)
@@ -409,7 +413,7 @@ async def test_a_drain_promises_nothing_that_is_not_on_the_disk(
     again = await restarts.start(worker)
     assert recovered(again) == {} and len(worker.submits) == 1
     await task_of(again, key="mine")  # a new one
-    assert len(worker.submits) == 2
+    await worker.until(lambda: len(worker.submits) == 2)
 
 
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
