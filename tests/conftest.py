@@ -5,6 +5,7 @@ import gc
 import importlib
 import re
 import resource
+import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -94,6 +95,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = lambda nodeid: unit_of(nodeid.partition("::")[0])
     return scheduler
+
+
+def pytest_configure() -> None:
+    """What a shell runs in the background ignores Ctrl-C, and so would all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection(session: pytest.Session) -> None:

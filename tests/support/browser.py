@@ -21,8 +21,8 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 """Empty where there is none."""
-START_S = 30.0
-WAIT_S = 30.0
+START_S = 60.0
+WAIT_S = 60.0
 _FLAGS = (
     "--headless=new",
     "--disable-gpu",

@@ -59,6 +59,14 @@ async def serving(service: Service) -> Service:
     return service
 
 
+async def set_deadline(tab: Tab, seconds: float) -> None:
+    """As if it had been typed; what the form says by itself is little for a busy machine."""
+    await tab.js(
+        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input')) }})"
+        "(document.querySelector('#clip-deadline-s'))"
+    )
+
+
 async def until_ended(tab: Tab) -> str:
     kind = await tab.until(f"{VERDICT}.dataset.kind !== 'live' && {VERDICT}.dataset.kind")
     assert isinstance(kind, str)
@@ -89,6 +97,7 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         await tab.until("!document.querySelector('#clips-link').hidden")
         await tab.click("#clips-link")
         assert await tab.js("document.querySelector('#clips-absent').hidden")
+        await set_deadline(tab, 600)
         await tab.click("#clip-send")
         await tab.until(f"{PERCENTS}.join() === '100,100,100,0'")
         assert await tab.text("#clip-verdict") == "Rendering …"
@@ -119,7 +128,8 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         assert call.parameters["on_deadline"] == "degrade" and call.parameters["preview"]
         await tab.press("2")
         await tab.until("document.querySelector('#instances').innerText.includes('clip memory')")
-        assert complaints(tab, service) == [f"401 (Unauthorized) {service.url}/v1/models"]
+        # Twice where the service was slow to say how it is, and was asked again.
+        assert set(complaints(tab, service)) == {f"401 (Unauthorized) {service.url}/v1/models"}
         assert not any(KEY in request["url"] for request in tab.requests)
         urls = [request["url"] for request in tab.requests]
         hosts = {urlsplit(url).netloc for url in urls if url.startswith("http")}
@@ -139,6 +149,7 @@ async def test_by_keyboard_and_on_a_phone(
         assert await tab.js("document.activeElement.id") == "say"
         await tab.press("a", CTRL)
         await tab.type("Say 1/2 3 d")
+        await set_deadline(tab, 600)
         await tab.press("Enter", CTRL)
         await tab.until(f"{PERCENTS}.join() === '100,100,0,0'")
         assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
@@ -149,11 +160,11 @@ async def test_by_keyboard_and_on_a_phone(
         assert slots.calls[0].recipe["text"] == "Say 1/2 3 d"
         # What cannot be in time says why, and what would do.
         slots.plan = lambda call: SlotPlan()
+        slots.state = fake_slots.make_state(buffer_s=100.0)
+        (instance,) = service.orchestrator.slots.fleet
+        await service.until(lambda: instance.ability.buffer_s == 100.0)
         await tab.js("document.querySelector('[name=clip_on_deadline][value=error]').click()")
-        await tab.js(
-            "(e => { e.value = 0.11; e.dispatchEvent(new Event('input')) })"
-            "(document.querySelector('#clip-deadline-s'))"
-        )
+        await set_deadline(tab, 50)
         await tab.press("Enter", CTRL)
         assert await until_ended(tab) == "refused"
         assert "deadline_infeasible" in await tab.text("#clip-reason")
