@@ -169,7 +169,7 @@ def _new_task(rng: random.Random, clock: Clock) -> Task:
     )
     task = Task(f"{rng.getrandbits(128):032x}", job)
     task.model = "demo"
-    task.token_ids = [rng.randrange(4096) for _ in range(_PROMPT)]
+    task.token_ids = rng.choices(range(4096), k=_PROMPT)
     task.prompt_tokens = _PROMPT
     task.record()
     return task
