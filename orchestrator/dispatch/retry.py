@@ -8,6 +8,10 @@ Both cost work a second time, and are not attempted when the deadline could not 
 follows the requests keeps the service busy. A text that has begun does not: there are no more of
 them than an instance has slots, its client has read half of it, and it waits for a slot by its
 urgency like everybody.
+
+Where no instance is left the client is told, and may go elsewhere, at once. A durable task was
+promised by this journal, and nobody else can end it: it waits for an instance, as it does after a
+restart of the orchestrator.
 """
 
 import random
@@ -86,7 +90,8 @@ class Retrier:
     def keep_transcript(self, task: Task) -> None:
         """Keep what a task generates, where another instance could go on with it."""
         task.sampling = with_seed(task.sampling, self._rng)
-        task.is_resumable = len(self._registry.instances) > 1 and is_resumable(task.sampling)
+        may_go_on = len(self._registry.instances) > 1 or task.entry is not None
+        task.is_resumable = may_go_on and is_resumable(task.sampling)
         if task.is_resumable:
             task.record(keeps_logprobs=False)
 
@@ -135,7 +140,8 @@ class Retrier:
         elif planned:
             denied = self._denied_move(task, ready, now, elsewhere=elsewhere)
         else:
-            denied = self._denied(task, failed, ready, now + delay_s)
+            has_somewhere = bool(ready) or (task.entry is not None and not elsewhere)
+            denied = self._denied(task, failed, has_somewhere, now + delay_s)
         if denied is not None:
             self.denied[denied] += not elsewhere  # what is not lost yet is asked for again
             return None
@@ -155,9 +161,9 @@ class Retrier:
         return None
 
     def _denied(
-        self, task: Task, failed: str, ready: Sequence[Instance], starts_at: float
+        self, task: Task, failed: str, has_somewhere: bool, starts_at: float
     ) -> RetryDenied | None:
-        if not ready:
+        if not has_somewhere:
             return RetryDenied.NOWHERE
         if task.attempts + 1 >= self._config.attempts:
             return RetryDenied.ATTEMPTS

@@ -29,6 +29,7 @@ from perf.chaos.faults import (
     network_faults,
     orchestrator_faults,
     triton_faults,
+    until_whole,
 )
 from perf.chaos.world import World, running
 from perf.report.command import begin, new_console, new_parser, status_of
@@ -121,6 +122,7 @@ async def play(
             ledger.memory_prefixes |= world.memory_prefixes()
             await fault.happen(world)
             await asyncio.sleep(SETTLE_S)
+            await until_whole(world)
             rows.append(Row(ledger.round, time.monotonic() - at, {}, {}))
     finally:
         await load.stop()

@@ -150,15 +150,26 @@ def network_faults(number: int) -> list[Fault]:
     ]
 
 
+async def until_whole(world: World) -> None:
+    """Wait until every orchestrator reaches every Triton, so that the next fault is one alone.
+    Raises ``TimeoutError``."""
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
+        for process in world.orchestrators:
+            while True:
+                async with http.get(f"{process.url}/v2/instances") as response:
+                    instances = (await response.json())["instances"]
+                if all(instance["ready"] for instance in instances):
+                    break
+                await asyncio.sleep(0.1)
+
+
 async def _restart_all(world: World) -> None:
     for process in world.orchestrators:
         await _restart_orchestrator(process)
     for triton in world.tritons:
         await triton.stop(GRACE_S)
         await triton.start()
-        for process in world.orchestrators:
-            await process.wait_ready(READY_S)
-        await asyncio.sleep(1.0)  # until lanes to it are open again
+        await until_whole(world)
 
 
 ROLLING_RESTART = Fault("rolling restart of everything", True, _restart_all)

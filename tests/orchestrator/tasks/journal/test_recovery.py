@@ -342,6 +342,34 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     assert sum(service.orchestrator.stages.settler.metrics.settled.values()) == 1
 
 
+@pytest.mark.parametrize("tokens", [0, 4])
+async def test_one_whose_only_instance_is_lost_waits_for_it(
+    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker, tokens: int
+) -> None:
+    """It was promised, and its client can ask nobody else; it goes on after what it has."""
+    service = await restarts.start(worker)
+    plan = speaking(service, stall_at=tokens)
+    worker.plan = lambda job: plan
+    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
+    task_id = await task_of(service, **terms)
+    following = asyncio.create_task(events_of(service, task_id))
+    await service.until(
+        lambda: (
+            service.orchestrator.store.get(task_id).completion_tokens == tokens
+            and worker.running == 1
+        )
+    )
+    await worker.stop()
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    again = await make_worker(port=worker.port)
+    go_on = speaking(service)
+    again.plan = lambda job: go_on
+    events = await following
+    assert again.submits[0].sampling.max_tokens == 10 - tokens
+    assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
+    assert service.outcomes() == ["met"]
+
+
 async def test_the_books_balance_over_a_drain_that_stays(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
