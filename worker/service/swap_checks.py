@@ -26,6 +26,7 @@ _OF_THE_PROCESS = frozenset(
         "legacy_stub",
         "models",
         "plain_token",
+        "step_timeout_s",
     }
 )
 """Settings that no swap changes."""

@@ -7,6 +7,8 @@ them within that time, and one that cannot be reached is asked again without hol
 
 import asyncio
 import contextlib
+import fcntl
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +53,8 @@ class AddressList:
     """A file with one address per line (``discovery.WatchedFile``).
 
     Who follows it keeps the last list while there is no address in it: no instance that may be back
-    in a moment is forgotten.
+    in a moment is forgotten. It has one writer at a time, which holds the lock beside it from its
+    first word on: two would take each other's instances out again.
     """
 
     renew_s: float | None = None
@@ -59,8 +62,11 @@ class AddressList:
     def __init__(self, path: Path) -> None:
         self.name = f"file:{path}"
         self._path = path
+        self._beside = path.with_name(path.name + ".lock")
+        self._lock = -1
 
     async def tell(self, addresses: frozenset[str]) -> None:
+        self._take_lock()
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()
         # Others follow it, perhaps as another user.
@@ -68,7 +74,32 @@ class AddressList:
         self._path.chmod(0o644)
 
     async def close(self) -> None:
-        pass
+        """Let another manager have it. Idempotent."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _take_lock(self) -> None:
+        if self._lock >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
+                    return
+        # Others may be other users, who can lock what they can read.
+        lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise CannotTell(
+                f"another pool manager writes {self._path}: give each a file of its own in"
+                " register_at, and name all of them to the orchestrator"
+                " (TIDEGATE_INSTANCES=file:A,file:B)"
+            ) from None
+        before, self._lock = self._lock, lock
+        if before >= 0:
+            os.close(before)
 
 
 class HttpTarget:

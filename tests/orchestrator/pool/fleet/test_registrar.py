@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from orchestrator.instances.discovery import SourceError, WatchedFile
-from orchestrator.pool.fleet.registrar import AddressList, HttpTarget, Registrar
+from orchestrator.pool.fleet import registrar as registrars
+from orchestrator.pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar
 from tests.orchestrator.conftest import MakeService, MakeWorker
 
 PATIENCE_S = 10.0
@@ -163,6 +164,45 @@ async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
     await target.tell(frozenset())
     with pytest.raises(SourceError, match="no address"):
         await follower.read()
+
+
+async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two managers that write it in turns would take each other's instances out again."""
+    monkeypatch.setattr(registrars, "_RETRY_S", 0.01)
+    path = tmp_path / "instances"
+    first, second = AddressList(path), AddressList(path)
+    await first.tell(frozenset({"a:1"}))
+    rig = Rig()
+    async with rig.registrar as registrar:
+        await registrar.follow({second.name: second})
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(0.1)
+        assert f"another pool manager writes {path}" in registrar.errors[second.name]
+        await first.tell(frozenset({"a:2"}))
+        assert await WatchedFile(f"file:{path}").read() == {"a:2"}
+        await first.close()
+        await registrar.told(PATIENCE_S)
+        assert await WatchedFile(f"file:{path}").read() == {"b:1"}
+        assert not registrar.errors
+        with pytest.raises(CannotTell):
+            await first.tell(frozenset({"a:3"}))
+    await first.tell(frozenset({"a:3"}))
+    assert await WatchedFile(f"file:{path}").read() == {"a:3"}
+    await first.close()
+
+
+async def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "instances"
+    first, second = AddressList(path), AddressList(path)
+    await first.tell(frozenset({"a:1"}))
+    (tmp_path / "instances.lock").unlink()
+    await first.tell(frozenset({"a:2"}))
+    with pytest.raises(CannotTell):
+        await second.tell(frozenset({"b:1"}))
+    await first.close()
+    await second.close()
 
 
 async def test_a_real_orchestrator_takes_what_it_is_told(
