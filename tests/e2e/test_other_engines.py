@@ -103,7 +103,7 @@ async def test_a_cancelled_task_ends_and_frees_its_blocks(http: aiohttp.ClientSe
 
 
 async def test_a_deadline_ends_a_text_where_it_is(http: aiohttp.ClientSession) -> None:
-    asked = STORY | {"max_tokens": 1500, "deadline_ms": 500, "on_deadline": "partial"}
+    asked = STORY | {"max_tokens": 1500, "deadline_ms": 1500, "on_deadline": "partial"}
     async with http.post("/v2/tasks", json=asked | {"ignore_eos": True}) as response:
         assert response.status == 202, await response.text()
         task = await response.json()

@@ -93,7 +93,7 @@ async def test_a_closed_stream_stops_the_workers_job(
 
 
 async def test_deadlines_are_kept_both_ways(paced: Stack, plain_paced: Orchestrator) -> None:
-    more = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 1500}
+    more = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 2500}
     status, answer = await complete(plain_paced.url, **more)
     assert status == 504
     status, answer = await complete(plain_paced.url, on_deadline="partial", **more)
