@@ -23,8 +23,11 @@ BUDGET_CPU_S = 8.0
 
 STACK = "e2e stack"
 SLOTS = "e2e slots"
+ORACLE = "oracle"
 _SHARED = {STACK: r"\b(demo|paced): Stack", SLOTS: r"\bslots: Triton"}
 """Files that have this share Tritons."""
+_BESIDE = r"^\s*(from|import) .*transformers|^from tests\.support\.engines import"
+"""Files that have this import transformers, which takes four seconds of a processor."""
 FIRST = (
     STACK,
     "tests/e2e/test_two_instances_fail.py",
@@ -33,7 +36,7 @@ FIRST = (
     "tests/perf/test_sim_conservation.py",
     "tests/e2e/test_attack.py",
     "tests/worker/test_interpreted.py",
-    "tests/worker/models/test_loader.py",
+    ORACLE,
     "tests/worker/engine/test_deterministic.py",
     "tests/perf/test_engine.py",
     "tests/perf/test_gpu.py",
@@ -66,13 +69,17 @@ _CPU_S = "cpu_s"
 @cache
 def unit_of(file: str) -> str:
     """What one worker runs as a whole: a file, or all files that share the Tritons ``demo`` and
-    ``paced``, or ``slots``, so that each of them is started once."""
+    ``paced``, or ``slots``, or transformers, so that each of them is started or imported once."""
     if file.startswith("tests/e2e/"):
         text = (_ROOT / file).read_text()
         for unit, pattern in _SHARED.items():
             if re.search(pattern, text):
                 return unit
-    return file
+        return file
+    if not file.startswith("tests/worker/"):
+        return file
+    is_beside = re.search(_BESIDE, (_ROOT / file).read_text(), re.MULTILINE)
+    return ORACLE if is_beside else file
 
 
 def pytest_asyncio_loop_factories(

@@ -1,9 +1,10 @@
-"""Small random checkpoints, written by transformers as a real one would be."""
+"""Small random checkpoints, as transformers writes them."""
 
 import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.lazy import transformers
@@ -35,17 +36,68 @@ LLAMA3_ROPE = ROPE | {
 
 
 def make_checkpoint(path: Path, model_type: str = "llama", **changes: object) -> Path:
-    """A model with random weights and a byte tokenizer. ``changes`` go into its configuration."""
+    """A model with random weights and a byte tokenizer. ``changes`` go into its configuration.
+
+    The plain Llama is written without transformers, which takes seconds to import.
+    """
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **(TINY | changes))
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    if model_type == "llama" and not changes:
+        weights = {name: torch.empty(shape) for name, shape in _llama_shapes().items()}
+        _draw(weights)
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+        (path / "config.json").write_text(json.dumps(_LLAMA | TINY))
+        ends = {name: TINY[name] for name in ("bos_token_id", "eos_token_id")}
+        (path / "generation_config.json").write_text(json.dumps(ends))
+    else:
+        config = transformers.AutoConfig.for_model(model_type, **(TINY | changes))
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        _draw(dict(model.named_parameters()))
+        model.save_pretrained(path)
+    _save_tokenizer(path)
+    return path
+
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+def _llama_shapes() -> dict[str, tuple[int, ...]]:
+    vocabulary, hidden, intermediate, layers, heads, kv_heads, dim = list(TINY.values())[:7]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for layer in range(layers):
+        of_layer = {
+            "self_attn.q_proj": (heads * dim, hidden),
+            "self_attn.k_proj": (kv_heads * dim, hidden),
+            "self_attn.v_proj": (kv_heads * dim, hidden),
+            "self_attn.o_proj": (hidden, heads * dim),
+            "mlp.gate_proj": (intermediate, hidden),
+            "mlp.up_proj": (intermediate, hidden),
+            "mlp.down_proj": (hidden, intermediate),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        shapes |= {f"model.layers.{layer}.{name}.weight": of_layer[name] for name in of_layer}
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
+
+
+def _draw(weights: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in weights.items():
             if "norm" in name:  # ones would hide a norm that is left out
                 weight.uniform_(0.5, 1.5)
             else:
                 weight.normal_(0, 0.15)
-    model.save_pretrained(path)
+
+
+def _save_tokenizer(path: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["Ġthe", "Ġfox", "Ġruns"]
     vocab = {piece: i + 3 for i, piece in enumerate([*alphabet, *words])}
@@ -53,7 +105,6 @@ def make_checkpoint(path: Path, model_type: str = "llama", **changes: object) ->
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(path / "tokenizer.json"))
-    return path
 
 
 def edit_config(path: Path, **changes: object) -> None:
