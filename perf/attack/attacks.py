@@ -111,7 +111,7 @@ async def connections(target: Target, rng: random.Random, tally: Tally, budget: 
         "half a body": whole[:-5],
         "a line end": b"\r\n",
     }
-    good = json.dumps(_valid(target)["/v1/completions"]).encode()
+    good = json.dumps(_valid(target)["/v1/completions"] | {"deadline_ms": 20_000}).encode()
     while budget.more():
         open_: list[asyncio.StreamWriter] = []
         try:

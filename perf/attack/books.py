@@ -10,7 +10,7 @@ from pathlib import Path
 from perf.attack.target import SECRET, Tally, Target
 from perf.stack.scrape import scrape
 
-IDLE_S = 30.0
+IDLE_S = 60.0
 """What was under way has ended after as long, on a busy machine too."""
 SETTLE_S = 1.0
 GROWTH = 1.05
