@@ -91,6 +91,7 @@ async def run(context: Context) -> list[Figure]:
         ),
         of("journal.cpu_us", "CPU of one, all threads", "µs", taken.cpu_us),
         of("journal.loop_us", "of that on the event loop's thread", "µs", taken.loop_us),
+        of("journal.token_us", "CPU per token of a durable stream, off its way", "µs", token_us),
         of(
             "journal.per_s",
             "submissions over HTTP, all of the below",
@@ -103,7 +104,6 @@ async def run(context: Context) -> list[Figure]:
         of("journal.durable_ms", "202 of a durable task, p50", "ms", durable),
         of("journal.added_ms", "difference of these medians", "ms", added),
         of("journal.fsync_ms", "the disk alone: a page on it, p50", "ms", fsync),
-        of("journal.token_us", "CPU per token of a durable stream, off its way", "µs", token_us),
     ]
 
 
