@@ -18,7 +18,7 @@ from tidegate import Client
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
 EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 async def test_generate_and_stream_agree(demo: Stack) -> None:

@@ -41,7 +41,7 @@ class Pair:
             [sys.executable, "-m", "tidegate", "swap", *words, "--url", self.orchestrator.url],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
 
 
@@ -56,7 +56,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     weights.write_bytes(weights.read_bytes()[:-1000])
     models = json.dumps({"other": str(other)})
     tritons = tuple(Triton(engine="synthetic-paced", models=models) for _ in range(2))
-    orchestrator = Orchestrator(*(triton.grpc for triton in tritons))
+    # No silence of a busy machine is to be taken for an instance that is gone.
+    orchestrator = Orchestrator(*(triton.grpc for triton in tritons), down_after_s=60)
     try:
         for triton in tritons:
             triton.start()
