@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic
 from worker.protocol import Code, FinishReason
@@ -189,7 +190,7 @@ async def test_tokens_are_counted_as_they_are_computed(
     assert len(worker.submits) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "word"),
     [
         ({"max_tokens": None}, "max_tokens"),

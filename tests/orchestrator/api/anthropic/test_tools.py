@@ -18,6 +18,7 @@ from tests.orchestrator.api.anthropic.test_messages import (
 )
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import anthropic
 from worker.protocol import FinishReason
@@ -165,7 +166,7 @@ async def test_thinking_is_told_to_the_template(
 USER: Any = {"role": "user", "content": "x"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "word"),
     [
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 TASK = {"model": "fake", "prompt": "x"}
@@ -173,7 +174,7 @@ async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
     assert service.orchestrator.live_tasks == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "path", "headers", "status", "code"),
     [
         ("GET", "/v1/nothing", {}, 404, "not_found"),

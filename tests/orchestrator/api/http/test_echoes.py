@@ -15,7 +15,7 @@ from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
 MARK = "planted"
-LONG = MARK * 15_000
+LONG = MARK * 5_000
 JSON = {"Content-Type": "application/json"}
 BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v2/tasks": (TaskRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
@@ -30,7 +30,7 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "/v1/completions": (CompletionRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
 }
-DIGITS = "7" * 100_000
+DIGITS = "7" * 30_000
 VALUES = [
     json.dumps(LONG),
     json.dumps([LONG]),
@@ -75,6 +75,8 @@ def bodies(path: str) -> list[bytes]:
         json.dumps(usual | {LONG: 1}).encode(),
         json.dumps(usual | {" - at `$" * 9999: 1}).encode(),
     ]
+    huge = MARK * 15_000  # such a body is read beside the event loop
+    made += [huge.encode(), json.dumps(usual | {"user": huge, huge: 1}).encode()]
     made += [LONG.encode(), json.dumps(LONG).encode(), json.dumps([LONG]).encode(), DIGITS.encode()]
     return made
 

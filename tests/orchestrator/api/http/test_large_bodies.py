@@ -16,6 +16,7 @@ from orchestrator.api.openai.chats import ChatMessage, TextPart
 from orchestrator.api.openai.types import _ONLY, ChatRequest, CompletionRequest
 from orchestrator.errors import InvalidRequest
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 JSON = {"Content-Type": "application/json"}
@@ -156,7 +157,7 @@ def _busy(service: Service) -> bool:
     return app is not None and app[bodies.LARGE_BODIES]._is_busy
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompt", "ids"),
     [
         ('"ab"', [103, 104]),
@@ -177,6 +178,7 @@ def _busy(service: Service) -> bool:
 async def test_one_prompt_in_every_spelling(
     service: Service, worker: FakeWorker, prompt: str, ids: list[int] | None
 ) -> None:
+    worker.submits.clear()
     text = f'{{"model": "fake", "max_tokens": 1, "prompt": {prompt}}}'
     async with service.http.post("/v1/completions", data=text, headers=JSON) as response:
         assert response.status == (400 if ids is None else 200)

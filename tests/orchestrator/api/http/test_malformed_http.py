@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.api.http.accepting import QuietAccept, raise_file_limit
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 SECRET = b"sk-planted-4711"
@@ -85,11 +86,12 @@ async def exchange(service: Service, request: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize("what", MALFORMED)
+@for_each("what", MALFORMED)
 async def test_or16_malformed_requests_are_answered_in_our_shape_and_leave_no_trace(
     service: Service, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.clear()
     answer = await exchange(service, MALFORMED[what])
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])

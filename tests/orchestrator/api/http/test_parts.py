@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.telemetry.log import access_log
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 4}
@@ -42,8 +43,8 @@ async def run(
     return last
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize(
+@for_each("path", BODIES)
+@for_each(
     ("headers", "body", "field"),
     [
         ({}, {"first_token_ms": 0}, "first_token_ms"),

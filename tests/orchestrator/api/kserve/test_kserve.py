@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 HI: dict[str, Any] = {"text_input": "hi", "parameters": {"max_tokens": 4, "temperature": 0}}
@@ -131,7 +130,7 @@ async def test_infer(service: Service) -> None:
     assert [output["name"] for output in answer["outputs"]] == ["text_output"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "word"),
     [
         ({}, "text_input"),
@@ -158,7 +157,7 @@ async def test_bad_input_is_told_in_tritons_shape(
     assert not worker.submits
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "word"),
     [
         ([], "text_input is missing"),

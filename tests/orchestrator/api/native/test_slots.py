@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.api.native.slots import SLOT_SUBMISSIONS
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
 from tests.support.fake_slots import JPEG, MP4, PNG, WAV, FakeSlots, SlotPlan
 from tests.support.fake_worker import FakeWorker
 
@@ -188,7 +189,7 @@ async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeSlot
     assert len(slots.calls) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "status", "field", "words"),
     [
         ({"recipe": {"schema": "1.0"}}, 400, "recipe.text", "is missing"),

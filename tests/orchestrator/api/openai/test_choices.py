@@ -11,6 +11,7 @@ import pytest
 from orchestrator.errors import NotReady
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, Submit
 
@@ -331,7 +332,7 @@ async def test_dl6_partial_choices(service: Service, worker: FakeWorker) -> None
     assert choices[1]["text"] == "w0 w1 w2 "
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "param"),
     [
         ({"n": 0}, "n"),

@@ -9,6 +9,7 @@ from orchestrator.api.openai import echo
 from orchestrator.prompts.tokens import Token
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Submit
 
@@ -101,7 +102,7 @@ async def test_a_stream_of_nothing_but_the_prompt(service: Service) -> None:
     assert prompt["logprobs"]["token_logprobs"] == [None, -1.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),

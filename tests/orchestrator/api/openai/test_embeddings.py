@@ -10,6 +10,7 @@ import pytest
 from orchestrator.api.openai import embeddings
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import Code, Pooling
 
@@ -50,7 +51,7 @@ async def test_as_bytes(service: Service) -> None:
     assert struct.unpack("<2f", data) == pytest.approx((0.6, -0.8))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "field"),
     [
         ({"dimensions": 2}, "dimensions"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import FinishReason
 
@@ -129,7 +130,7 @@ async def test_token_ids(
 
 
 @BOTH
-@pytest.mark.parametrize(
+@for_each(
     ("field", "fine", "refused"),
     [
         ("stop_token_ids", [], [262]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from worker.protocol import Grammar, GrammarKind
 
@@ -34,7 +35,7 @@ def as_json(value: object, **more: bool) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value), **more)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value", "expected"),
     [
         ("response_format", {"type": "text"}, None),
@@ -74,6 +75,7 @@ def as_json(value: object, **more: bool) -> Grammar:
 async def test_what_is_asked_for_reaches_the_worker(
     service: Service, able: FakeWorker, field: str, value: object, expected: Grammar | None
 ) -> None:
+    able.submits.clear()
     for path, body in (("/v1/chat/completions", CHAT), ("/v2/tasks", TASK)):
         async with service.http.post(path, json=body | {field: value}) as response:
             assert response.status in (200, 202), await response.text()
@@ -92,7 +94,7 @@ async def test_what_is_asked_for_reaches_the_worker(
         assert submit.begun_tokens == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "message", "param"),
     [
         ({"response_format": {"type": "xml"}}, "'xml' is not supported", "response_format"),

@@ -13,6 +13,7 @@ import pytest
 from tests.orchestrator.api.openai.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 from worker.protocol import FinishReason
@@ -262,7 +263,7 @@ async def test_markers_that_are_special_tokens(
     assert call["function"]["arguments"] == ARGUMENTS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "param"),
     [
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
