@@ -284,7 +284,7 @@ def build(
     metrics.watch(slots, SLOTS)
     metrics.watch(fleet, FLEET)
     health.also_ready.append(lambda: bool(fleet.ready()))
-    swaps = Swaps(registry, queue, in_flight, ask_for_swap, clock, token=lane_config.token)
+    swaps = Swaps(registry, queue, ask_for_swap, clock, token=lane_config.token)
     metrics.watch(swaps, SWAPS)
     demand = ModelDemand(
         registry,

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.clock import Clock
-from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.errors import InvalidRequest, NotFound, NotReady, SwapFailed, TidegateError
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
@@ -74,7 +73,6 @@ class Swaps:
         self,
         registry: Registry,
         queue: TaskQueue[Task],
-        in_flight: AttemptsInFlight,
         ask: AskForSwap,
         clock: Clock,
         *,
@@ -89,7 +87,6 @@ class Swaps:
         self.ms_total = 0.0
         self._registry = registry
         self._queue = queue
-        self._in_flight = in_flight
         self._ask = ask
         self._clock = clock
         self._token = token
@@ -99,9 +96,9 @@ class Swaps:
     ) -> RunningSwap:
         """Begin a swap, or join the one for the same. ``settings`` are ``Swap.settings``.
 
-        ``grace_s``: what runs there has so long; None: until the last of its deadlines, or less
-        where another instance goes on with it. Raises ``NotFound``, ``InvalidRequest`` or
-        ``NotReady``.
+        ``grace_s``: what runs there when it drains has so long; None: ``MOST_GRACE_S``, or
+        ``MOVING_GRACE_S`` where another instance goes on with it. Raises ``NotFound``,
+        ``InvalidRequest`` or ``NotReady``.
         """
         instance = self._registry.instances.get(address)
         if instance is None:
@@ -200,12 +197,9 @@ class Swaps:
         return 1000 * (self._clock.now() - began_at) if waiting else 0.0
 
     def _grace_s(self, instance: Instance) -> float:
-        """Until the last deadline of what runs there, unless others can go on with it."""
-        now = self._clock.now()
-        here = [a.task for a in self._in_flight if a.address == instance.address]
-        longest = max((task.deadline.left_ms(now) / 1000 for task in here), default=0.0)
-        most = MOVING_GRACE_S if self._others(instance) else MOST_GRACE_S
-        return max(0.0, min(longest, most))
+        """For what will run there when it drains, which may be after a load of the new model: not
+        for what runs now. A drain ends with the last job, and each job by its deadline."""
+        return MOVING_GRACE_S if self._others(instance) else MOST_GRACE_S
 
     def _others(self, instance: Instance) -> bool:
         """Whether its model has another instance that takes work, and keeps it."""

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.errors import InstanceLost
 from orchestrator.instances.instance import Instance
+from orchestrator.loading.swaps import MOST_GRACE_S, MOVING_GRACE_S
 from orchestrator.prompts.encoder import PromptEncoder
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -108,6 +109,32 @@ async def _streamed(service: Service, model: str) -> int:
                 assert "error" not in event, event
                 tokens += bool(event["choices"] and event["choices"][0]["delta"].get("content"))
     return tokens
+
+
+async def test_wk7_what_begins_while_the_new_model_loads_may_end_too(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """The drain comes after a load beside the old model: what ran when the swap was asked for says
+    nothing of what runs then. Jobs end by their deadlines, and the drain with the last of them."""
+    alone = await make_worker(model="demo")
+    alone.can_load("other")
+    service = await make_service(alone)
+    assert (await swap(service, alone, model="other", wait=True))[0] == 200
+    assert alone.swaps[0].grace_ms == 1000 * MOST_GRACE_S, "though nothing ran"
+    assert (await swap(service, alone, back=True, grace_ms=1500, wait=True))[0] == 200
+    assert alone.swaps[1].grace_ms <= 1500, "as it was asked for"
+
+
+async def test_wk7_what_another_instance_goes_on_with_need_not_end(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    pair = await make_worker(), await make_worker()
+    for one in pair:
+        one.can_load("other")
+    service = await make_service(*pair)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    assert (await swap(service, pair[0], model="other", wait=True))[0] == 200
+    assert pair[0].swaps[0].grace_ms == 1000 * MOVING_GRACE_S
 
 
 async def test_wk7_what_comes_while_the_only_instance_swaps_waits_for_it(
