@@ -232,7 +232,7 @@ def test_ctrl_c_while_the_launcher_is_imported() -> None:
         sys.meta_path.insert(0, Interrupted())
         sys.exit(main(["up"]))
     """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=110)
     assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
 
 
@@ -257,7 +257,7 @@ def test_ctrl_c_while_the_orchestrator_is_imported(module: str, early: bool) -> 
         sys.modules.pop("orchestrator.__main__", None)
         runpy.run_module("orchestrator", run_name="__main__")
     """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=110)
     assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
 
 

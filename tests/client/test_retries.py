@@ -149,10 +149,10 @@ async def test_leaving_a_stream_frees_the_worker(service: Service, worker: FakeW
 
 async def test_a_deadline_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
     async with Client(service.url) as client:
-        with deadline(20):
+        with deadline(200):
             await client.generate("hi", max_tokens=2)
-            with deadline(5):
+            with deadline(50):
                 await client.generate("hi", max_tokens=2)
     budgets = [submit.budget_ms for submit in worker.submits]
-    assert 5000 < budgets[0] <= 20_000
-    assert budgets[1] <= 5000
+    assert 50_000 < budgets[0] <= 200_000
+    assert budgets[1] <= 50_000

@@ -90,14 +90,14 @@ async def test_a_block_holds_in_plain_code_and_in_its_threads(
     service: Service, worker: FakeWorker
 ) -> None:
     def work(client: SyncClient) -> None:
-        with deadline(5):
+        with deadline(50):
             client.generate("hi", max_tokens=1)
         with deadline(-1), pytest.raises(tidegate.DeadlineExceeded, match="nothing was sent"):
             client.generate("hi")
         client.generate("hi", max_tokens=1)
 
     await plainly(work, service.url)
-    assert [submit.budget_ms <= 5000 for submit in worker.submits] == [True, False]
+    assert [submit.budget_ms <= 50_000 for submit in worker.submits] == [True, False]
 
 
 async def test_threads_share_a_client(service: Service) -> None:

@@ -123,7 +123,7 @@ async def health_port(service: Service) -> AsyncIterator[HealthPort]:
 
 async def until(port: int, path: str, is_so: Callable[[int, dict[str, object]], bool]) -> None:
     """Ask again and again, on a connection each."""
-    async with asyncio.timeout(15), aiohttp.ClientSession() as http:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as http:
         while True:
             async with http.get(
                 f"http://127.0.0.1:{port}{path}", headers={"Connection": "close"}
