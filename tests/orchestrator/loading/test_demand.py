@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import TidegateError
+from orchestrator.prediction import Work
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
@@ -70,7 +71,7 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
     """By the speed that the model was last seen to have; a longer answer takes longer."""
     worker.can_load("other", load_ms=20_000.0)
     worker.step_ms = 40.0
-    service = await make_service(worker)
+    service = await make_service(worker, model_min_residency_s=0.0)
     forecaster = service.orchestrator.stages.prediction.forecaster
     swaps = service.orchestrator.stages.swaps
     for _ in range(3):
@@ -88,12 +89,13 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
         assert (got.status, error["binding_constraint"]) == (504, "model_load")
         return error["predicted_finish_ms"], error["earliest_feasible_deadline"] - at
 
-    step_ms = forecaster.known_speed["fake"].step_ms(1)
+    speed = forecaster.known_speed["fake"]
     short_ms, short_by_ms = await refusal(1)
-    long_ms, long_by_ms = await refusal(101)
-    assert long_ms - short_ms >= 100 * step_ms * 0.99 > 0
+    long_ms, long_by_ms = await refusal(2001)
+    more_ms = speed.service_ms(Work(1, 0, 2001), 1) - speed.service_ms(Work(1, 0, 1), 1)
+    # No worker starts with less than its floor left, which the short one is below.
+    assert long_ms - short_ms == pytest.approx(more_ms, abs=200) and more_ms > 300
     assert short_ms > 20_000 and long_by_ms >= long_ms and short_by_ms >= short_ms
-    assert long_by_ms - short_by_ms >= long_ms - short_ms
 
 
 @pytest.mark.parametrize(
