@@ -69,6 +69,8 @@ def urgency(
 
     ``wait_ms`` is W.
     """
+    if left[0] == left[-1]:
+        left = left[:1]  # as where a length is stated: one stands for all
     first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
     next_ms = first_ms + costs.token_ms
     count, token_ms, room_ms = len(left), costs.token_ms, due.whole_ms - first_ms

@@ -33,6 +33,7 @@ _TOKENIZER = (
 )
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
+_LOOK_EVERY_S = 1.0
 _LOG = logging.getLogger("orchestrator")
 _KEPT = "kept"
 
@@ -98,7 +99,8 @@ def simulate(
     watch: Callable[[Orchestrator, float], None] | None = None,
     kept: int | None = None,
 ) -> SimRun:
-    """Run ``arrivals`` to ``linger_s`` after the last of them; then what is left is ended.
+    """Run ``arrivals`` to their ends, or to ``linger_s`` after the last came; then what is left
+    is ended.
 
     ``events`` happen at their times. ``watch`` is called every millisecond; what it raises, the
     simulation does. With ``kept``, nothing but its deadline stops the arrival of that number (-1:
@@ -122,10 +124,12 @@ def simulate(
             loop.call_at(arrival.at_s, driver.arrive, arrival, _KEPT if number == kept else "")
         for at_s, event in (events or {}).items():
             loop.call_at(at_s, event, workers)
-        while watch is not None and clock.now() < end_s:
-            await asyncio.sleep(_WATCH_EVERY_S)
-            watch(orchestrator, clock.now())
-        await asyncio.sleep(max(0.0, end_s - clock.now()))
+        every_s = _LOOK_EVERY_S if watch is None else _WATCH_EVERY_S
+        # A timer may be a nanosecond early: what is left then would never pass.
+        while (left_s := end_s - clock.now()) > 1e-6 and not driver.all_ended(len(arrivals)):
+            await asyncio.sleep(min(every_s, left_s))
+            if watch is not None:
+                watch(orchestrator, clock.now())
         await parts.lifecycle.drain(0.0)
         await parts.lifecycle.close()
         return SimRun(driver.results, end_s - linger_s, orchestrator, workers)
@@ -211,6 +215,10 @@ class _Driver:
         task = asyncio.ensure_future(self._submit(arrival, result, name))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
+
+    def all_ended(self, count: int) -> bool:
+        """Whether so many have come, and each has its end."""
+        return len(self.results) == count and all(result.endings for result in self.results)
 
     async def _submit(self, arrival: Arrival, result: SimResult, name: str) -> None:
         now = self._clock.now()

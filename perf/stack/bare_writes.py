@@ -52,7 +52,7 @@ def _round(connections: list[socket.socket], event: bytes, step_s: float) -> flo
     writes = [connection.send for connection in connections]
     costs: list[float] = []
     until = time.monotonic() + _ROUND_S
-    while time.monotonic() < until:
+    while not costs or time.monotonic() < until:
         begun = time.thread_time()
         for write in writes:
             write(event)

@@ -45,6 +45,7 @@ def one_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.timeout(600)  # much work on a slow machine, and torch is imported twice
 @pytest.mark.usefixtures("one_child")
 def test_every_section_runs_without_a_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

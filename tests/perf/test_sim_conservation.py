@@ -70,7 +70,7 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
             on_deadline=rng.choice([OnDeadline.ERROR, OnDeadline.PARTIAL]),
             priority=Priority.BATCH if client == 4 else Priority.INTERACTIVE,
         )
-        for i in range(80)
+        for i in range(40)
         for client in range(5)
     ]
     arrivals.sort(key=lambda arrival: arrival.at_s)
@@ -86,15 +86,15 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 20.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 20.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 12.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 12.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
         assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
 
 
-@pytest.mark.parametrize(("load", "seeds"), [(0.5, 2), (1.0, 2), (2.0, 1)])
+@pytest.mark.parametrize(("load", "seeds"), [(0.5, 1), (1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
@@ -119,14 +119,16 @@ def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str
     since: dict[str, float] = {}
 
     def look(orchestrator: Orchestrator, now: float) -> None:
-        free = any(i.ready and i.load < i.concurrency.slots for i in orchestrator.registry)
+        if not any(i.ready and i.load < i.concurrency.slots for i in orchestrator.registry):
+            since.clear()
+            return
         waiting = [task for task in orchestrator.queue.tasks() if not task.paused_on]
         startable = {
             t.id for t in waiting if t.deadline.left_ms(now) > 1000 * fleet.spec.min_start_s
         }
-        for name in [name for name in since if not free or name not in startable]:
+        for name in [name for name in since if name not in startable]:
             del since[name]
-        for name in startable if free else ():
+        for name in startable:
             assert now - since.setdefault(name, now) <= 0.010
 
     return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
@@ -153,7 +155,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
     scenario = replace(
         SCENARIO, open_share=open_share, patience=patience, batch_share=batch, tenants=tenants
     )
-    arrivals = list(scenario.arrivals(42.0 * load, 6.0, seed))
+    arrivals = list(scenario.arrivals(42.0 * load, 4.0, seed))
     run = idle_while_waiting(arrivals, FLEET, {"QUEUE_SIZE": "-1"})
     assert {result.endings for result in run.results} <= {1}
     orchestrator = run.orchestrator
@@ -168,7 +170,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
 
 def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
     """A crowd, then none: those who waited in the background are met if their time is not over."""
-    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 8.0, SEED))
+    crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 5.0, SEED))
     run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
     patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
     assert len(patient) > 50

@@ -52,7 +52,7 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
                 )
             )
     assert result.tokens == result.requests * 64 > 0
-    assert all(window.cpu_s["server"] > 0 for window in result.windows)
+    assert [window.cpu_s.keys() for window in result.windows] == 2 * [{"server"}]
 
 
 async def test_a_kept_alive_connection_answers_again_and_again() -> None:
