@@ -195,8 +195,10 @@ class Swapper:
 
     def _load(self, target: WorkerSettings, *, nicely: bool = False) -> LoadedEngine:
         if nicely:
+            thread = threading.get_native_id()
             with suppress(OSError):  # of this thread, and of those that it starts
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+                nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+                os.setpriority(os.PRIO_PROCESS, thread, min(19, nice))
         with self._phase(SwapPhase.LOAD):
             return self._load_engine(target, self._clock)
 

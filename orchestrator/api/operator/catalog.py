@@ -39,7 +39,7 @@ Kind = Literal["models", "engines"]
 PAGE: Final = 50
 MOST: Final = 200
 NICENESS: Final = 10
-"""Of a verification."""
+"""Of a verification, above the service's own."""
 _SETTLED_MS: Final = 2000
 """A change so young may be followed by another one in the same second, which is as exactly as
 ``Last-Modified`` tells: then it is left out."""
@@ -108,8 +108,10 @@ class Verifications:
         return asked
 
     def _verify(self, kind: Kind, id: str, asked: Verification) -> None:
+        thread = threading.get_native_id()
         with suppress(OSError):  # of this thread alone
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, nice))
         with self._turn:
             self.states[kind, id] = msgspec.structs.replace(asked, state="running")
             try:
