@@ -128,6 +128,7 @@ def build(
         keepalive_s=settings.lane_keepalive_s,
         reconnect_min_s=settings.reconnect_min_s,
         reconnect_max_s=settings.reconnect_max_s,
+        worn_after_bytes=settings.lane_renew_after_mib * 2**20,
         token=settings.lane_token.get_secret_value() if settings.lane_token else "",
     )
     registry = Registry(

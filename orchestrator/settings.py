@@ -177,6 +177,9 @@ class Settings(BaseSettings):
     lanes_per_instance: int = Field(default=1, ge=1, le=10)
     lane_keepalive_s: float = Field(default=60.0, gt=0)
     lane_open_timeout_s: float = Field(default=5.0, gt=0)
+    lane_renew_after_mib: int = Field(default=64, ge=1)
+    """A lane that has carried so much gets a successor: until a stream ends Triton (24.10) keeps
+    all that was answered on it."""
     reconnect_min_s: float = Field(default=0.1, gt=0)
     reconnect_max_s: float = Field(default=2.0, gt=0)
     suspect_after_s: float = Field(default=1.0, gt=0)

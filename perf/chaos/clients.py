@@ -23,7 +23,7 @@ MAX_TOKENS = 48
 _PAUSE_S = 0.1
 _PATIENCE_S = 90.0
 _SILENT_S = 10.0
-"""A stream without a byte for so long is given up, and resumed where that can be."""
+"""A connection without a byte for so long is given up, and its text resumed where that can be."""
 _NEVER_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """The request got to nobody, and may be sent to another."""
 _PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
@@ -72,10 +72,18 @@ class Load:
     """Clients that ask again and again until they are told to stop."""
 
     def __init__(
-        self, world: World, ledger: Ledger, seed: int, *, pause_s: float = _PAUSE_S / 2
+        self,
+        world: World,
+        ledger: Ledger,
+        seed: int,
+        *,
+        pause_s: float = _PAUSE_S / 2,
+        silent_s: float = _SILENT_S,
     ) -> None:
-        """``pause_s`` lies between an answer and the next request, on average."""
+        """``pause_s`` lies between an answer and the next request, on average; a connection without
+        a byte for ``silent_s`` is given up."""
         self._pause_s = pause_s
+        self._silent_s = silent_s
         self._world = world
         self._ledger = ledger
         self._seed = seed
@@ -87,7 +95,7 @@ class Load:
 
     async def start(self, per_kind: int) -> None:
         """Find out what the texts are, undisturbed; then begin."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_SILENT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silent_s)
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         answers = await asyncio.gather(*(self._complete(0, body) for body in BODIES))
         self._texts = [text for _, text in answers]

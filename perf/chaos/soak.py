@@ -1,8 +1,9 @@
 """``make soak``: text and durable tasks for an hour, paced, among cancels, dropped connections,
 mistakes and short deadlines. Does anything grow, and is every answer the right one to its end?
 
-The bounds of what an orchestrator keeps of ended tasks, and the worker's KV pool, are small, so
-that both are full within the first tenth; growth is counted from the second tenth on.
+The bounds of what an orchestrator keeps of ended tasks, of what a lane carries before it is
+renewed, and the worker's KV pool, are small, so that all are full within the first tenth; growth is
+counted from the second tenth on.
 """
 
 import asyncio
@@ -25,16 +26,19 @@ from perf.load.usage import Usage
 from perf.report.stats import median
 from perf.stack.stack import StackSpec, tritons
 
-SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=512)
+SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=256)
 PARTS: Final = 10
 PAUSE_S: Final = 2.0
 """Of each client between an answer and its next request, on average."""
+SILENT_S: Final = 80.0
+"""A whole answer may take long on a busy machine, and nothing of it is sent before it is whole."""
 TROUBLE_EVERY_S: Final = 4.0
 MOST_GROWTH: Final = 0.01
 """Of resident memory, from the second tenth to the last."""
 _ENV: Final = {
     "TIDEGATE_KEEP_TASKS": "100",
     "TIDEGATE_KEEP_TASKS_S": "60",
+    "TIDEGATE_LANE_RENEW_AFTER_MIB": "2",
     # It may run beside other work on the machine; a process that waits for its turn is not dead.
     "TIDEGATE_SUSPECT_AFTER_S": "10",
     "TIDEGATE_DOWN_AFTER_S": "30",
@@ -71,7 +75,7 @@ async def run(seconds: float, seed: int) -> Soak:
         world = World(instances, orchestrators, journals)
         pids = world.pids()
         ledger.memory_prefixes |= world.memory_prefixes()
-        load = Load(world, ledger, seed, pause_s=PAUSE_S)
+        load = Load(world, ledger, seed, pause_s=PAUSE_S, silent_s=SILENT_S)
         await load.start(1)
         begun = time.monotonic()
         async with _looking(world, journals[0], begun, found):
