@@ -18,9 +18,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(file, left) :]
+            write_all(file, content)
             os.fsync(file)
         finally:
             os.close(file)
@@ -30,6 +28,13 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def write_all(file: int, content: bytes) -> None:
+    """Write all of ``content`` to an open file: one call may take a part. Raises ``OSError``."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]
 
 
 def sync_folder(path: Path) -> None:

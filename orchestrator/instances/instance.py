@@ -121,9 +121,14 @@ class Instance:
             and any(lane.is_open for lane in self.lanes)
         )
 
+    @property
+    def is_out_of_use(self) -> bool:
+        """Whether it was taken out of use: by an operator, or as nobody names it any more."""
+        return self.removed or self.cordoned or self.retiring_since is not None
+
     def is_to_serve(self, model: str) -> bool:
         """Whether it will take work for ``model`` once its swap is over."""
-        if self.removed or self.cordoned or self.retiring_since is not None:
+        if self.is_out_of_use:
             return False
         if self.is_reading_card and self.announced_card is not None:
             return self.announced_card.model == model
@@ -135,8 +140,7 @@ class Instance:
             self.state is InstanceState.SUSPECT
             and self.card is not None
             and self.card.model == model
-            and not (self.removed or self.draining or self.cordoned)
-            and self.retiring_since is None
+            and not (self.is_out_of_use or self.draining)
         )
 
     @property
@@ -153,17 +157,14 @@ class Instance:
         """Whether it takes new work."""
         return (
             self.state is InstanceState.UP
-            and not (self.removed or self.draining or self.cordoned)
-            and self.retiring_since is None
+            and not (self.is_out_of_use or self.draining)
             and any(lane.is_open and not lane.is_closing for lane in self.lanes)
         )
 
     @property
     def is_reopening(self) -> bool:
         """Whether it will take new work in a moment: its model was loaded anew."""
-        return any(lane.is_reopening for lane in self.lanes) and not (
-            self.removed or self.cordoned or self.retiring_since is not None
-        )
+        return any(lane.is_reopening for lane in self.lanes) and not self.is_out_of_use
 
     @property
     def lane_load(self) -> int:

@@ -198,7 +198,7 @@ class ModelDemand:
             and i.card.model == model
             and not (i.address in leaving and self._swaps.latest[i.address].model != model)
         ]
-        if not keepers or not all(map(_is_out_of_use, keepers)):
+        if not keepers or not all(keeper.is_out_of_use for keeper in keepers):
             return bool(keepers)
         return not any(
             i.ready and i.card is not None and any(one.name == model for one in i.card.loadable)
@@ -395,7 +395,3 @@ class ModelDemand:
             if attempt.address == instance.address
         ]
         return max((times[len(times) // 2] for times in left if len(times)), default=0.0)
-
-
-def _is_out_of_use(instance: Instance) -> bool:
-    return instance.cordoned or instance.removed or instance.retiring_since is not None

@@ -141,8 +141,7 @@ class SlotFleet:
         return (
             instance.health is SlotHealth.UP
             and known is not None
-            and not (known.removed or known.cordoned)
-            and known.retiring_since is None
+            and not known.is_out_of_use
             and not (instance.state is not None and instance.state.draining)
         )
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from orchestrator.atomic import write_all
+
 NOTE_BYTES: Final = 4 * 2**20
 """A part that is on its way is noted this often: a kill costs no more of it."""
 
@@ -106,10 +108,8 @@ def _append(file: int, line: bytes) -> None:
     """All of ``line`` or nothing: the next one would go on where half of it ended. Raises
     ``OSError``."""
     before = os.fstat(file).st_size
-    left = memoryview(line)
     try:
-        while left:
-            left = left[os.write(file, left) :]
+        write_all(file, line)
     except OSError:
         os.ftruncate(file, before)
         raise
