@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace ``path``: the old content or the new one survives a crash.
+    """Replace ``path``: the old content or the new one survives a crash. It has ``mode`` whatever
+    the umask says.
 
     Only one writer at a time may do this. Raises ``OSError``; the old content is there then.
     """
@@ -18,6 +19,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
+            os.fchmod(file, mode)
             write_all(file, content)
             os.fsync(file)
         finally:

@@ -1,23 +1,8 @@
-"""How clips share a machine with a text model: text goes first, and each has its own memory.
-
-- CPU: threads that render or encode run at a lower priority (``nice``); those that answer do not.
-- GPU: Triton runs each model in a process of its own, between which a GPU takes turns by itself;
-  what is fixed is the memory, by a cap on this process's allocator.
+"""How clips share a GPU with a text model: Triton runs each model in a process of its own, between
+which the GPU takes turns by itself; what is fixed is the memory, by a cap on each one's allocator.
 """
 
-import os
-import threading
-from contextlib import suppress
-
 import torch
-
-
-def lower_priority(nice: int) -> None:
-    """Of this thread, and of those that it starts (as torch's for one operation). Never raised."""
-    thread = threading.get_native_id()
-    with suppress(OSError):  # a container may forbid it
-        if nice > os.getpriority(os.PRIO_PROCESS, thread):
-            os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 def cap_memory(device: torch.device, hard_bytes: int) -> None:

@@ -14,9 +14,9 @@ from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes, backoffs
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.memory import media_log
-from worker.media.sharing import lower_priority
 from worker.media.stages.base import Step
 from worker.memory import MemoryGuard
+from worker.priority import lower_priority
 
 T = TypeVar("T")
 Progress = Callable[[float], None]

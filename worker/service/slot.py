@@ -23,7 +23,7 @@ from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed
 from worker.media.pipeline import SlotPipeline
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
-from worker.media.sharing import lower_priority
+from worker.priority import lower_priority
 from worker.protocol import Code
 from worker.protocol.slot import STATE_EVERY_S
 from worker.service.call import Call, Responder, Tensors, strings

@@ -14,11 +14,10 @@ behind. The emitter's thread puts the new model in place, between two of its cyc
 """
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -27,6 +26,7 @@ from worker.core import Clock
 from worker.errors import InvalidCall, RequestError, ResponderLost, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
+from worker.priority import lower_priority
 from worker.protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
 from worker.protocol.tensors import FRAME
 from worker.service.call import Responder, strings
@@ -195,10 +195,7 @@ class Swapper:
 
     def _load(self, target: WorkerSettings, *, nicely: bool = False) -> LoadedEngine:
         if nicely:
-            thread = threading.get_native_id()
-            with suppress(OSError):  # of this thread, and of those that it starts
-                nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
-                os.setpriority(os.PRIO_PROCESS, thread, min(19, nice))
+            lower_priority(NICENESS)
         with self._phase(SwapPhase.LOAD):
             return self._load_engine(target, self._clock)
 

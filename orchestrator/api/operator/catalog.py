@@ -8,12 +8,10 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import os
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path, PurePath
@@ -33,6 +31,7 @@ from orchestrator.pool.engines.verify import verify_engine
 from orchestrator.pool.errors import ProvisionError
 from orchestrator.pool.paths import state_dir
 from orchestrator.telemetry.log import service_log
+from worker.priority import lower_priority
 
 Kind = Literal["models", "engines"]
 
@@ -108,10 +107,7 @@ class Verifications:
         return asked
 
     def _verify(self, kind: Kind, id: str, asked: Verification) -> None:
-        thread = threading.get_native_id()
-        with suppress(OSError):  # of this thread alone
-            nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, thread, min(19, nice))
+        lower_priority(NICENESS)
         with self._turn:
             self.states[kind, id] = msgspec.structs.replace(asked, state="running")
             try:

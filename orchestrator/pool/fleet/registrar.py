@@ -70,8 +70,7 @@ class AddressList:
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()
         # Others follow it, perhaps as another user.
-        write_atomically(self._path, content)
-        self._path.chmod(0o644)
+        write_atomically(self._path, content, 0o644)
 
     async def close(self) -> None:
         """Let another manager have it. Idempotent."""
