@@ -15,6 +15,7 @@ from orchestrator.tasks.task import Stage, Task
 from worker.protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
 
 _IDS = "I"
+_ID_BYTES = array(_IDS).itemsize
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +31,19 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset: float
     """From the clock's seconds to unix time, for the points in time of ``job``."""
 
+    def __post_init__(self) -> None:
+        _check_ids(self.token_ids)
+
 
 class StoredTokens(msgspec.Struct, frozen=True):
     """Some of a running task's tokens."""
 
     ids: bytes
     texts: list[str]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != _ID_BYTES * len(self.texts):
+            raise ValueError(f"{len(self.texts)} texts, {len(self.ids)} bytes of token ids")
 
 
 class StoredError(msgspec.Struct, frozen=True):
@@ -68,6 +76,9 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     """From its arrival to its start; None where it never started."""
     first_id_free: int
     """See ``Task.first_id_free``."""
+
+    def __post_init__(self) -> None:
+        _check_ids(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,12 @@ def unpack_ids(blob: bytes) -> list[int]:
     ids = array(_IDS)
     ids.frombytes(blob)
     return ids.tolist()
+
+
+def _check_ids(blob: bytes) -> None:
+    """Raise ``ValueError``, of which msgspec makes a ``ValidationError`` where a record is read."""
+    if len(blob) % _ID_BYTES:
+        raise ValueError(f"{len(blob)} bytes of token ids, which have {_ID_BYTES} each")
 
 
 def row_of(n: int, task: Task, clock: Clock, boot: Boot) -> TaskRow:

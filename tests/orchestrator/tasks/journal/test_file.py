@@ -203,6 +203,33 @@ def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, tabl
     again.close()
 
 
+@pytest.mark.parametrize("table", ["requests", "tokens"])
+def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None:
+    opened = open_journal(JournalConfig(path))
+    row, request = accept(1).row, accept(1).request
+    ids = {"requests": "token_ids", "tokens": "ids"}[table]
+    stored = {"requests": request, "tokens": StoredTokens(pack_ids([7]), ["a"])}
+    bodies = {
+        name: msgspec.to_builtins(body, builtin_types=(bytes,)) for name, body in stored.items()
+    }
+    bodies[table][ids] = b"abc"
+    with closing(connect(JournalConfig(path))) as db:
+        marks = ", ".join("?" * len(COLUMNS))
+        values = [getattr(row, name) for name in COLUMNS]
+        db.execute(f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({marks})", values)
+        encode, seal = msgspec.msgpack.encode, opened.sealer.seal
+        request_blob = seal(encode(bodies["requests"]), "request 1")
+        db.execute("INSERT INTO requests VALUES (1, ?)", (request_blob,))
+        tokens_blob = seal(encode(bodies["tokens"]), "tokens 1 0")
+        db.execute("INSERT INTO tokens VALUES (1, 0, ?)", (tokens_blob,))
+    opened.close()
+    again = open_journal(JournalConfig(path))
+    (found,) = again.unfinished
+    assert (found.request is None) is (table == "requests")
+    assert found.tokens.texts == (["a"] if table == "requests" else [])
+    again.close()
+
+
 def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
     open_journal(JournalConfig(path)).close()
     open_journal(JournalConfig(path, keys=(KEY,))).close()
