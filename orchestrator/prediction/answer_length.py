@@ -41,6 +41,8 @@ _SURPRISE = 0.22
 learnt is of other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MOST_NODES = 4096
+_MOST_CURVES = 1024
+_MOST_KNOWN = 512
 
 
 class LengthKey(NamedTuple):
@@ -84,7 +86,7 @@ class LengthCurve:
             made -= made % (made.bit_length() - 3)
         known = self._known.get((made, cap))
         if known is None:
-            if len(self._known) > 512:
+            if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[made, cap] = self._left(made, cap)
         return known
@@ -184,9 +186,8 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[tuple[object, ...], _Node] = OrderedDict()
-        self._answers = 0
         self._curves: dict[tuple[tuple[object, ...], ...], tuple[int, LengthCurve]] = {}
-        self._asked: dict[LengthKey, tuple[int, LengthCurve]] = {}
+        self._asked: dict[LengthKey, LengthCurve] = {}
         """Curves by key, as long as nobody has answered since: every plan asks."""
 
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
@@ -194,7 +195,7 @@ class AnswerLengths:
 
         One that ended because it reached the stated cap was cut.
         """
-        self._answers += 1
+        self._asked.clear()
         for link in key.chain():
             node = self._nodes.get(link)
             if node is None:
@@ -206,13 +207,11 @@ class AnswerLengths:
 
     def curve(self, key: LengthKey) -> LengthCurve:
         """What is known now of such an answer's length."""
-        asked = self._asked.get(key)
-        if asked is not None and asked[0] == self._answers:
-            return asked[1]
-        if len(self._asked) > _MOST_NODES:
-            self._asked.clear()
-        curve = self._curve(key)
-        self._asked[key] = self._answers, curve
+        curve = self._asked.get(key)
+        if curve is None:
+            if len(self._asked) >= _MOST_NODES:
+                self._asked.clear()
+            curve = self._asked[key] = self._curve(key)
         return curve
 
     def _curve(self, key: LengthKey) -> LengthCurve:
@@ -226,7 +225,7 @@ class AnswerLengths:
         hazards: Sequence[float] = _FIRST_HAZARDS
         for node in nodes:
             hazards = node.hazards(hazards)
-        if len(self._curves) > _MOST_NODES:
+        if len(self._curves) >= _MOST_CURVES:
             self._curves.clear()
         curve = LengthCurve(hazards)
         self._curves[links] = (version, curve)

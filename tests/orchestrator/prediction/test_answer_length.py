@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey
-from orchestrator.prediction.answer_length import _MOST_NODES, QUANTILES, STATED
+from orchestrator.prediction.answer_length import _MOST_CURVES, _MOST_NODES, QUANTILES, STATED
 
 CAP = 4096
 KEY = LengthKey("m", "t", CAP)
@@ -172,8 +172,19 @@ def test_it_is_bounded() -> None:
         if i % 50 == 0:
             lengths.answered(KEY, 30, finished=True)
     assert len(lengths._nodes) <= _MOST_NODES
-    assert len(lengths._curves) <= _MOST_NODES + 1
+    assert len(lengths._curves) <= _MOST_CURVES
     assert median(lengths, KEY) < 60
+
+
+def test_a_curve_that_nobody_can_ask_for_any_more_is_forgotten() -> None:
+    """Deadlines are hardly ever the same to the microsecond."""
+    lengths = AnswerLengths()
+    for i in range(100):
+        key = LengthKey("m", "t", 64, 1000.0 + i / 1000)
+        lengths.curve(key)
+        assert len(lengths._asked) == 1
+        lengths.answered(key, 30, finished=True)
+    assert not lengths._asked and len(lengths._curves) < 5
 
 
 def test_a_curve_that_was_given_does_not_change() -> None:
