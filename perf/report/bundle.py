@@ -115,6 +115,9 @@ class Machine(msgspec.Struct, frozen=True):
     kernel: str
     load_before: float
     """One-minute load average when the run began: what else the machine was doing."""
+    stolen_percent: float | None = None
+    """Of the processor time that was wanted here while it ran, what the host gave to others; None
+    where that is not known."""
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):

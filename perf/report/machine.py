@@ -5,6 +5,7 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from perf.report.bundle import Machine
 
@@ -19,6 +20,31 @@ _PACKAGES = (
     "tritonclient",
     "uvloop",
 )
+
+
+class CpuTimes(NamedTuple):
+    """Since the machine started, over all cores, in the kernel's ticks."""
+
+    used: int
+    stolen: int
+    """In which something could have run, but the host ran another machine."""
+
+    @classmethod
+    def now(cls, stat: Path = Path("/proc/stat")) -> Self | None:
+        """As proc(5) has them; None where it cannot be read."""
+        try:
+            first, *_ = stat.read_text().splitlines()
+            # cpu, user, nice, system, idle, iowait, irq, softirq, steal; a guest's are user's too
+            user, nice, system, _, _, irq, softirq, stolen = map(int, first.split()[1:9])
+        except (OSError, ValueError):
+            return None
+        return cls(user + nice + system + irq + softirq, stolen)
+
+    def stolen_percent(self, until: "CpuTimes") -> float:
+        """Of what was wanted since then."""
+        stolen = until.stolen - self.stolen
+        wanted = until.used - self.used + stolen
+        return round(100 * stolen / wanted, 1) if wanted > 0 else 0.0
 
 
 def describe_machine() -> Machine:

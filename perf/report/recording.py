@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from perf.report.bundle import BenchResult, Bundle, Machine, save
-from perf.report.machine import describe_machine, output_of, versions
+from perf.report.machine import CpuTimes, describe_machine, output_of, versions
 from worker.protocol import ModelCard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -79,6 +81,7 @@ class Recording:
     checkout: Checkout
     path: Path | None = None
     allow_dirty: bool = False
+    cpu_before: CpuTimes | None = None
 
     @classmethod
     def begin(
@@ -89,16 +92,16 @@ class Recording:
         if path is not None:
             checkout.check(path, allow_dirty=allow_dirty)
         line = shlex.join(["python", "-m", *(_without_folders(each) for each in command)])
-        return cls(line, describe_machine(), checkout, path, allow_dirty)
+        return cls(line, describe_machine(), checkout, path, allow_dirty, CpuTimes.now())
 
     def facts(self) -> dict[str, object]:
-        """What every bundle says of its run."""
+        """What every bundle says of its run, which ends here."""
         return {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": self.command,
             "commit": self.checkout.commit,
             "dirty": bool(self._now().changed),
-            "machine": self.machine,
+            "machine": self._machine(),
         }
 
     def bundle(
@@ -127,6 +130,12 @@ class Recording:
         if self.path is not None:
             self._now().check(self.path, allow_dirty=self.allow_dirty)
             save(bundle, self.path)
+
+    def _machine(self) -> Machine:
+        before, now = self.cpu_before, CpuTimes.now()
+        if before is None or now is None:
+            return self.machine
+        return msgspec.structs.replace(self.machine, stolen_percent=before.stolen_percent(now))
 
     def _now(self) -> Checkout:
         """The checkout with what has changed before the run or during it."""

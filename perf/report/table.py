@@ -31,11 +31,12 @@ def grouped(table: Table, rows: Iterable[Sequence[str]]) -> Table:
 def show(bundle: Bundle, console: Console) -> None:
     """Print where, what and every figure with its spread."""
     machine = bundle.machine
+    stolen = "" if machine.stolen_percent is None else f", {machine.stolen_percent:g} % stolen"
     gpus = ", ".join(machine.gpus) or "no GPU"
     versions = ", ".join(f"{name} {version}" for name, version in bundle.versions.items())
     console.print(
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {gpus}, "
-        f"{machine.kernel}; load average {machine.load_before} before\n"
+        f"{machine.kernel}; load average {machine.load_before} before{stolen}\n"
         f"{bundle.command}\ncommit {bundle.commit}, {bundle.created}\n{versions}\n"
         f"engine {bundle.engine} {bundle.engine_digest[:16]}, "
         f"model {bundle.model} {bundle.model_digest[:16]}",

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from perf import gate
 from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Machine, read, save
-from perf.report.machine import describe_machine, versions
+from perf.report.machine import CpuTimes, describe_machine, versions
+from perf.report.recording import Recording
 from perf.report.table import show
 
 
@@ -59,6 +60,34 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     save(bundle(schema=SCHEMA_VERSION + 1), path)
     with pytest.raises(ValueError, match="schema"):
         read(path)
+
+
+def test_what_the_host_took_is_a_share_of_what_was_wanted(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+
+    def times(line: str) -> CpuTimes:
+        stat.write_text(f"{line}\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+        found = CpuTimes.now(stat)
+        assert found is not None
+        return found
+
+    before = times("cpu  100 10 20 5000 300 1 2 50 0 0")
+    assert before == (133, 50)
+    assert before.stolen_percent(times("cpu  130 20 30 9000 400 5 8 80 0 0")) == 33.3
+    assert before.stolen_percent(before) == 0.0
+    stat.write_text("cpu 1 2\n")
+    assert CpuTimes.now(stat) is None and CpuTimes.now(tmp_path / "none") is None
+
+
+def test_a_run_says_what_was_stolen_while_it_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([CpuTimes(100, 10), CpuTimes(400, 110)])
+    monkeypatch.setattr(CpuTimes, "now", lambda: next(times))
+    run = Recording.begin(["perf.service"])
+    output = io.StringIO()
+    show(run.bundle([]), Console(file=output, width=200))
+    assert "before, 25 % stolen" in output.getvalue()
+    monkeypatch.setattr(CpuTimes, "now", lambda: None)
+    assert Recording.begin(["perf.service"]).bundle([]).machine.stolen_percent is None
 
 
 def test_the_table_says_what_failed_and_what_was_skipped() -> None:
