@@ -162,13 +162,14 @@ def _watch(watch: Stopwatch, engine: Engine, emitter: Emitter, lane: Lane) -> No
     if hasattr(runner, "_table"):
         calls += [
             (runner, "execute", "results"),
-            (runner, "launch", "tensors in"),
             (runner, "_pack", "tensors in"),
             (runner._table, "slots_of", "tensors in"),
             (runner._forward, "hidden", "forward"),
             (runner._forward, "logits", "forward"),
             (runner._sampler, "sample", "sample"),
         ]
+        if hasattr(runner, "launch"):
+            calls.append((runner, "launch", "tensors in"))
         if getattr(runner, "_graphs", None) is not None:
             calls.append((runner._graphs, "replay", "forward"))
     else:

@@ -28,7 +28,7 @@ from perf.stack.stack import StackSpec
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.runner.synthetic import CYCLE_WORDS, FreeRunner
-from worker.settings import WorkerSettings
+from worker.settings import EngineName, WorkerSettings
 
 _DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 _QUICK_ROWS = (1, 64)
@@ -39,14 +39,15 @@ _TURNS = 64
 
 async def run(context: Context) -> list[Figure]:
     rows, samples = (_QUICK_ROWS, 7) if context.quick else (ROWS, 9)
-    made_up = await asyncio.to_thread(_costs, "synthetic-free", rows, samples)
+    made_up = await asyncio.to_thread(costs_of, "synthetic-free", rows, samples)
     figures = [*_gates(made_up), *_figures("synthetic", made_up)]
     if not context.quick:
-        figures += _figures("demo", await asyncio.to_thread(_costs, "torch", rows, samples))
+        figures += _figures("demo", await asyncio.to_thread(costs_of, "torch", rows, samples))
     return figures
 
 
-def _costs(engine_name: str, rows: Sequence[int], samples: int) -> list[StepCost]:
+def costs_of(engine_name: EngineName, rows: Sequence[int], samples: int) -> list[StepCost]:
+    """Of that engine with the demo model, on the CPU."""
     settings = WorkerSettings(
         model_path=_DEMO,
         device="cpu",

@@ -2,6 +2,7 @@
 
 from perf.engine.step_cost import NoResponder, beside_arithmetic, measure, per_row
 from perf.engine.stopwatch import Stopwatch
+from perf.service.step import costs_of
 from tests.worker.service.conftest import byte_tokenizer
 from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner
@@ -34,6 +35,13 @@ def test_parts_of_a_step_are_told_apart() -> None:
         assert len(own) == len(cost.cpu) == len(cost.yardstick) == 2
         assert all(us < sum(times[i] for times in cost.parts.values()) for i, us in enumerate(own))
     assert len(per_row(costs, beside_arithmetic)) == 2
+
+
+def test_the_torch_engines_parts_are_timed_on_a_machine_without_a_gpu() -> None:
+    few, more = costs_of("torch", (1, 2), samples=1)
+    for cost in (few, more):
+        assert {"tensors in", "forward", "sample", "results"} <= set(cost.parts)
+        assert 0 < beside_arithmetic(cost)[0] < sum(times[0] for times in cost.parts.values())
 
 
 def test_a_stopwatch_leaves_what_it_timed_as_it_was() -> None:
