@@ -82,7 +82,7 @@ class Load:
     ) -> None:
         """``pause_s`` lies between an answer and the next request, on average; a connection without
         a byte for ``silent_s`` is given up."""
-        self._pause_s = pause_s
+        self.pause_s = pause_s
         self._silent_s = silent_s
         self._world = world
         self._ledger = ledger
@@ -130,7 +130,7 @@ class Load:
             if kind == "durable" and outcome != "met":
                 self._ledger.fault(f"a durable task came to {outcome}")
             self._ledger.ended(kind, outcome)
-            await asyncio.sleep(rng.uniform(0.0, 2 * self._pause_s))
+            await asyncio.sleep(rng.uniform(0.0, 2 * self.pause_s))
 
     async def _ask(
         self, kind: str, home: int, body: dict[str, Any], rng: random.Random

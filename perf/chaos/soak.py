@@ -2,8 +2,9 @@
 mistakes and short deadlines. Does anything grow, and is every answer the right one to its end?
 
 The bounds of what an orchestrator keeps of ended tasks, of what a lane carries before it is
-renewed, and the worker's KV pool, are small, so that all are full within the first tenth; growth is
-counted from the second tenth on.
+renewed, and the worker's KV pool, are small, and in the first tenth clients ask without a pause, so
+that all that has a bound is full by its end (the journal's page cache too, by some thousand durable
+tasks); growth is counted from the second tenth on.
 """
 
 import asyncio
@@ -29,10 +30,12 @@ from perf.stack.stack import StackSpec, tritons
 SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=256)
 PARTS: Final = 10
 PAUSE_S: Final = 2.0
-"""Of each client between an answer and its next request, on average."""
+"""Of each client between an answer and its next request, on average, after the first tenth."""
 SILENT_S: Final = 80.0
 """A whole answer may take long on a busy machine, and nothing of it is sent before it is whole."""
 TROUBLE_EVERY_S: Final = 4.0
+BUSY_TROUBLE_EVERY_S: Final = 0.5
+"""In the first tenth."""
 MOST_GROWTH: Final = 0.01
 """Of resident memory, from the second tenth to the last."""
 _ENV: Final = {
@@ -75,11 +78,14 @@ async def run(seconds: float, seed: int) -> Soak:
         world = World(instances, orchestrators, journals)
         pids = world.pids()
         ledger.memory_prefixes |= world.memory_prefixes()
-        load = Load(world, ledger, seed, pause_s=PAUSE_S, silent_s=SILENT_S)
+        load = Load(world, ledger, seed, pause_s=0.0, silent_s=SILENT_S)
         await load.start(1)
         begun = time.monotonic()
         async with _looking(world, journals[0], begun, found):
-            await _trouble(world, ledger, seed, until=begun + seconds)
+            rng = random.Random(f"trouble {seed}")
+            await _trouble(world, ledger, rng, BUSY_TROUBLE_EVERY_S, begun + seconds / PARTS)
+            load.pause_s = PAUSE_S
+            await _trouble(world, ledger, rng, TROUBLE_EVERY_S, begun + seconds)
         await load.stop()
         found.seconds = time.monotonic() - begun
         await books.close(world, ledger)
@@ -95,14 +101,15 @@ async def run(seconds: float, seed: int) -> Soak:
     return found
 
 
-async def _trouble(world: World, ledger: Ledger, seed: int, *, until: float) -> None:
-    rng = random.Random(f"trouble {seed}")
+async def _trouble(
+    world: World, ledger: Ledger, rng: random.Random, every_s: float, until: float
+) -> None:
     timeout = aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
         maker = Troublemaker(http, world.orchestrators[0].url, ledger, rng)
         while (left := until - time.monotonic()) > 0:
             group.create_task(maker.visit())
-            await asyncio.sleep(min(left, rng.uniform(0.0, 2 * TROUBLE_EVERY_S)))
+            await asyncio.sleep(min(left, rng.uniform(0.0, 2 * every_s)))
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ _PRAGMAS = (
     "PRAGMA secure_delete = ON",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA journal_size_limit = 16777216",
+    "PRAGMA cache_size = -1024",  # KiB of each connection; the kernel keeps the file's pages too
 )
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
