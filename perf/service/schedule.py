@@ -140,4 +140,4 @@ def _room(parts: Components) -> int:
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 
 
-BENCH = Bench("schedule", f"admission and scheduling, 0 and {QUEUED} queued", run, limit_s=60)
+BENCH = Bench("schedule", f"admission and scheduling, 0 and {QUEUED} queued", run, limit_s=180)
