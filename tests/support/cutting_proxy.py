@@ -1,8 +1,8 @@
 """A network that breaks where a test wants it to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 Cut = Callable[[bytes, int], int | None]
@@ -12,20 +12,31 @@ second argument is what came of the event stream before it, in bytes; 0 in other
 
 @asynccontextmanager
 async def proxy(url: str, cut: Cut) -> AsyncIterator[str]:
-    """Forwards to ``url``."""
+    """Forwards to ``url``. Every connection is closed when it ends."""
     target = urlsplit(url)
+    forwarding: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forwarding.add(asyncio.create_task(forward(reader, writer)))
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(target.hostname, target.port)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_close, writer)
+            there = await asyncio.open_connection(target.hostname, target.port)
+            stack.push_async_callback(_close, there[1])
+            stack.callback(there[1].transport.abort)
+            sending = asyncio.create_task(send(reader, there[1]))
+            stack.push_async_callback(_end, [sending])
+            await answer(there[0], writer)
 
-        async def requests() -> None:
-            while data := await reader.read(65536):
-                there_writer.write(data)
+    async def send(reader: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            there.write(data)
 
-        sending = asyncio.create_task(requests())
+    async def answer(there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         streamed = 0
-        try:
-            while data := await there_reader.read(65536):
+        with suppress(ConnectionError):  # the client's end
+            while data := await there.read(65536):
                 delivered = cut(data, streamed)
                 writer.write(data[:delivered])
                 if delivered is not None:
@@ -33,15 +44,26 @@ async def proxy(url: str, cut: Cut) -> AsyncIterator[str]:
                     break
                 if b"text/event-stream" in data or streamed:
                     streamed += len(data)
-        finally:
-            sending.cancel()
-            writer.close()
-            there_writer.transport.abort()
 
-    server = await asyncio.start_server(forward, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"http://{host}:{port}"
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            yield f"http://{host}:{port}"
+    finally:
+        await _end(forwarding)
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @asynccontextmanager

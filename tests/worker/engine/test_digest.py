@@ -15,6 +15,7 @@ NO_SAY = {
     "log.py",
     "media",
     "memory.py",
+    "priority.py",
     "protocol",
     "service",
     "settings.py",
