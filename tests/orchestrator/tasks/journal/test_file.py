@@ -17,6 +17,7 @@ from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
+from orchestrator.tasks.journal.sealing import Sealer
 from tests.orchestrator.tasks.journal.test_prefixes import accept
 
 KEY = bytes(range(32))
@@ -175,24 +176,29 @@ def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
     open_journal(JournalConfig(path, keys=(KEY,))).close()
 
 
+def put_task(
+    db: sqlite3.Connection, sealer: Sealer, n: int, *, request: object, tokens: object
+) -> None:
+    """As the writer does, but whatever the records are."""
+    row, encode = accept(n).row, msgspec.msgpack.encode
+    marks = ", ".join("?" * len(COLUMNS))
+    values = [getattr(row, name) for name in COLUMNS]
+    db.execute(f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({marks})", values)
+    sealed = sealer.seal(encode(request), f"request {n}")
+    db.execute("INSERT INTO requests VALUES (?, ?)", (n, sealed))
+    sealed = sealer.seal(encode(tokens), f"tokens {n} 0")
+    db.execute("INSERT INTO tokens VALUES (?, 0, ?)", (n, sealed))
+
+
 @pytest.mark.parametrize("table", ["requests", "tokens"])
 def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, table: str) -> None:
     """One that was damaged, or is another's: the key is right, and the service starts."""
     config = JournalConfig(path, keys=(KEY,))
     opened = open_journal(config)
-    encode = msgspec.msgpack.encode
     with closing(connect(config)) as db:
         for n in (1, 2):
-            names = ", ".join(COLUMNS)
-            row, request = accept(n).row, accept(n).request
-            values = [getattr(row, name) for name in COLUMNS]
-            marks = ", ".join("?" * len(COLUMNS))
-            db.execute(f"INSERT INTO tasks ({names}) VALUES ({marks})", values)
-            sealed = opened.sealer.seal(encode(request), f"request {n}")
-            db.execute("INSERT INTO requests VALUES (?, ?)", (n, sealed))
-            tokens = encode(StoredTokens(pack_ids([n]), ["a"]))
-            sealed = opened.sealer.seal(tokens, f"tokens {n} 0")
-            db.execute("INSERT INTO tokens VALUES (?, 0, ?)", (n, sealed))
+            tokens = StoredTokens(pack_ids([n]), ["a"])
+            put_task(db, opened.sealer, n, request=accept(n).request, tokens=tokens)
         db.execute(f"UPDATE {table} SET body = (SELECT body FROM {table} WHERE n = 2) WHERE n = 1")
     opened.close()
     again = open_journal(config)
@@ -206,22 +212,14 @@ def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, tabl
 @pytest.mark.parametrize("table", ["requests", "tokens"])
 def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None:
     opened = open_journal(JournalConfig(path))
-    row, request = accept(1).row, accept(1).request
     ids = {"requests": "token_ids", "tokens": "ids"}[table]
-    stored = {"requests": request, "tokens": StoredTokens(pack_ids([7]), ["a"])}
+    stored = {"requests": accept(1).request, "tokens": StoredTokens(pack_ids([7]), ["a"])}
     bodies = {
         name: msgspec.to_builtins(body, builtin_types=(bytes,)) for name, body in stored.items()
     }
     bodies[table][ids] = b"abc"
     with closing(connect(JournalConfig(path))) as db:
-        marks = ", ".join("?" * len(COLUMNS))
-        values = [getattr(row, name) for name in COLUMNS]
-        db.execute(f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({marks})", values)
-        encode, seal = msgspec.msgpack.encode, opened.sealer.seal
-        request_blob = seal(encode(bodies["requests"]), "request 1")
-        db.execute("INSERT INTO requests VALUES (1, ?)", (request_blob,))
-        tokens_blob = seal(encode(bodies["tokens"]), "tokens 1 0")
-        db.execute("INSERT INTO tokens VALUES (1, 0, ?)", (tokens_blob,))
+        put_task(db, opened.sealer, 1, request=bodies["requests"], tokens=bodies["tokens"])
     opened.close()
     again = open_journal(JournalConfig(path))
     (found,) = again.unfinished
