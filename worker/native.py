@@ -27,6 +27,7 @@ cfunc: Any = _numba.cfunc
 float32: Any = types.float32
 int64: Any = types.int64
 uint16: Any = types.uint16
+uint32: Any = types.uint32
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -78,6 +79,12 @@ class Vectors:
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return self.builder.call(function, arguments)
 
+    def fetch(self, address: Any, offset_bytes: int = 0) -> None:
+        """Have the cache line there on its way into all caches."""
+        how = (ir.Constant(_int32, value) for value in (0, 3, 1))  # read, keep, data
+        line = self.at(address, ir.IntType(8), offset_bytes)
+        self.call("llvm.prefetch.p0", ir.VoidType(), line, *how)
+
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """a · b + c."""
         return self.call("llvm.fmuladd.v16f32", _floats, a, b, c)
@@ -120,13 +127,33 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
 
 @intrinsic
 def take(typing: Any, address: Any) -> Any:
-    """The int64 at ``address``, which is one more from now on; atomic."""
+    """The int64 at ``address``, which is one more from now on; atomic, and what was written before
+    is seen by who sees it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        return builder.atomic_rmw("add", pointer, ir.Constant(_int64, 1), "monotonic")
+        return builder.atomic_rmw("add", pointer, ir.Constant(_int64, 1), "acq_rel")
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def wait_for(typing: Any, address: Any, least: Any) -> Any:
+    """Spins until the int64 at ``address``, which others ``take``, is ``least``. For x86 only."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, least = arguments
+        pointer = builder.inttoptr(address, ir.PointerType(_int64))
+        look, there = (builder.append_basic_block(name) for name in ("look", "there"))
+        builder.branch(look)
+        builder.position_at_end(look)
+        Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
+        known = builder.load_atomic(pointer, "acquire", 8)
+        builder.cbranch(builder.icmp_signed("<", known, least), look, there)
+        builder.position_at_end(there)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic

@@ -188,14 +188,10 @@ def prefetch(typing: Any, tokens: Any, offset: Any, nbytes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)
         tokens, offset, _ = arguments
-        byte = ir.PointerType(ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [byte, *[ir.IntType(32)] * 3])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        how = [ir.Constant(ir.IntType(32), value) for value in (0, 3, 1)]  # read, keep, data
         for t in range(LANES):
             start = builder.add(write.load(tokens, ir.IntType(64), 8 * t, align=8), offset)
             for at in range(0, count, _LINE_BYTES):
-                builder.call(function, [write.at(start, ir.IntType(8), at), *how])
+                write.fetch(start, at)
         return context.get_dummy_value()
 
     return signature, generate

@@ -1,15 +1,18 @@
 """The inner loop of ``block_products``, as vector code; as ``worker.attention.tile_code`` is.
 
-LLVM by itself would neither keep the sums in registers nor read a weight once for all rows. To be
-imported only where numba is installed.
+LLVM by itself would neither keep the sums in registers nor read a weight once for all rows. The
+same for AMX is in ``amx_code``. To be imported only where numba is installed.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from llvmlite import ir
 
 from worker import native
+from worker.models import amx_code
+from worker.models.block_products import Form
 from worker.native import Vectors, intrinsic, types
 
 MOST_ROWS: Final = 12
@@ -18,14 +21,35 @@ BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
 """Weights that one turn of the loop takes: 4 bytes of each output."""
 
-SOURCES = tuple(Path(file).read_bytes() for file in (__file__, native.__file__))
+SOURCES = (Path(__file__).read_bytes(), amx_code.SOURCE, native.SOURCE)
 """What is compiled into all that calls these, and decides its key in numba's cache."""
 _VECTOR_BYTES = 64
 _LINE_BYTES = 64
-_byte, _int32, _int64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_int32, _int64 = ir.IntType(32), ir.IntType(64)
 _float = ir.FloatType()
 _floats = ir.VectorType(_float, native.LANES)
 _ints = ir.VectorType(_int32, native.LANES)
+
+
+@intrinsic
+def begin(typing: Any, form: Any) -> Any:
+    """What this thread needs before its first ``block_sums``."""
+    return _only_for_tiles(form, amx_code.configure)
+
+
+@intrinsic
+def end(typing: Any, form: Any) -> Any:
+    """After its last."""
+    return _only_for_tiles(form, amx_code.release)
+
+
+def _only_for_tiles(form: Any, write: Callable[[Any], None]) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if form.literal_value == Form.TILES:
+            write(builder)
+        return context.get_dummy_value()
+
+    return types.void(form), generate
 
 
 @intrinsic
@@ -39,17 +63,20 @@ def block_sums(
     ahead: Any,
     ahead_bytes: Any,
     out: Any,
-    is_bfloat16: Any,
+    form: Any,
 ) -> Any:
-    """``out`` [count, 32] float32: ``count`` rows of float32, 1 to 12, times a block's weights.
+    """``out`` [count, 32] float32: ``count`` rows, 1 to 12, times a block's weights of ``form``.
 
     In each turn the two cache lines from ``ahead`` on, which then moves by ``ahead_bytes``, are
-    fetched.
+    fetched. For tiles see ``amx_code.tile_sums``.
     """
-    narrow = is_bfloat16.literal_value
-    signature = types.void(*[types.int64] * 8, is_bfloat16)
+    signature = types.void(*[types.int64] * 8, form)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if form.literal_value == Form.TILES:
+            amx_code.tile_sums(builder, *arguments[:8])
+            return context.get_dummy_value()
+        narrow = form.literal_value == Form.BFLOAT16
         rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments[:8]
         write = Vectors(builder)
         end = builder.append_basic_block("end")
@@ -93,7 +120,7 @@ def _loop(
         phi.add_incoming(write.constant(0.0), before)
 
     for offset in (0, _LINE_BYTES):
-        _prefetch(write, line, offset)
+        write.fetch(line, offset)
     here = builder.add(weights, builder.mul(turn, _long(TURN_BYTES)))
     halves = [write.load(here, _ints, offset, align=4) for offset in (0, _VECTOR_BYTES)]
     inputs = 2 if narrow else 1
@@ -124,12 +151,6 @@ def _widened(write: Vectors, narrow: bool, i: int, words: Any) -> Any:
     elif narrow:
         words = write.builder.and_(words, write.bits(0xFFFF0000))
     return write.builder.bitcast(words, _floats)
-
-
-def _prefetch(write: Vectors, address: Any, offset: int) -> None:
-    """For reading, into all caches."""
-    kind = ir.Constant(_int32, 0), ir.Constant(_int32, 3), ir.Constant(_int32, 1)
-    write.call("llvm.prefetch.p0", ir.VoidType(), write.at(address, _byte, offset), *kind)
 
 
 def _long(value: int) -> Any:

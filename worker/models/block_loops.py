@@ -9,22 +9,37 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.models import block_code
-from worker.models.block_code import BLOCK_OUTPUTS, MOST_ROWS, TURN_BYTES, block_sums
-from worker.models.block_products import AT
-from worker.native import LANES, as_pointer, carray, float32, int64, take
+from worker.models import amx_code, block_code
+from worker.models.block_code import BLOCK_OUTPUTS, begin, block_sums, end
+from worker.models.block_products import AT, Form
+from worker.native import (
+    LANES,
+    as_pointer,
+    carray,
+    float32,
+    int64,
+    take,
+    uint16,
+    uint32,
+    wait_for,
+)
 from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _AHEAD_BYTES: Final = 4096
+_ROUNDED_AT_ONCE: Final = 4
+"""Rows that one thread rounds while others do the next."""
 
 
-def multiply(is_bfloat16: bool, is_gated: bool) -> Task:
-    """Of a job as ``block_products.Arguments`` say."""
+def multiply(form: int, is_gated: bool) -> Task:
+    """Of a job as ``block_products.Arguments`` say, with weights of ``Form(form)``."""
+    code = amx_code if form == Form.TILES else block_code
+    most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
+    is_tiled, turn_inputs = form == Form.TILES, Form.TILES.inputs_per_turn
     size = FIRST_ARGUMENT + len(AT)
-    width = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
+    block_outputs = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
     log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
-    @compiled_task(is_bfloat16, is_gated, _AHEAD_BYTES, AT, *block_code.SOURCES)
+    @compiled_task(form, is_gated, _AHEAD_BYTES, _ROUNDED_AT_ONCE, AT, *block_code.SOURCES)
     def multiply(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         count, inputs, outputs = job[AT.row_count], job[AT.inputs], job[AT.outputs]
@@ -32,43 +47,69 @@ def multiply(is_bfloat16: bool, is_gated: bool) -> Task:
         results = carray(as_pointer(job[AT.results], float32), (count, outputs), float32)
         bias = carray(as_pointer(job[AT.bias], float32), (outputs,), float32)
         has_bias = job[AT.bias] != 0
-        blocks = (outputs + width - 1) // width
-        block_bytes = turns * TURN_BYTES
-        row_bytes = inputs * 4
-        passes = (count + MOST_ROWS - 1) // MOST_ROWS
-        sums = np.empty((MOST_ROWS, BLOCK_OUTPUTS), np.float32)
+        blocks = (outputs + block_outputs - 1) // block_outputs
+        block_bytes = turns * turn_bytes
+        rows, row_bytes = job[AT.rows], 4 * inputs
+        passes = (count + most_rows - 1) // most_rows
+        sums = np.empty((most_rows, BLOCK_OUTPUTS), np.float32)
         power = np.empty(LANES, np.float32)
         power_bits = power.view(np.int32)
+        if is_tiled:
+            width = turns * turn_inputs
+            exact = carray(as_pointer(rows, uint32), (count, inputs), uint32)
+            rows, row_bytes = job[AT.rounded], 2 * width
+            rounded = carray(as_pointer(rows, uint16), (count, width), uint16)
+            shares = (count + _ROUNDED_AT_ONCE - 1) // _ROUNDED_AT_ONCE
+            while True:
+                part = take(job[AT.job] + 8 * AT.rounding)
+                if part >= shares:
+                    break
+                first = part * _ROUNDED_AT_ONCE
+                for row in range(first, min(count, first + _ROUNDED_AT_ONCE)):
+                    for i in range(inputs):
+                        bits = exact[row, i]
+                        up = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+                        if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                            up = bits | np.uint32(0x400000)  # a NaN stays one
+                        rounded[row, i] = np.uint16(up >> np.uint32(16))
+                    rounded[row, inputs:] = 0
+                take(job[AT.job] + 8 * AT.rounded_shares)
+            wait_for(job[AT.job] + 8 * AT.rounded_shares, shares)
+        begin(form)
         while True:
             part = take(job[AT.job] + 8 * TAKEN)
             if part >= job[PARTS]:
                 break
             for block in range(part * share, min((part + 1) * share, blocks)):
-                begin = block * width
+                output = block * block_outputs
                 here = job[AT.weights] + block * block_bytes
                 for number in range(passes):
-                    first = count * number // passes
-                    end = count * (number + 1) // passes
+                    if is_tiled:  # tiles are full, but for the last
+                        first = most_rows * number
+                        last = min(count, first + most_rows)
+                    else:
+                        first = count * number // passes
+                        last = count * (number + 1) // passes
                     # What is fetched meanwhile: what comes a little later, or, where the block is
                     # gone through several times, half of the next one each of the first two times.
-                    ahead, ahead_bytes = here + _AHEAD_BYTES, TURN_BYTES
+                    ahead, ahead_bytes = here + _AHEAD_BYTES, turn_bytes
                     if passes > 1:
                         ahead, ahead_bytes = here, 0
                         if number < 2:
                             ahead = here + block_bytes + number * (block_bytes // 2)
-                            ahead_bytes = TURN_BYTES // 2
+                            ahead_bytes = turn_bytes // 2
                     block_sums(
-                        job[AT.rows] + first * row_bytes,
+                        rows + first * row_bytes,
                         row_bytes,
-                        end - first,
+                        last - first,
                         here,
                         turns,
                         ahead,
                         ahead_bytes,
                         sums.ctypes.data,
-                        is_bfloat16,
+                        form,
                     )
-                    for row in range(first, end):
+                    for row in range(first, last):
                         total = sums[row - first]
                         if is_gated:
                             # 1 + e^-x; the exponential as in worker.attention.numba_backend.
@@ -87,12 +128,13 @@ def multiply(is_bfloat16: bool, is_gated: bool) -> Task:
                                 p = p * r + np.float32(1)
                                 gate = total[i] / (np.float32(1) + p * power[i])
                                 total[i] = gate * total[LANES + i]
-                        some = min(width, outputs - begin)
+                        some = min(block_outputs, outputs - output)
                         if has_bias:
                             for i in range(some):
-                                total[i] += bias[begin + i]
+                                total[i] += bias[output + i]
                         for i in range(some):
-                            results[row, begin + i] = total[i]
+                            results[row, output + i] = total[i]
             take(job[AT.job] + 8 * DONE)
+        end(form)
 
     return multiply

@@ -1,4 +1,4 @@
-"""Products of few rows with weights in blocks, compiled by numba for CPUs with AVX-512.
+"""Products of rows with weights in blocks, compiled by numba for CPUs with AVX-512 or AMX.
 
 A step of few rows takes as long as its weights take to be read, so they lie in the order in which
 they are used, and are read once::
@@ -7,32 +7,58 @@ they are used, and are read once::
              [outputs / 32][inputs]    [32 outputs]      float32
     gated    the same, a block being 16 of the gate's outputs and then 16 of the other's
 
-Sums of 32 outputs and up to 12 rows stay in registers. bfloat16 is widened to float32 (a shift, a
-mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the rate of its
-bfloat16 instruction, which gives a result every other cycle, and it needs no more than AVX-512.
-Each sum runs over the inputs in order, whatever the number of rows.
+With AVX-512, sums of 32 outputs and up to 12 rows stay in registers. bfloat16 is widened to float32
+(a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
+rate of its bfloat16 instruction, which gives a result every other cycle, and it needs no more than
+AVX-512. With AMX, bfloat16 are multiplied by bfloat16, sums being float32, of up to 32 rows: they
+are rounded before. Each sum runs over the inputs in order, whatever the number of rows.
 """
 
 import ctypes
+from enum import IntEnum
 from functools import cache
 from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from worker.compiled import compiler_problem
 from worker.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
 """Who is held up by another process does fewer."""
+_TILE_ROWS: Final = 16
+_TILE_BYTES: Final = 1024
+
+
+class Form(IntEnum):
+    """What weights are, and what multiplies them."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    TILES = 2
+    """bfloat16, by AMX."""
+
+    @property
+    def inputs_per_turn(self) -> int:
+        """Of the inner loop; blocks are filled up with zeros to a multiple of it."""
+        return (1, 2, 32)[self]
 
 
 class Arguments(NamedTuple):
-    """A job after its two counters: addresses and sizes. Rows, bias and results are float32."""
+    """A job after its two counters: addresses and sizes. Bias and results are float32."""
 
     job: int
     weights: int
     rows: int
-    """[row_count, inputs]"""
+    """[row_count, inputs] float32"""
+    rounded: int
+    """Room for the rows as AMX reads them: bfloat16, as many inputs as the turns take, and rows to
+    a multiple of 16, of which no more than ``row_count`` count."""
+    rounding: int
+    """Counter: shares of rows of which the rounding has begun."""
+    rounded_shares: int
+    """Counter: those of which it is done."""
     bias: int
     """[outputs], or 0: none."""
     results: int
@@ -54,44 +80,86 @@ def products_problem() -> str | None:
     """Why this machine cannot have them, or None."""
     if (problem := compiler_problem()) is not None:
         return problem
-    from llvmlite import binding
-
-    if not binding.get_host_cpu_features().get("avx512f", False):
+    if not _features().get("avx512f", False):
         return "the CPU has no AVX-512"
     if not has_team():
         return "torch's OpenMP is out of reach"
     return None
 
 
+@cache
+def tiles_problem() -> str | None:
+    """Why they cannot use AMX where ``products_problem`` is None, or None.
+
+    Linux gives its registers to processes that ask for them, which is done here.
+    """
+    if not (_features().get("amx-tile", False) and _features().get("amx-bf16", False)):
+        return "the CPU has no AMX for bfloat16"
+    if not torch.cpu._init_amx():
+        return "the system does not let this process use AMX"
+    return None
+
+
+def has_tiles() -> bool:
+    """Whether AMX multiplies bfloat16 here."""
+    return products_problem() is None and tiles_problem() is None
+
+
+def fastest_form(dtype: torch.dtype) -> Form:
+    """Of weights bfloat16 or float32."""
+    if dtype == torch.float32:
+        return Form.FLOAT32
+    return Form.BFLOAT16 if tiles_problem() else Form.TILES
+
+
 class Product:
     """Results of rows: · weightsᵀ + bias; gated: silu of the first product times the second."""
 
-    def __init__(self, dtype: torch.dtype, *, is_gated: bool) -> None:
-        """Compiles. ``dtype`` of the weights: bfloat16 or float32."""
+    def __init__(self, form: Form, *, is_gated: bool) -> None:
+        """Compiles."""
         from worker.models.block_loops import multiply
 
-        self._work = multiply(dtype == torch.bfloat16, is_gated)
-        self._inputs_per_turn = 2 if dtype == torch.bfloat16 else 1
+        self._work = multiply(int(form), is_gated)
+        self._form = form
         self._outputs_per_block = 16 if is_gated else 32
 
-    def __call__(
-        self, weights: int, rows: int, bias: int, results: int, shape: tuple[int, int, int]
-    ) -> None:
-        """Addresses as of ``Arguments``; ``shape``: rows, inputs, outputs. Without the GIL."""
+    def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
+        """``x`` [rows, inputs] float32 → [rows, outputs] float32, without the GIL meanwhile.
+
+        ``weights`` and ``bias`` are addresses, as of ``Arguments``.
+        """
+        count, inputs = x.shape
+        x = x.contiguous()
+        results = torch.empty((count, outputs), dtype=torch.float32)
+        turns = -(-inputs // self._form.inputs_per_turn)
+        rounded = 0
+        if self._form == Form.TILES:
+            tiles = -(-count // _TILE_ROWS) * turns
+            room = torch.empty(tiles * _TILE_BYTES, dtype=torch.uint8)
+            rounded = room.data_ptr()
         threads = torch.get_num_threads()
-        count, inputs, outputs = shape
         blocks = -(-outputs // self._outputs_per_block)
         share = max(1, blocks // (threads * _PARTS_PER_THREAD))
-        turns = -(-inputs // self._inputs_per_turn)
         job = _Job(
             *(0, -(-blocks // share), 0),
-            *Arguments(0, weights, rows, bias, results, count, inputs, outputs, turns, share),
+            *Arguments(
+                *(0, weights, x.data_ptr(), rounded, 0, 0, bias, results.data_ptr()),
+                *(count, inputs, outputs, turns, share),
+            ),
         )
         job[AT.job] = address = ctypes.addressof(job)
         self._work.run_at(address, threads)
+        return results
 
 
 @cache
-def product(dtype: torch.dtype, *, is_gated: bool) -> Product:
+def product(form: Form, *, is_gated: bool) -> Product:
     """Compiled once."""
-    return Product(dtype, is_gated=is_gated)
+    return Product(form, is_gated=is_gated)
+
+
+def _features() -> dict[str, bool]:
+    from llvmlite import binding
+
+    features: dict[str, bool] = binding.get_host_cpu_features()
+    return features

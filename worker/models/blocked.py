@@ -6,9 +6,10 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from worker.log import model_log
-from worker.models.block_products import product, products_problem
+from worker.models.block_products import Form, fastest_form, product, products_problem
 from worker.models.linear import Linear, stacked
 from worker.models.malloc import advise_huge_pages
 
@@ -23,12 +24,11 @@ def blocks_fit(dtype: torch.dtype) -> bool:
     if dtype not in (torch.bfloat16, torch.float32):
         return False
     problem = products_problem()
-    if problem is None and dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        problem = "with this CPU's AMX, oneDNN is faster from a few rows on"
     if problem is None:
         try:
-            product(dtype, is_gated=False)
-            product(dtype, is_gated=True)
+            form = fastest_form(dtype)
+            product(form, is_gated=False)
+            product(form, is_gated=True)
         except Exception as error:  # whatever a compiler raises
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
@@ -61,12 +61,12 @@ class BlockedFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockedLinear:
-    """``blocks`` int32, see ``block_products``; ``dtype`` is what they are bits of; ``nbytes`` as
-    the weights were (padding of odd shapes is not counted)."""
+    """``blocks`` int32, see ``block_products``; ``nbytes`` as the weights were (padding of odd
+    shapes is not counted)."""
 
     blocks: Tensor
     bias: Tensor | None
-    dtype: torch.dtype
+    form: Form
     inputs: int
     outputs: int
     nbytes: int
@@ -75,25 +75,21 @@ class BlockedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32 or x.shape[1] != self.inputs:
             raise ValueError(f"expected rows of {self.inputs} float32, not {x.shape[1]} {x.dtype}")
-        x = x.contiguous()
-        out = torch.empty((len(x), self.outputs), dtype=torch.float32)
-        product(self.dtype, is_gated=self.is_gated)(
-            self.blocks.data_ptr(),
-            x.data_ptr(),
-            0 if self.bias is None else self.bias.data_ptr(),
-            out.data_ptr(),
-            (len(x), self.inputs, self.outputs),
-        )
-        return out
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        multiply = product(self.form, is_gated=self.is_gated)
+        return multiply(self.blocks.data_ptr(), x, bias, self.outputs)
 
 
 def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> BlockedLinear:
     outputs, inputs = weights[0].shape
     if inputs % 2 and weights[0].dtype == torch.bfloat16:  # no pairs
         weights = [weight.float() for weight in weights]
+    form = fastest_form(weights[0].dtype)
+    padding = -inputs % form.inputs_per_turn
+    if padding:
+        weights = [pad(weight, (0, padding)) for weight in weights]
     blocks = _blocks([weight.contiguous().view(torch.int32) for weight in weights])
-    dtype, is_gated = weights[0].dtype, len(weights) == 2
-    return BlockedLinear(blocks, bias, dtype, inputs, outputs, nbytes, is_gated)
+    return BlockedLinear(blocks, bias, form, inputs, outputs, nbytes, len(weights) == 2)
 
 
 def _blocks(weights: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
 from worker.memory import GIB, MemoryGuard
 from worker.models import fused
+from worker.models.block_products import has_tiles
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
 from worker.models.load_timing import LoadTiming
@@ -128,6 +129,8 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         arithmetic += f", {model.products}, {toolchain()}"
+        # A CPU that has AMX may stand under a system that does not give it.
+        arithmetic += ", AMX" if has_tiles() else ""
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
     return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)

@@ -165,6 +165,10 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
         return precision.choose_dtype(settings(tiny, **changes), config, torch.device("cpu"))
 
     monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "has_tiles", lambda: True)
+    assert chosen() is torch.bfloat16
+    assert chosen(weights="onednn") is chosen(quantize="int8") is torch.float32
+    monkeypatch.setattr(precision, "has_tiles", lambda: False)
     assert chosen() is torch.float32, "a small model stays float32"
     assert chosen(weights="mapped") is torch.bfloat16
     monkeypatch.setattr(precision, "SMALL_BYTES", 0)
@@ -202,7 +206,8 @@ def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:
 def test_how_weights_lie_is_part_of_the_digest(changes: dict[str, object]) -> None:
     """WK-3."""
     card, other = (
-        build_engine(settings(DEMO, **c)).card for c in ({}, {"dtype": "bfloat16"} | changes)
+        build_engine(settings(DEMO, **c)).card
+        for c in ({"dtype": "float32"}, {"dtype": "bfloat16"} | changes)
     )
     plain = build_engine(settings(DEMO, dtype="bfloat16")).card
     assert len({card.engine_digest, other.engine_digest, plain.engine_digest}) == 3

@@ -104,7 +104,7 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
 
 def test_another_model_s_blocks_are_not_found(tmp_path: Path, servers: list[Server]) -> None:
     """WK-5: nor those of another type."""
-    first = Server(tmp_path)
+    first = Server(tmp_path, dtype="float32")
     servers.append(first)
     first.say(LONG, "chat")
     first.stop()

@@ -1,0 +1,129 @@
+"""The inner loop of ``block_products`` on AMX, the matrix unit of Intel's CPUs.
+
+A block's bfloat16 lie as this unit wants its second factor: pairs of inputs side by side, 16
+outputs to a line. The eight registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32
+rows times 32 outputs, two tiles of rows and two of weights: each that is loaded is used twice. To
+be imported only where numba is installed, and used only where ``block_products.tiles_problem`` is
+None.
+
+Instructions: Intel's Software Developer's Manual, volume 2, LDTILECFG and TDPBF16PS. The sum of
+each row and output depends on nothing but these two: a row is the same in any company.
+"""
+
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from llvmlite import ir
+
+from worker.native import Vectors, cgutils
+
+MOST_ROWS: Final = 32
+TURN_BYTES: Final = 2048
+"""Weights that one turn of the loop takes: 32 inputs of 32 outputs."""
+
+SOURCE: Final = Path(__file__).read_bytes()
+_TILES: Final = 8
+_LINES: Final = 16
+_LINE_BYTES: Final = 64
+_PALETTE: Final = 1
+_CONFIGURATION: Final = struct.pack(
+    "<BB14x8H16x8B8x", _PALETTE, 0, *[_LINE_BYTES] * _TILES, *[_LINES] * _TILES
+)
+_SUMS, _WEIGHTS, _ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
+_byte, _int32, _int64, _void = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
+
+
+def configure(builder: Any) -> None:
+    """All tiles of this thread at their full size, from here to ``release``."""
+    kind = ir.ArrayType(_byte, len(_CONFIGURATION))
+    constant = ir.Constant(kind, bytearray(_CONFIGURATION))
+    address = cgutils.global_constant(builder, "tile_configuration", constant)
+    pointer = builder.bitcast(address, ir.PointerType(_byte))
+    Vectors(builder).call("llvm.x86.ldtilecfg", _void, pointer)
+
+
+def release(builder: Any) -> None:
+    """The thread's next switch need not save them."""
+    Vectors(builder).call("llvm.x86.tilerelease", _void)
+
+
+def tile_sums(
+    builder: Any,
+    rows: Any,
+    row_bytes: Any,
+    count: Any,
+    weights: Any,
+    turns: Any,
+    ahead: Any,
+    ahead_bytes: Any,
+    out: Any,
+) -> None:
+    """``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
+
+    Rows are read, and sums written, to the next multiple of 16. In each turn ``ahead_bytes``, 0 or
+    ``TURN_BYTES`` or half of it, are fetched, from ``ahead`` on.
+    """
+    end = builder.append_basic_block("end")
+    for tiles in (1, 2):
+        for fetched in (0, TURN_BYTES // 2, TURN_BYTES):
+            case = builder.append_basic_block(f"tiles{tiles}_{fetched}")
+            other = builder.append_basic_block("other")
+            is_many = builder.icmp_signed(">", count, _long(_LINES))
+            fits = is_many if tiles == 2 else builder.not_(is_many)
+            is_it = builder.and_(fits, builder.icmp_signed("==", ahead_bytes, _long(fetched)))
+            builder.cbranch(is_it, case, other)
+            builder.position_at_end(case)
+            _loop(builder, tiles, fetched, rows, row_bytes, weights, turns, ahead, out)
+            builder.branch(end)
+            builder.position_at_end(other)
+    builder.branch(end)
+    builder.position_at_end(end)
+
+
+def _loop(
+    builder: Any,
+    tiles: int,
+    fetched: int,
+    rows: Any,
+    row_bytes: Any,
+    weights: Any,
+    turns: Any,
+    ahead: Any,
+    out: Any,
+) -> None:
+    write = Vectors(builder)
+
+    def number(value: int) -> Any:
+        return ir.Constant(_byte, value)
+
+    def load(tile: int, address: Any, stride: Any) -> None:
+        pointer = write.at(address, _byte)
+        write.call("llvm.x86.tileloadd64", _void, number(tile), pointer, stride)
+
+    sums = _SUMS[: 2 * tiles]
+    for tile in sums:
+        write.call("llvm.x86.tilezero", _void, number(tile))
+    starts = [rows, builder.add(rows, builder.mul(row_bytes, _long(_LINES)))][:tiles]
+    block_line = _long(2 * _LINE_BYTES)
+    with cgutils.for_range(builder, turns) as loop:
+        line = builder.add(ahead, builder.mul(loop.index, _long(fetched)))
+        for offset in range(0, fetched, _LINE_BYTES):
+            write.fetch(line, offset)
+        here = builder.add(weights, builder.mul(loop.index, _long(TURN_BYTES)))
+        for half, tile in enumerate(_WEIGHTS):
+            load(tile, builder.add(here, _long(half * _LINE_BYTES)), block_line)
+        offset = builder.mul(loop.index, _long(_LINE_BYTES))
+        for start, tile in zip(starts, _ROWS, strict=False):
+            load(tile, builder.add(start, offset), row_bytes)
+        for total in sums:
+            row, weight = _ROWS[total // 2], _WEIGHTS[total % 2]
+            write.call("llvm.x86.tdpbf16ps", _void, number(total), number(row), number(weight))
+    for total in sums:
+        first = total // 2 * _LINES * 2 * _LINE_BYTES + total % 2 * _LINE_BYTES
+        pointer = write.at(out, _byte, first)
+        write.call("llvm.x86.tilestored64", _void, number(total), pointer, block_line)
+
+
+def _long(value: int) -> Any:
+    return ir.Constant(_int64, value)
