@@ -35,6 +35,11 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return _numba.extending.intrinsic(prefer_literal=True)(function)
 
 
+def jitable(function: Callable[..., Any]) -> Any:
+    """To be called by compiled ones; its source is a constant of theirs (``worker.compiled``)."""
+    return _numba.extending.register_jitable(function)
+
+
 _float = ir.FloatType()
 _int16, _int32, _int64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _floats = ir.VectorType(_float, LANES)
@@ -138,22 +143,25 @@ def take(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
-def wait_for(typing: Any, address: Any, least: Any) -> Any:
-    """Spins until the int64 at ``address``, which others ``take``, is ``least``. For x86 only."""
+def look_at(typing: Any, address: Any) -> Any:
+    """The int64 at ``address``, which others ``take``: what they wrote before is seen."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, least = arguments
-        pointer = builder.inttoptr(address, ir.PointerType(_int64))
-        look, there = (builder.append_basic_block(name) for name in ("look", "there"))
-        builder.branch(look)
-        builder.position_at_end(look)
+        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Between two looks, for the core's other thread. For x86 only."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
-        known = builder.load_atomic(pointer, "acquire", 8)
-        builder.cbranch(builder.icmp_signed("<", known, least), look, there)
-        builder.position_at_end(there)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+    return types.void(), generate
 
 
 @intrinsic

@@ -61,8 +61,8 @@ class WorkerSettings(BaseSettings):
     """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
-    checkpoint's, the CPU has instructions for it and the model is beyond the caches, else float32.
-    """
+    checkpoint's and the CPU has AMX, or the model is beyond the caches and the CPU has any
+    instructions for it, else float32."""
     weights: Literal["packed", "onednn", "mapped"] = "packed"
     """On the CPU: copied into the order that computes fastest, or in any case into oneDNN's, or
     views of the files, without a copy and slower."""

@@ -21,14 +21,16 @@ from worker.native import Vectors, cgutils
 MOST_ROWS: Final = 32
 TURN_BYTES: Final = 2048
 """Weights that one turn of the loop takes: 32 inputs of 32 outputs."""
+LINES: Final = 16
+"""Rows of a tile."""
+TURN_INPUTS: Final = 32
 
 SOURCE: Final = Path(__file__).read_bytes()
 _TILES: Final = 8
-_LINES: Final = 16
 _LINE_BYTES: Final = 64
 _PALETTE: Final = 1
 _CONFIGURATION: Final = struct.pack(
-    "<BB14x8H16x8B8x", _PALETTE, 0, *[_LINE_BYTES] * _TILES, *[_LINES] * _TILES
+    "<BB14x8H16x8B8x", _PALETTE, 0, *[_LINE_BYTES] * _TILES, *[LINES] * _TILES
 )
 _SUMS, _WEIGHTS, _ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 _byte, _int32, _int64, _void = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
@@ -61,15 +63,16 @@ def tile_sums(
 ) -> None:
     """``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
 
-    Rows are read, and sums written, to the next multiple of 16. In each turn ``ahead_bytes``, 0 or
-    ``TURN_BYTES`` or half of it, are fetched, from ``ahead`` on.
+    Rows lie as [rows / 16][turns][16][32], so that no tile's lines share a cache's set, and are
+    ``row_bytes`` long. They are read, and sums written, to the next multiple of 16. In each turn
+    ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are fetched, from ``ahead`` on.
     """
     end = builder.append_basic_block("end")
     for tiles in (1, 2):
         for fetched in (0, TURN_BYTES // 2, TURN_BYTES):
             case = builder.append_basic_block(f"tiles{tiles}_{fetched}")
             other = builder.append_basic_block("other")
-            is_many = builder.icmp_signed(">", count, _long(_LINES))
+            is_many = builder.icmp_signed(">", count, _long(LINES))
             fits = is_many if tiles == 2 else builder.not_(is_many)
             is_it = builder.and_(fits, builder.icmp_signed("==", ahead_bytes, _long(fetched)))
             builder.cbranch(is_it, case, other)
@@ -104,8 +107,8 @@ def _loop(
     sums = _SUMS[: 2 * tiles]
     for tile in sums:
         write.call("llvm.x86.tilezero", _void, number(tile))
-    starts = [rows, builder.add(rows, builder.mul(row_bytes, _long(_LINES)))][:tiles]
-    block_line = _long(2 * _LINE_BYTES)
+    starts = [rows, builder.add(rows, builder.mul(row_bytes, _long(LINES)))][:tiles]
+    row_line, block_line = _long(_LINE_BYTES), _long(2 * _LINE_BYTES)
     with cgutils.for_range(builder, turns) as loop:
         line = builder.add(ahead, builder.mul(loop.index, _long(fetched)))
         for offset in range(0, fetched, _LINE_BYTES):
@@ -113,14 +116,14 @@ def _loop(
         here = builder.add(weights, builder.mul(loop.index, _long(TURN_BYTES)))
         for half, tile in enumerate(_WEIGHTS):
             load(tile, builder.add(here, _long(half * _LINE_BYTES)), block_line)
-        offset = builder.mul(loop.index, _long(_LINE_BYTES))
+        offset = builder.mul(loop.index, _long(LINES * _LINE_BYTES))
         for start, tile in zip(starts, _ROWS, strict=False):
-            load(tile, builder.add(start, offset), row_bytes)
+            load(tile, builder.add(start, offset), row_line)
         for total in sums:
             row, weight = _ROWS[total // 2], _WEIGHTS[total % 2]
             write.call("llvm.x86.tdpbf16ps", _void, number(total), number(row), number(weight))
     for total in sums:
-        first = total // 2 * _LINES * 2 * _LINE_BYTES + total % 2 * _LINE_BYTES
+        first = total // 2 * LINES * 2 * _LINE_BYTES + total % 2 * _LINE_BYTES
         pointer = write.at(out, _byte, first)
         write.call("llvm.x86.tilestored64", _void, number(total), pointer, block_line)
 

@@ -5,11 +5,13 @@ constants, and these would be new ones in every process.
 """
 
 import math
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from worker.models import amx_code, block_code
+from worker.models.amx_code import LINES, TURN_INPUTS
 from worker.models.block_code import BLOCK_OUTPUTS, begin, block_sums, end
 from worker.models.block_products import AT, Form
 from worker.native import (
@@ -18,28 +20,75 @@ from worker.native import (
     carray,
     float32,
     int64,
+    jitable,
+    look_at,
+    pause,
     take,
     uint16,
     uint32,
-    wait_for,
 )
 from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
+_SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
 _ROUNDED_AT_ONCE: Final = 4
 """Rows that one thread rounds while others do the next."""
+_LOOKS: Final = 1000
+"""Some 50 µs. Whoever has not rounded its rows by then is held up by another process."""
+
+
+@jitable
+def _round_rows(job: Any) -> None:
+    """Write ``job``'s rows as AMX reads them, see ``Arguments.rounded``.
+
+    Each thread does a few; then all wait for the last, or do everything again: it comes to the
+    same, and another process may have that thread's core for long.
+    """
+    count, inputs, turns = job[AT.row_count], job[AT.inputs], job[AT.turns]
+    exact = carray(as_pointer(job[AT.rows], uint32), (count, inputs), uint32)
+    shape = ((count + LINES - 1) // LINES, turns, LINES, TURN_INPUTS)
+    rounded = carray(as_pointer(job[AT.rounded], uint16), shape, uint16)
+    begun, done = job[AT.job] + 8 * AT.rounding, job[AT.job] + 8 * AT.rounded_shares
+    shares = (count + _ROUNDED_AT_ONCE - 1) // _ROUNDED_AT_ONCE
+    share, is_again = take(begun), False
+    while share < shares or not is_again:
+        if share >= shares:
+            for _ in range(_LOOKS):
+                if look_at(done) >= shares:
+                    return
+                pause()
+            share, is_again = 0, True
+        first = share * _ROUNDED_AT_ONCE
+        for row in range(first, min(count, first + _ROUNDED_AT_ONCE)):
+            for turn in range(turns):
+                line = rounded[row // LINES, turn, row % LINES]
+                before = turn * TURN_INPUTS
+                for i in range(TURN_INPUTS):
+                    bits = np.uint32(0)
+                    if before + i < inputs:
+                        bits = exact[row, before + i]
+                    # To the nearest, ties to even; a NaN stays one.
+                    up = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+                    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                        up = bits | np.uint32(0x400000)
+                    line[i] = np.uint16(up >> np.uint32(16))
+        if is_again:
+            share += 1
+        else:
+            take(done)
+            share = take(begun)
 
 
 def multiply(form: int, is_gated: bool) -> Task:
     """Of a job as ``block_products.Arguments`` say, with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
-    is_tiled, turn_inputs = form == Form.TILES, Form.TILES.inputs_per_turn
+    is_tiled = form == Form.TILES
     size = FIRST_ARGUMENT + len(AT)
     block_outputs = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
     log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
-    @compiled_task(form, is_gated, _AHEAD_BYTES, _ROUNDED_AT_ONCE, AT, *block_code.SOURCES)
+    @compiled_task(Form(form).name, is_gated, AT, _SOURCE, *block_code.SOURCES)
     def multiply(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         count, inputs, outputs = job[AT.row_count], job[AT.inputs], job[AT.outputs]
@@ -55,26 +104,8 @@ def multiply(form: int, is_gated: bool) -> Task:
         power = np.empty(LANES, np.float32)
         power_bits = power.view(np.int32)
         if is_tiled:
-            width = turns * turn_inputs
-            exact = carray(as_pointer(rows, uint32), (count, inputs), uint32)
-            rows, row_bytes = job[AT.rounded], 2 * width
-            rounded = carray(as_pointer(rows, uint16), (count, width), uint16)
-            shares = (count + _ROUNDED_AT_ONCE - 1) // _ROUNDED_AT_ONCE
-            while True:
-                part = take(job[AT.job] + 8 * AT.rounding)
-                if part >= shares:
-                    break
-                first = part * _ROUNDED_AT_ONCE
-                for row in range(first, min(count, first + _ROUNDED_AT_ONCE)):
-                    for i in range(inputs):
-                        bits = exact[row, i]
-                        up = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-                        if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-                            up = bits | np.uint32(0x400000)  # a NaN stays one
-                        rounded[row, i] = np.uint16(up >> np.uint32(16))
-                    rounded[row, inputs:] = 0
-                take(job[AT.job] + 8 * AT.rounded_shares)
-            wait_for(job[AT.job] + 8 * AT.rounded_shares, shares)
+            _round_rows(job)
+            rows, row_bytes = job[AT.rounded], 2 * turns * TURN_INPUTS
         begin(form)
         while True:
             part = take(job[AT.job] + 8 * TAKEN)

@@ -20,13 +20,14 @@ from functools import cache
 from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty
 
 from worker.compiled import compiler_problem
 from worker.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
 """Who is held up by another process does fewer."""
+_NONE_BEGUN: Final = 0
 _TILE_ROWS: Final = 16
 _TILE_BYTES: Final = 1024
 
@@ -46,15 +47,15 @@ class Form(IntEnum):
 
 
 class Arguments(NamedTuple):
-    """A job after its two counters: addresses and sizes. Bias and results are float32."""
+    """A job after its counts (``worker.team``): addresses and sizes. Bias, results are float32."""
 
     job: int
     weights: int
     rows: int
     """[row_count, inputs] float32"""
     rounded: int
-    """Room for the rows as AMX reads them: bfloat16, as many inputs as the turns take, and rows to
-    a multiple of 16, of which no more than ``row_count`` count."""
+    """Room for the rows as AMX reads them, bfloat16 [row_count / 16][turns][16][32]: the last tile
+    need not be full, the last turn ends with zeros."""
     rounding: int
     """Counter: shares of rows of which the rounding has begun."""
     rounded_shares: int
@@ -80,7 +81,7 @@ def products_problem() -> str | None:
     """Why this machine cannot have them, or None."""
     if (problem := compiler_problem()) is not None:
         return problem
-    if not _features().get("avx512f", False):
+    if "avx512f" not in _features():
         return "the CPU has no AVX-512"
     if not has_team():
         return "torch's OpenMP is out of reach"
@@ -88,28 +89,26 @@ def products_problem() -> str | None:
 
 
 @cache
-def tiles_problem() -> str | None:
-    """Why they cannot use AMX where ``products_problem`` is None, or None.
+def may_use_amx() -> bool:
+    """Whether the CPU has it and the system lets this process: Linux wants to be asked, as here."""
+    return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
-    Linux gives its registers to processes that ask for them, which is done here.
-    """
-    if not (_features().get("amx-tile", False) and _features().get("amx-bf16", False)):
+
+def tiles_problem() -> str | None:
+    """Why they cannot use AMX where ``products_problem`` is None, or None."""
+    if not {"amx-tile", "amx-bf16"} <= _features():
         return "the CPU has no AMX for bfloat16"
-    if not torch.cpu._init_amx():
+    if not may_use_amx():
         return "the system does not let this process use AMX"
     return None
-
-
-def has_tiles() -> bool:
-    """Whether AMX multiplies bfloat16 here."""
-    return products_problem() is None and tiles_problem() is None
 
 
 def fastest_form(dtype: torch.dtype) -> Form:
     """Of weights bfloat16 or float32."""
     if dtype == torch.float32:
         return Form.FLOAT32
-    return Form.BFLOAT16 if tiles_problem() else Form.TILES
+    has_tiles = products_problem() is None and tiles_problem() is None
+    return Form.TILES if has_tiles else Form.BFLOAT16
 
 
 class Product:
@@ -130,12 +129,12 @@ class Product:
         """
         count, inputs = x.shape
         x = x.contiguous()
-        results = torch.empty((count, outputs), dtype=torch.float32)
+        results = empty((count, outputs), dtype=torch.float32)
         turns = -(-inputs // self._form.inputs_per_turn)
         rounded = 0
         if self._form == Form.TILES:
             tiles = -(-count // _TILE_ROWS) * turns
-            room = torch.empty(tiles * _TILE_BYTES, dtype=torch.uint8)
+            room = empty(tiles * _TILE_BYTES, dtype=torch.uint8)
             rounded = room.data_ptr()
         threads = torch.get_num_threads()
         blocks = -(-outputs // self._outputs_per_block)
@@ -143,7 +142,7 @@ class Product:
         job = _Job(
             *(0, -(-blocks // share), 0),
             *Arguments(
-                *(0, weights, x.data_ptr(), rounded, 0, 0, bias, results.data_ptr()),
+                *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns, share),
             ),
         )
@@ -158,8 +157,10 @@ def product(form: Form, *, is_gated: bool) -> Product:
     return Product(form, is_gated=is_gated)
 
 
-def _features() -> dict[str, bool]:
-    from llvmlite import binding
+@cache
+def _features() -> frozenset[str]:
+    """What numba compiles for: NUMBA_CPU_NAME may say less than this CPU has."""
+    from numba.core.registry import cpu_target
 
-    features: dict[str, bool] = binding.get_host_cpu_features()
-    return features
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return frozenset(each[1:] for each in features.split(",") if each.startswith("+"))

@@ -44,7 +44,9 @@ class BlockedFormat:
 
     Measured beside oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
     model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. The same for
-    float32 (the steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85.
+    float32 (the steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85. Both by AMX (whole steps):
+    1.6 at one row, 1.4 at 8, 1.2 to 1.4 at 32, prompts about the same. What AMX multiplies is
+    bfloat16: rows are rounded to it.
     """
 
     least_rows = 1
@@ -84,12 +86,13 @@ def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> Block
     outputs, inputs = weights[0].shape
     if inputs % 2 and weights[0].dtype == torch.bfloat16:  # no pairs
         weights = [weight.float() for weight in weights]
-    form = fastest_form(weights[0].dtype)
+    form, is_gated = fastest_form(weights[0].dtype), len(weights) == 2
+    product(form, is_gated=is_gated)  # odd inputs may need one that is not compiled yet
     padding = -inputs % form.inputs_per_turn
     if padding:
         weights = [pad(weight, (0, padding)) for weight in weights]
     blocks = _blocks([weight.contiguous().view(torch.int32) for weight in weights])
-    return BlockedLinear(blocks, bias, form, inputs, outputs, nbytes, len(weights) == 2)
+    return BlockedLinear(blocks, bias, form, inputs, outputs, nbytes, is_gated)
 
 
 def _blocks(weights: Sequence[Tensor]) -> Tensor:

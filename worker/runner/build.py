@@ -11,7 +11,7 @@ from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
 from worker.memory import GIB, MemoryGuard
 from worker.models import fused
-from worker.models.block_products import has_tiles
+from worker.models.block_products import may_use_amx
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
 from worker.models.load_timing import LoadTiming
@@ -55,10 +55,10 @@ def build_torch_runner(
     prefetch(settings.model_path)
     with timing.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
         device = open_device(settings.device)
-        dtype = choose_dtype(settings, config, device)
         if device.type == "cpu":
             set_threads(settings, config)
             _compile_loops()
+        dtype = choose_dtype(settings, config, device)
     layout = Layout(
         mapped=settings.weights == "mapped",
         onednn=settings.weights == "onednn",
@@ -130,7 +130,7 @@ def build_torch_runner(
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         arithmetic += f", {model.products}, {toolchain()}"
         # A CPU that has AMX may stand under a system that does not give it.
-        arithmetic += ", AMX" if has_tiles() else ""
+        arithmetic += ", AMX" if may_use_amx() else ""
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
     return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)

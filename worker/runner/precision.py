@@ -5,7 +5,8 @@ from typing import Final
 
 import torch
 
-from worker.models.block_products import has_tiles
+from worker.models.block_products import Form, fastest_form
+from worker.models.blocked import blocks_fit
 from worker.models.config import ModelConfig
 from worker.models.model import parameter_count
 from worker.settings import WorkerSettings
@@ -37,9 +38,10 @@ def choose_dtype(
     own = _DTYPES[config.dtype]
     if device.type == "cuda" or settings.weights == "mapped":
         return own
-    by_tiles = settings.weights == "packed" and settings.quantize == "none" and has_tiles()
-    fast = by_tiles or (has_bfloat16() and not is_small(config))
-    return own if fast and own == torch.bfloat16 else torch.float32
+    if own != torch.bfloat16:
+        return torch.float32
+    fast = (has_bfloat16() and not is_small(config)) or _multiplies_by_amx(settings)
+    return own if fast else torch.float32
 
 
 def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
@@ -59,6 +61,12 @@ def use_threads(settings: WorkerSettings, *, small: bool) -> None:
 def is_small(config: ModelConfig) -> bool:
     """Whether one thread does it."""
     return parameter_count(config) * torch.float32.itemsize < SMALL_BYTES
+
+
+def _multiplies_by_amx(settings: WorkerSettings) -> bool:
+    """Whether that is what becomes of bfloat16; compiles it."""
+    is_ours = settings.weights == "packed" and settings.quantize == "none"
+    return is_ours and fastest_form(torch.bfloat16) == Form.TILES and blocks_fit(torch.bfloat16)
 
 
 def has_bfloat16() -> bool:

@@ -14,6 +14,7 @@ from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import BrokenCheckpoint, TokenizerError
+from worker.models.block_products import Form
 from worker.models.config import read_config
 from worker.protocol import Sampling
 from worker.runner import build as torch_build
@@ -164,11 +165,15 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     def chosen(**changes: object) -> torch.dtype:
         return precision.choose_dtype(settings(tiny, **changes), config, torch.device("cpu"))
 
-    monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
-    monkeypatch.setattr(precision, "has_tiles", lambda: True)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "fastest_form", lambda dtype: Form.TILES)
+    monkeypatch.setattr(precision, "blocks_fit", lambda dtype: True)
     assert chosen() is torch.bfloat16
     assert chosen(weights="onednn") is chosen(quantize="int8") is torch.float32
-    monkeypatch.setattr(precision, "has_tiles", lambda: False)
+    monkeypatch.setattr(precision, "blocks_fit", lambda dtype: False)
+    assert chosen() is torch.float32, "it does not compile"
+    monkeypatch.setattr(precision, "fastest_form", lambda dtype: Form.BFLOAT16)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
     assert chosen() is torch.float32, "a small model stays float32"
     assert chosen(weights="mapped") is torch.bfloat16
     monkeypatch.setattr(precision, "SMALL_BYTES", 0)

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,9 @@ from worker.models.blocked import BlockedFormat, blocks_fit
 from worker.models.linear import PackedFormat
 from worker.models.loader import Layout
 
-SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129))
+SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129), (500, 130))
+
+ODD = torch.tensor([-0.0, 3e38, -1e-3, 1 / 3, 65504.0])
 
 needs_kernel = pytest.mark.skipif(
     products_problem() is not None, reason=f"no kernel: {products_problem()}"
@@ -74,20 +77,50 @@ def test_a_row_is_the_same_in_any_company(form: Form) -> None:
 
 @needs_kernel
 def test_amx_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the nearest, ties to even; by several threads at once."""
+    """To the nearest, ties to even; numbers that are none, too large ones and infinities too."""
     if problem := tiles_problem():
         pytest.skip(problem)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    ties = torch.tensor([0x3F808000, 0x3F818000, 0x3F80FFFF, 0x3F808001], dtype=torch.int32)
-    rest = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 3e38, -1e-3, 1 / 3, 65504.0])
-    x = torch.cat((ties.view(torch.float32), rest)).repeat(50, 1)
-    x[:, len(ties) :] *= torch.linspace(1, 1.1, 50)[:, None]
-    one = torch.eye(x.shape[1], dtype=torch.bfloat16)
-    for i in range(x.shape[1]):  # a column at a time: infinity times zero is no number
-        column = torch.zeros_like(x)
-        column[:, i] = x[:, i]
-        out = BlockedFormat().linear([one], None)(column)
-        assert torch.equal(out[:, i].nan_to_num(7), column[:, i].bfloat16().float().nan_to_num(7))
+    bits = (0x3F808000, 0x3F818000, 0x3F80FFFF, 0x3F808001, 0x7F800000, 0x7F800001, 0x7FFFFFFF)
+    odd = np.array([*bits, 0x7FC00000, 0x7F7FFFFF, 0x80000000, 0x00000001], np.uint32)
+    values = torch.cat((torch.from_numpy(np.concatenate((odd, odd | 1 << 31)).view("f4")), ODD))
+    # A value to a row: an infinity times the zeros of other outputs is no number.
+    x = torch.zeros(len(values), 300)
+    places = torch.arange(len(values)) * 7 % 300
+    x[torch.arange(len(values)), places] = values
+    out = BlockedFormat().linear([torch.eye(300, dtype=torch.bfloat16)], None)(x)
+    found = out[torch.arange(len(values)), places]
+    expected = values.bfloat16().float()
+    is_tiny = expected.abs() < torch.finfo(torch.float32).tiny  # AMX takes them for zero
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found[~is_tiny].nan_to_num(7), expected[~is_tiny].nan_to_num(7))
+
+
+@needs_kernel
+@pytest.mark.parametrize("held_up", [False, True])
+def test_what_lies_around_does_not_matter(
+    form: Form, held_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory full of NaNs, and nothing written beyond; and rounding that another thread has begun
+    and does not end is done again."""
+    made: list[torch.Tensor] = []
+
+    def full(shape: object, dtype: torch.dtype) -> torch.Tensor:
+        count = torch.zeros(shape, dtype=dtype).nbytes  # type: ignore[arg-type]
+        room = torch.full((count + 128,), 0xFF, dtype=torch.uint8)
+        made.append(room)
+        return room[64 : 64 + count].view(dtype).view(shape)  # type: ignore[arg-type]
+
+    x, weight = rows_for(form, 37, 70), random(50, 70, seed=1).to(dtype_of(form))
+    layer = BlockedFormat().linear([weight], None)
+    if held_up:
+        monkeypatch.setattr(block_products, "_NONE_BEGUN", 3)
+    monkeypatch.setattr(block_products, "empty", full)
+    assert error(layer(x), x.double() @ weight.double().T) < 1e-6
+    assert len(made) == (2 if form == Form.TILES else 1)
+    for room in made:
+        assert (room[:64] == 0xFF).all()
+        assert (room[-64:] == 0xFF).all()
 
 
 def plain(form: BlockedFormat):  # type: ignore[no-untyped-def]
@@ -120,13 +153,18 @@ def test_threads_share_the_blocks(form: Form) -> None:
 
 @needs_kernel
 def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_products, "_features", lambda: {"amx-tile": True, "amx-bf16": True})
-    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
-    problem = block_products.tiles_problem.__wrapped__()
-    assert problem == "the system does not let this process use AMX"
-    monkeypatch.setattr(block_products, "tiles_problem", lambda: problem)
+    features = {"avx512f", "amx-tile", "amx-bf16"}
+    monkeypatch.setattr(block_products, "_features", lambda: features)
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
+    assert block_products.fastest_form(torch.bfloat16) == Form.TILES
+    assert block_products.fastest_form(torch.float32) == Form.FLOAT32
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: False)
+    assert tiles_problem() == "the system does not let this process use AMX"
     assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
-    assert not block_products.has_tiles()
+    monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
+    features.discard("amx-bf16")
+    assert tiles_problem() == "the CPU has no AMX for bfloat16"
+    assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
 
 
 @pytest.mark.parametrize("why", ["no compiler", "it does not compile"])
