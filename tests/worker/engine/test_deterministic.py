@@ -27,7 +27,10 @@ Answer = tuple[list[int], list[TokenLogprob]]
 
 
 def build(path: Path = DEMO, *, device: str = "cpu", **changes: object) -> Engine:
-    values: dict[str, object] = {"deterministic": True, "max_running": 64} | changes
+    values: dict[str, object] = {"deterministic": True, "max_running": 64}
+    if device == "cpu":  # the default depends on the CPU
+        values["dtype"] = "float32"
+    values |= changes
     settings = WorkerSettings(model_path=path, device=device, **values)  # type: ignore[arg-type]
     engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
