@@ -84,9 +84,9 @@ class Vectors:
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return self.builder.call(function, arguments)
 
-    def fetch(self, address: Any, offset_bytes: int = 0) -> None:
-        """Have the cache line there on its way into all caches."""
-        how = (ir.Constant(_int32, value) for value in (0, 3, 1))  # read, keep, data
+    def fetch(self, address: Any, offset_bytes: int = 0, *, is_near: bool = True) -> None:
+        """Have the cache line there on its way into all caches, or all but the nearest."""
+        how = (ir.Constant(_int32, value) for value in (0, 3 if is_near else 2, 1))  # read, data
         line = self.at(address, ir.IntType(8), offset_bytes)
         self.call("llvm.prefetch.p0", ir.VoidType(), line, *how)
 

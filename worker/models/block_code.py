@@ -4,6 +4,7 @@ LLVM by itself would neither keep the sums in registers nor read a weight once f
 same for AMX is in ``amx_code``. To be imported only where numba is installed.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +25,11 @@ TURN_BYTES: Final = 128
 SOURCES = (Path(__file__).read_bytes(), amx_code.SOURCE, native.SOURCE)
 """What is compiled into all that calls these, and decides its key in numba's cache."""
 _VECTOR_BYTES = 64
-_LINE_BYTES = 64
+CACHE_LINE: Final = 64
 _int32, _int64 = ir.IntType(32), ir.IntType(64)
 _float = ir.FloatType()
 _floats = ir.VectorType(_float, native.LANES)
+_shorts = ir.VectorType(ir.IntType(16), native.LANES)
 _ints = ir.VectorType(_int32, native.LANES)
 
 
@@ -63,18 +65,19 @@ def block_sums(
     ahead: Any,
     ahead_bytes: Any,
     out: Any,
+    is_added: Any,
     form: Any,
 ) -> Any:
     """``out`` [count, 32] float32: ``count`` rows, 1 to 12, times a block's weights of ``form``.
 
     In each turn the two cache lines from ``ahead`` on, which then moves by ``ahead_bytes``, are
-    fetched. For tiles see ``amx_code.tile_sums``.
+    fetched. For tiles, and only for them ``is_added``, see ``amx_code.tile_sums``.
     """
-    signature = types.void(*[types.int64] * 8, form)
+    signature = types.void(*[types.int64] * 8, types.boolean, form)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if form.literal_value == Form.TILES:
-            amx_code.tile_sums(builder, *arguments[:8])
+            amx_code.tile_sums(builder, *arguments[:9])
             return context.get_dummy_value()
         narrow = form.literal_value == Form.BFLOAT16
         rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments[:8]
@@ -94,6 +97,75 @@ def block_sums(
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
+    """``out`` of one row's ``sums`` [32] float32: they + ``bias``; gated: silu of the first 16
+    times the other ones, + ``bias``. Addresses; ``out`` may be ``sums``, ``bias`` 0: none.
+    """
+    signature = types.void(*[types.int64] * 3, types.boolean)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, bias, out, is_gated = arguments
+        write = Vectors(builder)
+        values = [write.load(sums, _floats, offset, align=4) for offset in (0, _VECTOR_BYTES)]
+
+        def put(values: list[Any]) -> None:
+            for i, value in enumerate(values):
+                write.store(value, out, _VECTOR_BYTES * i)
+            with builder.if_then(builder.icmp_signed("!=", bias, _long(0))):
+                for i, value in enumerate(values):
+                    mine = write.load(bias, _floats, _VECTOR_BYTES * i, align=4)
+                    write.store(builder.fadd(value, mine), out, _VECTOR_BYTES * i)
+
+        with builder.if_else(is_gated) as (gated, plain):
+            with gated:
+                put([builder.fmul(_silu(write, values[0]), values[1])])
+            with plain:
+                put(values)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def rounded(typing: Any, values: Any, out: Any) -> Any:
+    """``out`` [32] bfloat16: float32 ``values``, to the nearest, ties to even; a NaN stays one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        write = Vectors(builder)
+        values, out = arguments
+        for i in (0, 1):
+            bits = write.load(values, _ints, _VECTOR_BYTES * i, align=4)
+            odd = builder.and_(builder.lshr(bits, write.bits(16)), write.bits(1))
+            near = builder.add(builder.add(bits, write.bits(0x7FFF)), odd)
+            value = builder.bitcast(bits, _floats)
+            is_nan = builder.fcmp_unordered("uno", value, value)
+            near = builder.select(is_nan, builder.or_(bits, write.bits(0x400000)), near)
+            narrow = builder.trunc(builder.lshr(near, write.bits(16)), _shorts)
+            write.store(narrow, out, _VECTOR_BYTES // 2 * i, align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _silu(write: Vectors, x: Any) -> Any:
+    """x / (1 + e^-x); the exponential as in ``worker.attention.numba_backend``."""
+    builder = write.builder
+    one, most = write.constant(1.0), write.constant(126.0)
+    z = builder.fmul(x, write.constant(-1 / math.log(2)))
+    z = builder.select(builder.fcmp_ordered("<", z, most), z, most)  # a NaN too
+    least = write.constant(-126.0)
+    z = builder.select(builder.fcmp_ordered(">", z, least), z, least)
+    whole = write.call("llvm.floor.v16f32", _floats, builder.fadd(z, write.constant(0.5)))
+    r = builder.fmul(builder.fsub(z, whole), write.constant(math.log(2)))
+    p = write.constant(1 / 720)
+    for factor in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+        p = write.multiply_add(p, r, write.constant(factor))
+    exponent = builder.add(builder.fptosi(whole, _ints), write.bits(127))
+    power = builder.bitcast(builder.shl(exponent, write.bits(23)), _floats)
+    return builder.fdiv(x, write.multiply_add(p, power, one))
 
 
 def _loop(
@@ -119,7 +191,7 @@ def _loop(
     for phi in carried:
         phi.add_incoming(write.constant(0.0), before)
 
-    for offset in (0, _LINE_BYTES):
+    for offset in (0, CACHE_LINE):
         write.fetch(line, offset)
     here = builder.add(weights, builder.mul(turn, _long(TURN_BYTES)))
     halves = [write.load(here, _ints, offset, align=4) for offset in (0, _VECTOR_BYTES)]

@@ -4,7 +4,6 @@ The code that these are made of stands in the module's globals: numba's cache ta
 constants, and these would be new ones in every process.
 """
 
-import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +11,18 @@ import numpy as np
 
 from worker.models import amx_code, block_code
 from worker.models.amx_code import LINES, TURN_INPUTS
-from worker.models.block_code import BLOCK_OUTPUTS, begin, block_sums, end
-from worker.models.block_products import AT, Form
+from worker.models.amx_code import MOST_ROWS as TILE_ROWS
+from worker.models.block_code import (
+    BLOCK_OUTPUTS,
+    CACHE_LINE,
+    begin,
+    block_sums,
+    end,
+    finish,
+    rounded,
+)
+from worker.models.block_products import AT, PANEL_TURNS, Form
 from worker.native import (
-    LANES,
     as_pointer,
     carray,
     float32,
@@ -24,8 +31,6 @@ from worker.native import (
     look_at,
     pause,
     take,
-    uint16,
-    uint32,
 )
 from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
@@ -33,6 +38,9 @@ _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
 _ROUNDED_AT_ONCE: Final = 4
 """Rows that one thread rounds while others do the next."""
+_LINE_BYTES: Final = 2 * TURN_INPUTS
+_SUM_BYTES: Final = 4 * BLOCK_OUTPUTS
+"""Of a row and a block."""
 _LOOKS: Final = 1000
 """Some 50 µs. Whoever has not rounded its rows by then is held up by another process."""
 
@@ -45,9 +53,9 @@ def _round_rows(job: Any) -> None:
     same, and another process may have that thread's core for long.
     """
     count, inputs, turns = job[AT.row_count], job[AT.inputs], job[AT.turns]
-    exact = carray(as_pointer(job[AT.rows], uint32), (count, inputs), uint32)
-    shape = ((count + LINES - 1) // LINES, turns, LINES, TURN_INPUTS)
-    rounded = carray(as_pointer(job[AT.rounded], uint16), shape, uint16)
+    whole = inputs // TURN_INPUTS
+    exact = carray(as_pointer(job[AT.rows], float32), (count, inputs), float32)
+    last_line = np.zeros(TURN_INPUTS, np.float32)
     begun, done = job[AT.job] + 8 * AT.rounding, job[AT.job] + 8 * AT.rounded_shares
     shares = (count + _ROUNDED_AT_ONCE - 1) // _ROUNDED_AT_ONCE
     share, is_again = take(begun), False
@@ -60,23 +68,58 @@ def _round_rows(job: Any) -> None:
             share, is_again = 0, True
         first = share * _ROUNDED_AT_ONCE
         for row in range(first, min(count, first + _ROUNDED_AT_ONCE)):
-            for turn in range(turns):
-                line = rounded[row // LINES, turn, row % LINES]
-                before = turn * TURN_INPUTS
-                for i in range(TURN_INPUTS):
-                    bits = np.uint32(0)
-                    if before + i < inputs:
-                        bits = exact[row, before + i]
-                    # To the nearest, ties to even; a NaN stays one.
-                    up = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-                    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-                        up = bits | np.uint32(0x400000)
-                    line[i] = np.uint16(up >> np.uint32(16))
+            line = job[AT.rows] + 4 * row * inputs
+            tile = row // LINES * turns * LINES + row % LINES
+            into = job[AT.rounded] + tile * _LINE_BYTES
+            for _ in range(whole):
+                rounded(line, into)
+                line += 4 * TURN_INPUTS
+                into += LINES * _LINE_BYTES
+            if whole < turns:
+                for i in range(inputs - whole * TURN_INPUTS):
+                    last_line[i] = exact[row, whole * TURN_INPUTS + i]
+                rounded(last_line.ctypes.data, into)
         if is_again:
             share += 1
         else:
             take(done)
             share = take(begun)
+
+
+@jitable
+def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
+    """Rows of a pass: evenly many, but tiles are full, except for the last."""
+    if is_tiled:
+        return number * TILE_ROWS, min(count, (number + 1) * TILE_ROWS)
+    return count * number // passes, count * (number + 1) // passes
+
+
+@jitable
+def _aligned(sums: Any) -> Any:
+    """Where ``sums`` begin on a cache line; they have one to spare."""
+    return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+
+
+@jitable
+def _finish_block(
+    job: Any, block: Any, first: Any, last: Any, sums: Any, width: Any, is_gated: Any
+) -> None:
+    """Write results of rows ``first`` to ``last``, whose ``sums`` of a block begin there."""
+    outputs, output, bias = job[AT.outputs], block * width, job[AT.bias]
+    if bias != 0:
+        bias += 4 * output
+    for row in range(first, last):
+        line = job[AT.results] + 4 * (row * outputs + output)
+        if output + width <= outputs:
+            finish(sums, bias, line, is_gated)
+        else:
+            finish(sums, bias, sums, is_gated)
+            some = outputs - output
+            results = carray(as_pointer(line, float32), (some,), float32)
+            done = carray(as_pointer(sums, float32), (some,), float32)
+            for i in range(some):
+                results[i] = done[i]
+        sums += _SUM_BYTES
 
 
 def multiply(form: int, is_gated: bool) -> Task:
@@ -85,86 +128,71 @@ def multiply(form: int, is_gated: bool) -> Task:
     most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
     is_tiled = form == Form.TILES
     size = FIRST_ARGUMENT + len(AT)
-    block_outputs = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
-    log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+    width = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS
 
-    @compiled_task(Form(form).name, is_gated, AT, _SOURCE, *block_code.SOURCES)
+    @compiled_task(Form(form).name, is_gated, AT, PANEL_TURNS, _SOURCE, *block_code.SOURCES)
     def multiply(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        count, inputs, outputs = job[AT.row_count], job[AT.inputs], job[AT.outputs]
-        turns, share = job[AT.turns], job[AT.share]
-        results = carray(as_pointer(job[AT.results], float32), (count, outputs), float32)
-        bias = carray(as_pointer(job[AT.bias], float32), (outputs,), float32)
-        has_bias = job[AT.bias] != 0
-        blocks = (outputs + block_outputs - 1) // block_outputs
+        count, turns, panels = job[AT.row_count], job[AT.turns], job[AT.panels]
+        blocks = (job[AT.outputs] + width - 1) // width
         block_bytes = turns * turn_bytes
-        rows, row_bytes = job[AT.rows], 4 * inputs
+        rows, row_bytes, panel_turn_bytes = job[AT.rows], 4 * job[AT.inputs], 0
         passes = (count + most_rows - 1) // most_rows
-        sums = np.empty((most_rows, BLOCK_OUTPUTS), np.float32)
-        power = np.empty(LANES, np.float32)
-        power_bits = power.view(np.int32)
+        at_once, passes_at_once = job[AT.blocks_at_once], job[AT.passes_at_once]
+        room_bytes = passes_at_once * most_rows * _SUM_BYTES  # a block's
+        sums = np.empty(at_once * room_bytes + CACHE_LINE, np.uint8)
         if is_tiled:
             _round_rows(job)
-            rows, row_bytes = job[AT.rounded], 2 * turns * TURN_INPUTS
+            rows, row_bytes = job[AT.rounded], turns * _LINE_BYTES
+            panel_turn_bytes = LINES * _LINE_BYTES
+        # What is fetched meanwhile: what comes a little later, or, where weights are gone through
+        # several times, half of the next ones each of the first two times.
+        step = _AHEAD_BYTES
+        if passes > 1:
+            step = block_bytes
+            if panels > 1 and at_once == 1:
+                step = PANEL_TURNS * turn_bytes
         begin(form)
         while True:
             part = take(job[AT.job] + 8 * TAKEN)
             if part >= job[PARTS]:
                 break
-            for block in range(part * share, min((part + 1) * share, blocks)):
-                output = block * block_outputs
-                here = job[AT.weights] + block * block_bytes
-                for number in range(passes):
-                    if is_tiled:  # tiles are full, but for the last
-                        first = most_rows * number
-                        last = min(count, first + most_rows)
-                    else:
-                        first = count * number // passes
-                        last = count * (number + 1) // passes
-                    # What is fetched meanwhile: what comes a little later, or, where the block is
-                    # gone through several times, half of the next one each of the first two times.
-                    ahead, ahead_bytes = here + _AHEAD_BYTES, turn_bytes
-                    if passes > 1:
-                        ahead, ahead_bytes = here, 0
-                        if number < 2:
-                            ahead = here + block_bytes + number * (block_bytes // 2)
-                            ahead_bytes = turn_bytes // 2
-                    block_sums(
-                        rows + first * row_bytes,
-                        row_bytes,
-                        last - first,
-                        here,
-                        turns,
-                        ahead,
-                        ahead_bytes,
-                        sums.ctypes.data,
-                        form,
-                    )
-                    for row in range(first, last):
-                        total = sums[row - first]
-                        if is_gated:
-                            # 1 + e^-x; the exponential as in worker.attention.numba_backend.
-                            for i in range(LANES):
-                                z = min(-total[i] * log2_e, np.float32(126))
-                                z = max(z, np.float32(-126))
-                                n = np.floor(z + np.float32(0.5))
-                                r = (z - n) * ln_2
-                                power_bits[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-                                p = np.float32(1 / 720)
-                                p = p * r + np.float32(1 / 120)
-                                p = p * r + np.float32(1 / 24)
-                                p = p * r + np.float32(1 / 6)
-                                p = p * r + np.float32(0.5)
-                                p = p * r + np.float32(1)
-                                p = p * r + np.float32(1)
-                                gate = total[i] / (np.float32(1) + p * power[i])
-                                total[i] = gate * total[LANES + i]
-                        some = min(block_outputs, outputs - output)
-                        if has_bias:
-                            for i in range(some):
-                                total[i] += bias[output + i]
-                        for i in range(some):
-                            results[row, output + i] = total[i]
+            part_end = min((part + 1) * job[AT.share], blocks)
+            for first_block in range(part * job[AT.share], part_end, at_once):
+                block_end = min(first_block + at_once, part_end)
+                for first_pass in range(0, passes, passes_at_once):
+                    pass_end = min(first_pass + passes_at_once, passes)
+                    first_row, _ = _bounds(first_pass, passes, count, is_tiled)
+                    _, end_row = _bounds(pass_end - 1, passes, count, is_tiled)
+                    for panel in range(panels):
+                        turn = turns * panel // panels
+                        some_turns = turns * (panel + 1) // panels - turn
+                        for block in range(first_block, block_end):
+                            here = job[AT.weights] + block * block_bytes + turn * turn_bytes
+                            sums_at = _aligned(sums) + (block - first_block) * room_bytes
+                            for number in range(first_pass, pass_end):
+                                first, last = _bounds(number, passes, count, is_tiled)
+                                ahead, ahead_bytes = here + step, turn_bytes
+                                if passes > 1:
+                                    ahead_bytes = 0
+                                    if number < 2:
+                                        ahead_bytes = turn_bytes // 2
+                                        ahead += number * some_turns * ahead_bytes
+                                block_sums(
+                                    rows + first * row_bytes + turn * panel_turn_bytes,
+                                    row_bytes,
+                                    last - first,
+                                    here,
+                                    some_turns,
+                                    ahead,
+                                    ahead_bytes,
+                                    sums_at + (first - first_row) * _SUM_BYTES,
+                                    panel > 0,
+                                    form,
+                                )
+                    for block in range(first_block, block_end):
+                        sums_at = _aligned(sums) + (block - first_block) * room_bytes
+                        _finish_block(job, block, first_row, end_row, sums_at, width, is_gated)
             take(job[AT.job] + 8 * DONE)
         end(form)
 

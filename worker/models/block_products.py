@@ -30,6 +30,14 @@ _PARTS_PER_THREAD: Final = 8
 _NONE_BEGUN: Final = 0
 _TILE_ROWS: Final = 16
 _TILE_BYTES: Final = 1024
+_PASS_ROWS: Final = 32
+PANEL_TURNS: Final = 8
+"""With AMX, so many turns' weights stay in the nearest cache, 16 KiB, for all rows."""
+_PASSES_AT_ONCE: Final = 16
+"""Whose sums of a block are 64 KiB."""
+_BLOCKS_AT_ONCE: Final = 7
+_MOST_ROUNDED_BYTES: Final = 1 << 20
+"""Of rows; more of them would come from beyond the second cache for each block anew."""
 
 
 class Form(IntEnum):
@@ -61,7 +69,7 @@ class Arguments(NamedTuple):
     rounded_shares: int
     """Counter: those of which it is done."""
     bias: int
-    """[outputs], or 0: none."""
+    """[outputs], filled up to whole blocks, or 0: none."""
     results: int
     """[row_count, outputs]"""
     row_count: int
@@ -71,6 +79,12 @@ class Arguments(NamedTuple):
     """Of the inner loop for a block."""
     share: int
     """Blocks of a part."""
+    panels: int
+    """Parts of a block's turns, each done for ``passes_at_once`` before the next."""
+    passes_at_once: int
+    """Times that rows are taken, each time as many as stay in registers."""
+    blocks_at_once: int
+    """So many share each panel."""
 
 
 AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
@@ -139,11 +153,19 @@ class Product:
         threads = torch.get_num_threads()
         blocks = -(-outputs // self._outputs_per_block)
         share = max(1, blocks // (threads * _PARTS_PER_THREAD))
+        panels, passes_at_once, blocks_at_once = 1, 1, 1
+        if self._form == Form.TILES and count > _PASS_ROWS:
+            panels = -(-turns // PANEL_TURNS)
+            passes_at_once = min(_PASSES_AT_ONCE, -(-count // _PASS_ROWS))
+            if room.nbytes > _MOST_ROUNDED_BYTES:
+                blocks_at_once = min(_BLOCKS_AT_ONCE, max(1, blocks // (2 * threads)))
+                share = -(-share // blocks_at_once) * blocks_at_once
         job = _Job(
             *(0, -(-blocks // share), 0),
             *Arguments(
                 *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
-                *(count, inputs, outputs, turns, share),
+                *(count, inputs, outputs, turns),
+                *(share, panels, passes_at_once, blocks_at_once),
             ),
         )
         job[AT.job] = address = ctypes.addressof(job)

@@ -91,6 +91,8 @@ def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> Block
     padding = -inputs % form.inputs_per_turn
     if padding:
         weights = [pad(weight, (0, padding)) for weight in weights]
+    if bias is not None:
+        bias = pad(bias, (0, -outputs % _BLOCK)).contiguous()
     blocks = _blocks([weight.contiguous().view(torch.int32) for weight in weights])
     return BlockedLinear(blocks, bias, form, inputs, outputs, nbytes, is_gated)
 

@@ -62,12 +62,26 @@ def test_products_are_right(form: Form, shape: tuple[int, int], rows: int) -> No
 
 
 @needs_kernel
+def test_products_of_many_rows_are_right(form: Form) -> None:
+    """More than the second cache has room for, and than are summed at a time."""
+    inputs, outputs = 1_100, 500
+    assert 2 * 530 * inputs > block_products._MOST_ROUNDED_BYTES
+    weight, other = (random(outputs, inputs, seed=seed).to(dtype_of(form)) for seed in (0, 1))
+    x, bias = rows_for(form, 530, inputs), random(outputs, seed=3)
+    exact = x.double() @ weight.double().T
+    gated = torch.nn.functional.silu(exact) * (x.double() @ other.double().T)
+    made = BlockedFormat()
+    assert error(made.linear([weight], bias)(x), exact + bias.double()) < 1e-6
+    assert error(made.gated([weight, other])(x), gated) < 2e-6
+
+
+@needs_kernel
 def test_a_row_is_the_same_in_any_company(form: Form) -> None:
     """To the bit, on any CPU: each sum is made in one order (WK-3)."""
-    x = random(70, 200)
+    x = random(70, 600)
     made = BlockedFormat()
     layer, gated = (
-        make([random(160, 200, seed=1).to(dtype_of(form))]) for make in (plain(made), made.gated)
+        make([random(160, 600, seed=1).to(dtype_of(form))]) for make in (plain(made), made.gated)
     )
     for product in (layer, gated):
         together = product(x)
@@ -97,9 +111,10 @@ def test_amx_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("inputs", [70, 600])
 @pytest.mark.parametrize("held_up", [False, True])
 def test_what_lies_around_does_not_matter(
-    form: Form, held_up: bool, monkeypatch: pytest.MonkeyPatch
+    form: Form, held_up: bool, inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory full of NaNs, and nothing written beyond; and rounding that another thread has begun
     and does not end is done again."""
@@ -111,7 +126,7 @@ def test_what_lies_around_does_not_matter(
         made.append(room)
         return room[64 : 64 + count].view(dtype).view(shape)  # type: ignore[arg-type]
 
-    x, weight = rows_for(form, 37, 70), random(50, 70, seed=1).to(dtype_of(form))
+    x, weight = rows_for(form, 37, inputs), random(50, inputs, seed=1).to(dtype_of(form))
     layer = BlockedFormat().linear([weight], None)
     if held_up:
         monkeypatch.setattr(block_products, "_NONE_BEGUN", 3)
