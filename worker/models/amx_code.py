@@ -2,8 +2,8 @@
 
 A block's bfloat16 lie as this unit wants its second factor: pairs of inputs side by side, 16
 outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times 32
-outputs in four, a tile of rows and one of weights in two more, of which one is loaded before each
-product. To be imported only where numba is installed, and used only where
+outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for each
+further product. To be imported only where numba is installed, and used only where
 ``block_products.tiles_problem`` is None.
 
 With all eight, four loads would do where five are needed; but both threads of a core rename theirs

@@ -146,7 +146,8 @@ def multiply(form: int, is_gated: bool) -> Task:
             rows, row_bytes = job[AT.rounded], turns * _LINE_BYTES
             panel_turn_bytes = LINES * _LINE_BYTES
         # What is fetched meanwhile: what comes a little later, or, where weights are gone through
-        # several times, half of the next ones each of the first two times.
+        # several times, half of the next ones each of the first two times (but for the last of
+        # blocks that share panels: there it is too much).
         step = _AHEAD_BYTES
         if passes > 1:
             step = block_bytes
@@ -157,8 +158,8 @@ def multiply(form: int, is_gated: bool) -> Task:
             part = take(job[AT.job] + 8 * TAKEN)
             if part >= job[PARTS]:
                 break
-            part_end = min((part + 1) * job[AT.share], blocks)
-            for first_block in range(part * job[AT.share], part_end, at_once):
+            part_end = blocks * (part + 1) // job[PARTS]
+            for first_block in range(blocks * part // job[PARTS], part_end, at_once):
                 block_end = min(first_block + at_once, part_end)
                 for first_pass in range(0, passes, passes_at_once):
                     pass_end = min(first_pass + passes_at_once, passes)
@@ -175,9 +176,10 @@ def multiply(form: int, is_gated: bool) -> Task:
                                 ahead, ahead_bytes = here + step, turn_bytes
                                 if passes > 1:
                                     ahead_bytes = 0
-                                    if number < 2:
+                                    time = number - first_pass if is_tiled else number
+                                    if time < 2:
                                         ahead_bytes = turn_bytes // 2
-                                        ahead += number * some_turns * ahead_bytes
+                                        ahead += time * some_turns * ahead_bytes
                                 block_sums(
                                     rows + first * row_bytes + turn * panel_turn_bytes,
                                     row_bytes,

@@ -10,8 +10,14 @@ they are used, and are read once::
 With AVX-512, sums of 32 outputs and up to 12 rows stay in registers. bfloat16 is widened to float32
 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
 rate of its bfloat16 instruction, which gives a result every other cycle, and it needs no more than
-AVX-512. With AMX, bfloat16 are multiplied by bfloat16, sums being float32, of up to 32 rows: they
-are rounded before. Each sum runs over the inputs in order, whatever the number of rows.
+AVX-512.
+
+With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. More
+rows are arithmetic, and their weights are not to come from memory again for each 32: a panel, some
+turns of a block, is gone through for 512 rows, whose sums go to memory and back for the next one;
+and where the rows are more than the second cache holds, for up to 7 blocks before the next panel,
+so that some inputs of all rows stay there. Each sum runs over the inputs in order, whatever the
+number of rows.
 """
 
 import ctypes
@@ -27,6 +33,8 @@ from worker.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
 """Who is held up by another process does fewer."""
+_FEWEST_PARTS: Final = 2
+"""The same where blocks share panels; whatever they are, each thread gets as many."""
 _NONE_BEGUN: Final = 0
 _TILE_ROWS: Final = 16
 _TILE_BYTES: Final = 1024
@@ -34,8 +42,9 @@ _PASS_ROWS: Final = 32
 PANEL_TURNS: Final = 8
 """With AMX, so many turns' weights stay in the nearest cache, 16 KiB, for all rows."""
 _PASSES_AT_ONCE: Final = 16
-"""Whose sums of a block are 64 KiB."""
+"""At most; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
+"""At most."""
 _MOST_ROUNDED_BYTES: Final = 1 << 20
 """Of rows; more of them would come from beyond the second cache for each block anew."""
 
@@ -77,14 +86,13 @@ class Arguments(NamedTuple):
     outputs: int
     turns: int
     """Of the inner loop for a block."""
-    share: int
-    """Blocks of a part."""
     panels: int
-    """Parts of a block's turns, each done for ``passes_at_once`` before the next."""
+    """Into so many a block's turns are divided."""
     passes_at_once: int
-    """Times that rows are taken, each time as many as stay in registers."""
+    """A pass has as many rows as stay in registers. So many passes go through a panel before the
+    next one's turn."""
     blocks_at_once: int
-    """So many share each panel."""
+    """Of so many the same panel is gone through before the next one's turn."""
 
 
 AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
@@ -152,20 +160,21 @@ class Product:
             rounded = room.data_ptr()
         threads = torch.get_num_threads()
         blocks = -(-outputs // self._outputs_per_block)
-        share = max(1, blocks // (threads * _PARTS_PER_THREAD))
+        parts = -(-blocks // max(1, blocks // (threads * _PARTS_PER_THREAD)))
         panels, passes_at_once, blocks_at_once = 1, 1, 1
         if self._form == Form.TILES and count > _PASS_ROWS:
             panels = -(-turns // PANEL_TURNS)
-            passes_at_once = min(_PASSES_AT_ONCE, -(-count // _PASS_ROWS))
-            if room.nbytes > _MOST_ROUNDED_BYTES:
-                blocks_at_once = min(_BLOCKS_AT_ONCE, max(1, blocks // (2 * threads)))
-                share = -(-share // blocks_at_once) * blocks_at_once
+            passes = -(-count // _PASS_ROWS)
+            passes_at_once = -(-passes // -(-passes // _PASSES_AT_ONCE))
+            if room.nbytes > _MOST_ROUNDED_BYTES and blocks >= 2 * _FEWEST_PARTS * threads:
+                parts = threads * max(_FEWEST_PARTS, -(-blocks // (_BLOCKS_AT_ONCE * threads)))
+                blocks_at_once = -(-blocks // parts)
         job = _Job(
-            *(0, -(-blocks // share), 0),
+            *(0, parts, 0),
             *Arguments(
                 *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns),
-                *(share, panels, passes_at_once, blocks_at_once),
+                *(panels, passes_at_once, blocks_at_once),
             ),
         )
         job[AT.job] = address = ctypes.addressof(job)

@@ -1,4 +1,4 @@
-"""Weights in the blocks that ``block_products`` reads front to back."""
+"""Weights in the blocks of ``block_products``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -61,13 +61,23 @@ def test_products_are_right(form: Form, shape: tuple[int, int], rows: int) -> No
         assert error(made.gated([torch.cat((weight, other))])(x), gated) < 2e-6
 
 
+@pytest.fixture
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks share panels by twos; 64 rows are summed at a time."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for name, value in (("MOST_ROUNDED_BYTES", 0), ("PASSES_AT_ONCE", 2), ("BLOCKS_AT_ONCE", 2)):
+        monkeypatch.setattr(block_products, f"_{name}", value)
+
+
 @needs_kernel
-def test_products_of_many_rows_are_right(form: Form) -> None:
-    """More than the second cache has room for, and than are summed at a time."""
-    inputs, outputs = 1_100, 500
-    assert 2 * 530 * inputs > block_products._MOST_ROUNDED_BYTES
+@pytest.mark.parametrize("rows", [33, 70, 129])
+@pytest.mark.parametrize("outputs", [90, 500])
+def test_products_by_panels_are_right(
+    form: Form, rows: int, outputs: int, small_caches: None
+) -> None:
+    inputs = 1_100
     weight, other = (random(outputs, inputs, seed=seed).to(dtype_of(form)) for seed in (0, 1))
-    x, bias = rows_for(form, 530, inputs), random(outputs, seed=3)
+    x, bias = rows_for(form, rows, inputs), random(outputs, seed=3)
     exact = x.double() @ weight.double().T
     gated = torch.nn.functional.silu(exact) * (x.double() @ other.double().T)
     made = BlockedFormat()
@@ -76,13 +86,27 @@ def test_products_of_many_rows_are_right(form: Form) -> None:
 
 
 @needs_kernel
-def test_a_row_is_the_same_in_any_company(form: Form) -> None:
+def test_products_of_more_rows_than_are_summed_at_a_time_are_right(form: Form) -> None:
+    inputs, outputs = 1_100, 500
+    assert 2 * 530 * inputs > block_products._MOST_ROUNDED_BYTES
+    weight, x = random(outputs, inputs).to(dtype_of(form)), rows_for(form, 530, inputs)
+    made = BlockedFormat().linear([weight], None)
+    assert error(made(x), x.double() @ weight.double().T) < 1e-6
+
+
+@needs_kernel
+@pytest.mark.parametrize("caches", ["caches", "small_caches"])
+def test_a_row_is_the_same_in_any_company(
+    form: Form, caches: str, request: pytest.FixtureRequest
+) -> None:
     """To the bit, on any CPU: each sum is made in one order (WK-3)."""
     x = random(70, 600)
     made = BlockedFormat()
     layer, gated = (
         make([random(160, 600, seed=1).to(dtype_of(form))]) for make in (plain(made), made.gated)
     )
+    if caches == "small_caches":
+        request.getfixturevalue(caches)
     for product in (layer, gated):
         together = product(x)
         for rows in (slice(1), slice(3, 15), slice(7, 20), slice(39, 40), slice(2, 60)):
