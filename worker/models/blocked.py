@@ -1,4 +1,4 @@
-"""Weights in the blocks of ``block_products``."""
+"""Weights in the blocks that ``block_products`` multiplies by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class BlockedFormat:
     Measured beside oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
     model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. The same for
     float32 (the steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85. Both by AMX (whole steps):
-    1.6 at one row, 1.4 at 8, 1.2 to 1.4 at 32, prompts about the same. What AMX multiplies is
+    1.5 at one row, 1.5 at 8, 1.6 at 32, 1.9 at 64, 1.2 in prompts of 512. What AMX multiplies is
     bfloat16: rows are rounded to it.
     """
 
