@@ -16,10 +16,12 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get in
 
 KEY = "a-key-that-nobody-guesses"
 VERDICT = "document.querySelector('#clip-verdict')"
-PIXELS = (
-    "(c => [c.width, c.getContext('2d').getImageData(2, 2, 1, 1).data[0]])"
-    "(document.querySelector('#clip-preview'))"
-)
+PIXELS = """(preview => {
+    // Of a copy: Chromium complains about a canvas that is read again and again.
+    const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+    copy.drawImage(preview, -2, -2);
+    return [preview.width, copy.getImageData(0, 0, 1, 1).data[0]];
+})(document.querySelector('#clip-preview'))"""
 
 
 @pytest.fixture(scope="module")

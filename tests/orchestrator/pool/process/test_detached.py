@@ -23,7 +23,7 @@ from orchestrator.pool.process.process import children_of, is_running
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
-STUBBORN = ("bash", "-c", "trap '' TERM; while :; do sleep 0.05; done")
+STUBBORN = ("bash", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done")
 
 
 class Home:
@@ -74,8 +74,9 @@ async def test_it_reports_the_commands_own_end(home: Home) -> None:
     home.nothing_is_left()
 
 
-async def test_what_ignores_sigterm_is_killed_after_the_grace(home: Home) -> None:
-    process = await home.start(*STUBBORN)
+async def test_what_ignores_sigterm_is_killed_after_the_grace(home: Home, tmp_path: Path) -> None:
+    process = await home.start(*STUBBORN, log=tmp_path / "log")
+    eventually(lambda: "deaf" in (tmp_path / "log").read_text(), lambda: "it set no trap")
     assert await process.end(0.1) == 128 + signal.SIGKILL
     home.nothing_is_left()
 
