@@ -178,7 +178,8 @@ def test_a_hundred_at_once_each_come_to_one_outcome(front: Orchestrator) -> None
         return await asyncio.gather(*(one(number) for number in range(100)))
 
     outcomes = Counter(run(front, test))
-    assert set(outcomes) <= {"met", "missed", "refused", "deadline_infeasible"}, outcomes
+    possible = {"met", "partial", "missed", "refused", "deadline_infeasible"}
+    assert set(outcomes) <= possible, outcomes
     assert outcomes["met"] >= 10
     assert front.metric("tidegate_slots_offered_total") - before == 100
     settled = front.metric("tidegate_slot_outcomes_total")

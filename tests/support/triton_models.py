@@ -30,6 +30,23 @@ class TritonPythonModel:
         pass
 """
 
+CRASHES = """\
+import os
+import signal
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open({starts!r}, "a+") as starts:
+            starts.write("start\\n")
+            starts.seek(0)
+            if len(starts.readlines()) <= {times}:
+                os.kill(os.getppid(), signal.SIGABRT)
+
+    def execute(self, requests):
+        pass
+"""
+"""Takes the server with it in its first ``times`` starts, and notes each in a file."""
+
 NEVER_FINALIZES = """\
 import time
 

@@ -12,6 +12,7 @@ What can happen to it, each seen on a real server, and how it is noticed:
 
 import asyncio
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,10 +35,19 @@ from orchestrator.pool.units.triton_control import TritonControl
 TERM_S = 1.5
 """From SIGTERM to SIGKILL: enough for ``finalize``; Triton itself then polls once a second."""
 
+_CRASHED = frozenset(
+    128 + signum for signum in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
+)
+"""Statuses of a server that failed by itself: no wrong setting ends it so."""
+
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _MODEL_POLL_S = 2.0
 _ASK_S = 2.0
+
+
+class _Crashed(StartFailed):
+    """The server ended by a fault of its own, so that another start may well succeed."""
 
 
 class TritonInstance:
@@ -95,7 +105,18 @@ class TritonInstance:
         }
 
     async def start(self) -> None:
-        """Start the server and wait for its models. Raises ``StartFailed`` with the reason."""
+        """Start the server and wait for its models. Raises ``StartFailed`` with the reason.
+
+        A server that crashes meanwhile is started once more: Triton 24.10 aborts with a
+        ``lock_exception`` where a busy machine gives a model's new process no processor.
+        """
+        try:
+            await self._start()
+        except _Crashed as crash:
+            self._warn(f"{crash}\nStarting it once more")
+            await self._start()
+
+    async def _start(self) -> None:
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"
         self._log = usable_log(self._log_path, self._warn)
@@ -123,9 +144,12 @@ class TritonInstance:
         async with TritonControl(self.grpc_address) as control:
             while not await self._is_ready(control, server_id):
                 if not process.running:
-                    raise self._failure(f"ended with status {await process.wait()}")
+                    status = await process.wait()
+                    kind = _Crashed if status in _CRASHED else StartFailed
+                    raise kind(self._told(f"ended with status {status}"))
                 if time.monotonic() > deadline:
-                    raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
+                    what = f"was not ready after {self._spec.load_timeout_s:.0f} s"
+                    raise StartFailed(self._told(what))
                 await asyncio.sleep(_READY_POLL_S)
         self._stubs = children_of(process.pid)
 
@@ -172,11 +196,12 @@ class TritonInstance:
     async def _has_models(self, control: TritonControl) -> bool:
         return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])
 
-    def _failure(self, what: str) -> StartFailed:
+    def _told(self, what: str) -> str:
+        """``what`` with the reason that its log gives."""
         if self._log is None:
-            return StartFailed(f"{self.name} {what}; its log above says why")
+            return f"{self.name} {what}; its log above says why"
         reason = why_triton_ended(self._log)
-        return StartFailed(f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}")
+        return f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}"
 
     async def _process_end(self) -> str:
         assert self._process is not None, "start it first"

@@ -42,6 +42,19 @@ PORT_TAKEN = """
 E1120 19:39:37.911016 11070 main.cc:245] "failed to start GRPC service: Unavailable - Socket '127.0.0.1:18101' already in use "
 """  # noqa: E501
 
+ABORTED = """
+I1123 15:01:59.948242 24611 cuda_memory_manager.cc:117] "CUDA memory pool disabled"
+E1123 15:01:59.948356 24611 server.cc:241] "CudaDriverHelper has not been initialized."
+I1123 15:01:59.967855 24611 model_lifecycle.cc:472] "loading: llm:1"
+terminate called after throwing an instance of 'boost::interprocess::lock_exception'
+  what():  boost::interprocess::lock_exception
+"""
+
+WITHOUT_A_GPU = """
+E1123 15:01:59.948356 24611 server.cc:241] "CudaDriverHelper has not been initialized."
+I1123 15:01:59.967855 24611 model_lifecycle.cc:472] "loading: llm:1"
+"""
+
 USAGE = """\
 /opt/tritonserver/bin/tritonserver: unrecognized option '--nonsense'
 Usage: tritonserver [options]
@@ -65,6 +78,12 @@ def log(tmp_path: Path) -> Path:
             "failed to start GRPC service: Unavailable - Socket '127.0.0.1:18101' already in use",
         ),
         (USAGE, "/opt/tritonserver/bin/tritonserver: unrecognized option '--nonsense'"),
+        (
+            ABORTED,
+            "terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n"
+            "  what():  boost::interprocess::lock_exception",
+        ),
+        (WITHOUT_A_GPU, WITHOUT_A_GPU.strip()),
         ("one\n\ntwo\n", "one\ntwo"),
     ],
 )

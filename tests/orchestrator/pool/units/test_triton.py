@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from orchestrator.pool.units import triton as instance_module
 from orchestrator.pool.units.triton import TritonInstance
 from tests.support.processes import Marked
 from tests.support.triton_models import (
+    CRASHES,
     NEVER_FINALIZES,
     QUIET,
     REFUSES_TO_LOAD,
@@ -35,6 +37,7 @@ class Run:
         self.marked = marked
         self._tmp_path = tmp_path
         self._made: list[TritonInstance] = []
+        self.warnings: list[str] = []
 
     @property
     def repository(self) -> Path:
@@ -54,6 +57,7 @@ class Run:
             ),
             TritonPorts(*free_ports(3)),
             log=self._tmp_path / "triton.log",
+            warn=self.warnings.append,
         )
         self._made.append(made)
         return made
@@ -162,6 +166,23 @@ async def test_a_model_that_does_not_load_says_why(run: Run) -> None:
     ]
     await triton.stop(0.0)
     run.marked.wait_gone(set())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_server_that_crashes_while_it_starts_is_started_once_more(
+    run: Run, tmp_path: Path, times: int
+) -> None:
+    starts = tmp_path / "starts"
+    triton = run.make(CRASHES.format(starts=str(starts), times=times))
+    crashed = f"triton ended with status {128 + signal.SIGABRT}:"
+    with nullcontext() if times == 1 else pytest.raises(StartFailed, match=crashed):
+        await triton.start()
+    (warning,) = run.warnings
+    assert warning.startswith(crashed) and warning.endswith("once more")
+    assert len(starts.read_text().splitlines()) == 2
+    regions = run.marked.regions()
+    await triton.stop(0.0)
+    run.marked.wait_gone(regions)
 
 
 async def test_a_cancelled_start_leaves_nothing(run: Run) -> None:
