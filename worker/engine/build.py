@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from worker.core import Clock
@@ -111,6 +112,7 @@ def _build(
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
 
     grammars = compiling.result() if compiling is not None else None
+    limits = replace(limits, tile_tokens=built.tile_tokens)
     scheduler = Scheduler(limits, BlockPool(built.blocks))
     digests = hashing.result(), engine_digest(settings, built)
     card = model_card(

@@ -36,7 +36,8 @@ _PARTS_PER_THREAD: Final = 8
 _FEWEST_PARTS: Final = 2
 """The same where blocks share panels; whatever they are, each thread gets as many."""
 _NONE_BEGUN: Final = 0
-_TILE_ROWS: Final = 16
+TILE_ROWS: Final = 16
+"""With AMX."""
 _TILE_BYTES: Final = 1024
 _PASS_ROWS: Final = 32
 PANEL_TURNS: Final = 8
@@ -155,7 +156,7 @@ class Product:
         turns = -(-inputs // self._form.inputs_per_turn)
         rounded = 0
         if self._form == Form.TILES:
-            tiles = -(-count // _TILE_ROWS) * turns
+            tiles = -(-count // TILE_ROWS) * turns
             room = empty(tiles * _TILE_BYTES, dtype=torch.uint8)
             rounded = room.data_ptr()
         threads = torch.get_num_threads()

@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from worker.log import model_log
-from worker.models.block_products import Form, fastest_form, product, products_problem
+from worker.models.block_products import (
+    TILE_ROWS,
+    Form,
+    fastest_form,
+    product,
+    products_problem,
+)
 from worker.models.linear import Linear, stacked
 from worker.models.malloc import advise_huge_pages
 
@@ -51,6 +57,10 @@ class BlockedFormat:
 
     least_rows = 1
     rows_dtype = torch.float32
+
+    @property
+    def tile_rows(self) -> int:
+        return TILE_ROWS if fastest_form(torch.bfloat16) == Form.TILES else 1
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
         weight = stacked(parts)

@@ -39,6 +39,7 @@ class Decoder:
         ]
         self._rotation = Rotation(config, self._embedding.device, self._dtype)
         self._least_rows = weights.least_rows
+        self.tile_rows = weights.tile_rows
         self.step_bytes = weights.step_bytes
         self.products = type(self._head).__name__
 

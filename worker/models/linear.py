@@ -44,6 +44,10 @@ class Format(Protocol):
         """Fewer rows than this cost as much, or more."""
 
     @property
+    def tile_rows(self) -> int:
+        """Rows are multiplied so many at a time: one more costs as much as a whole tile of them."""
+
+    @property
     def rows_dtype(self) -> torch.dtype | None:
         """What its layers take and give, biases too; None: the weights' own type."""
 
@@ -57,6 +61,7 @@ class DenseFormat:
     """Weights as they come; parts that lie apart are multiplied apart."""
 
     least_rows = 1
+    tile_rows = 1
     rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
@@ -75,6 +80,7 @@ class TurnedFormat:
     """
 
     least_rows = 1
+    tile_rows = 1
     rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
@@ -88,6 +94,7 @@ class PackedFormat:
     """Weights in oneDNN's own order, which is a copy of them."""
 
     least_rows = 4
+    tile_rows = 1
     rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
@@ -107,6 +114,7 @@ class Int8Format:
     """
 
     least_rows = 1
+    tile_rows = 1
     rows_dtype = None
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:

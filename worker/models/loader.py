@@ -58,12 +58,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Loaded parameters by name. ``least_rows``: as of ``Format``.
+    """Loaded parameters by name. ``least_rows``, ``tile_rows``: as of ``Format``.
 
     ``dtype``: what the linear layers hold, and the KV pool too; ``rows_dtype``: all else.
     """
 
     least_rows: int
+    tile_rows: int
     dtype: torch.dtype
     rows_dtype: torch.dtype
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class _CPULoader:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
         self._checkpoint = checkpoint
         self._form = form
-        self._weights = Weights(form.least_rows, dtype, form.rows_dtype or dtype)
+        self._weights = Weights(form.least_rows, form.tile_rows, dtype, form.rows_dtype or dtype)
 
     def load(self, parameters: Mapping[str, Parameter]) -> Weights:
         layer = sum(p.elements for name, p in parameters.items() if name.startswith("layers.0."))
@@ -185,7 +186,8 @@ def _map(
                     f" cannot be mapped as {dtype}; set TIDEGATE_WORKER_DTYPE=auto or"
                     " TIDEGATE_WORKER_WEIGHTS=packed"
                 )
-    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype, dtype)
+    form = DenseFormat()
+    weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
     for name, parameter in parameters.items():
         parts = [checkpoint.mapped(part) for part in parameter.parts]
         match parameter.kind:
@@ -205,7 +207,8 @@ def _assembled(
     dtype: torch.dtype,
 ) -> Weights:
     """Layers over tensors that are in place already, by their parts."""
-    form, weights = DenseFormat(), Weights(DenseFormat.least_rows, dtype, dtype)
+    form = DenseFormat()
+    weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
     for name, parameter in parameters.items():
         tensor = tensors[parameter.parts]
         match parameter.kind:

@@ -35,6 +35,10 @@ class Model(Protocol):
         """What a step reads of the weights, at least."""
 
     @property
+    def tile_rows(self) -> int:
+        """As of ``linear.Format``."""
+
+    @property
     def products(self) -> str:
         """What multiplies: each kind rounds in its own way."""
 

@@ -87,3 +87,5 @@ class BuiltRunner(NamedTuple):
     memory: KVMemory | None = None
     """How to copy KV blocks; None where there is no KV."""
     guard: MemoryGuard | None = None
+    tile_tokens: int = 1
+    """As of ``SchedulerConfig``."""

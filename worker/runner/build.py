@@ -20,7 +20,7 @@ from worker.models.model import Model, load_model
 from worker.runner.base import BuiltRunner
 from worker.runner.cuda_runner import build_cuda_runner
 from worker.runner.device import open_device
-from worker.runner.forward import BatchForward, Forward, TiledForward
+from worker.runner.forward import TILE_TOKENS, BatchForward, Forward, TiledForward
 from worker.runner.memory import (
     CudaMemory,
     MemoryMeter,
@@ -133,7 +133,10 @@ def build_torch_runner(
         arithmetic += ", AMX" if may_use_amx() else ""
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
-    return BuiltRunner(runner, blocks, name, kind, attention, arithmetic, memory, guard)
+    tile_tokens = TILE_TOKENS if settings.deterministic else model.tile_rows
+    return BuiltRunner(
+        runner, blocks, name, kind, attention, arithmetic, memory, guard, tile_tokens
+    )
 
 
 def _compile_loops() -> None:

@@ -18,6 +18,8 @@ class SchedulerConfig:
     max_step_tokens: int
     min_start_budget_s: float
     max_stall_s: float = 0.05
+    tile_tokens: int = 1
+    """A step's tokens are computed so many at a time: one more costs a whole tile of them."""
     prefix_cache: bool = True
     max_pauses: int = MAX_PAUSES
     """How often one request may be paused; further pauses are ignored."""

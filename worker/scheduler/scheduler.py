@@ -286,14 +286,17 @@ class Scheduler:
         Where a step without any prompt takes longer than ``max_stall_s``, as long again: with less
         of it prompts would starve, and the first token is a token too. ``gap_s`` is the smallest
         that any of the decodes has between two tokens (DL-14): a step is to take no longer.
+
+        A tile of tokens that is begun costs a whole one, so none is begun that cannot be filled.
         """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
             return budget
         plain_s = self.step_time.plain_step_s
         stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
-        # One block at least, so that prompts get on however slow steps are.
         allowed = self.step_time.prompt_tokens_within(stall_s, budget)
+        allowed -= (decodes + allowed) % self.config.tile_tokens
+        # One block at least, so that prompts get on however slow steps are.
         return min(budget, max(allowed, self.config.block_tokens))
 
     def _add_chunk(

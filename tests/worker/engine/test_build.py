@@ -19,7 +19,9 @@ from worker.models.config import read_config
 from worker.protocol import Sampling
 from worker.runner import build as torch_build
 from worker.runner import precision
+from worker.runner.forward import BatchForward
 from worker.runner.memory import ProcessMemory, cpu_pool_bytes
+from worker.runner.torch_runner import TorchRunner
 from worker.settings import EngineName, WorkerSettings
 
 
@@ -269,3 +271,20 @@ def test_pausing_can_be_turned_off(pause: bool) -> None:
     assert loaded.card.can_pause == pause
     assert isinstance(loaded.engine, Engine)
     assert (loaded.engine.scheduler.config.max_pauses > 0) == pause
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile_tokens"), [({"attention": "auto", "deterministic": True}, 16), ({}, None)]
+)
+def test_steps_are_cut_to_the_tiles_that_the_model_computes_in(
+    changes: dict[str, object], tile_tokens: int | None
+) -> None:
+    loaded = build_engine(settings(DEMO, **changes))
+    assert isinstance(loaded.engine, Engine)
+    runner = loaded.engine.executor.runner
+    assert isinstance(runner, TorchRunner)
+    if tile_tokens is None:
+        assert isinstance(runner._forward, BatchForward)
+        tile_tokens = runner._forward.model.tile_rows
+    assert loaded.engine.scheduler.config.tile_tokens == tile_tokens
+    loaded.engine.stop()

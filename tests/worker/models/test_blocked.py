@@ -196,8 +196,10 @@ def test_without_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(block_products, "_features", lambda: features)
     monkeypatch.setattr(block_products, "may_use_amx", lambda: True)
     assert block_products.fastest_form(torch.bfloat16) == Form.TILES
+    assert BlockedFormat().tile_rows == 16
     assert block_products.fastest_form(torch.float32) == Form.FLOAT32
     monkeypatch.setattr(block_products, "may_use_amx", lambda: False)
+    assert BlockedFormat().tile_rows == 1
     assert tiles_problem() == "the system does not let this process use AMX"
     assert block_products.fastest_form(torch.bfloat16) == Form.BFLOAT16
     monkeypatch.setattr(block_products, "may_use_amx", lambda: True)

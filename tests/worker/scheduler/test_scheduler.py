@@ -385,6 +385,35 @@ def test_dl14_prompts_leave_decodes_their_gap(gap_s: float, chunk: int) -> None:
     assert run_steps(scheduler) == [[(relaxed, 2, 1), (prompt, chunk, 10)]]
 
 
+@pytest.mark.parametrize(
+    ("tile_tokens", "gap_s", "chunk"),
+    [
+        (1, math.inf, 10),
+        (12, math.inf, 10),  # with the two decodes, a whole one as it is
+        (8, math.inf, 6),  # the second tile would be half empty
+        (8, 0.036, 4),  # no tile is filled, but a block goes at least
+        (64, math.inf, 4),
+    ],
+)
+def test_no_tile_of_tokens_is_begun_that_cannot_be_filled(
+    tile_tokens: int, gap_s: float, chunk: int
+) -> None:
+    """A step takes as long as one with the whole of its last tile."""
+    limits = config(max_step_tokens=40, max_stall_s=0.051, tile_tokens=tile_tokens)
+    scheduler = Scheduler(limits, BlockPool(64))
+    step_time = scheduler.step_time
+    step_time.prefilled(0.01, 0)
+    for _ in range(200):
+        step_time.prefilled(0.01 + 0.005 * 20, 20)
+    decoding = [request(1, 9, token_gap_s=gap_s) for _ in range(2)]
+    for one in decoding:
+        assert scheduler.enqueue(one, 0.0) is None
+    run_steps(scheduler)
+    prompt = request(60, 4)
+    assert scheduler.enqueue(prompt, 0.0) is None
+    assert run_steps(scheduler) == [[*((one, 1, 1) for one in decoding), (prompt, 0, chunk)]]
+
+
 def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
     """By the earlier of what the first token and what the whole answer leave."""
     scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
