@@ -287,15 +287,20 @@ class Scheduler:
         of it prompts would starve, and the first token is a token too. ``gap_s`` is the smallest
         that any of the decodes has between two tokens (DL-14): a step is to take no longer.
 
-        A tile of tokens that is begun costs a whole one, so none is begun that cannot be filled.
+        A tile of tokens that is begun costs a whole one: one that is half full is filled up, unless
+        ``gap_s`` forbids it, and any other is left out.
         """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
             return budget
         plain_s = self.step_time.plain_step_s
-        stall_s = max(0.0, min(max(self.config.max_stall_s, plain_s), gap_s - plain_s))
+        usual_s, most_s = max(self.config.max_stall_s, plain_s), gap_s - plain_s
+        stall_s = max(0.0, min(usual_s, most_s))
         allowed = self.step_time.prompt_tokens_within(stall_s, budget)
-        allowed -= (decodes + allowed) % self.config.tile_tokens
+        tile = self.config.tile_tokens
+        begun = (decodes + allowed) % tile
+        is_filled = 2 * begun >= tile and usual_s <= most_s
+        allowed += tile - begun if is_filled else -begun
         # One block at least, so that prompts get on however slow steps are.
         return min(budget, max(allowed, self.config.block_tokens))
 

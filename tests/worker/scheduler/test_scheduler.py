@@ -390,12 +390,15 @@ def test_dl14_prompts_leave_decodes_their_gap(gap_s: float, chunk: int) -> None:
     [
         (1, math.inf, 10),
         (12, math.inf, 10),  # with the two decodes, a whole one as it is
-        (8, math.inf, 6),  # the second tile would be half empty
+        (8, math.inf, 14),  # the second tile is half full
+        (8, 0.0601, 6),  # the same ten, and no more than that
+        (9, math.inf, 7),  # the second tile would have three
         (8, 0.036, 4),  # no tile is filled, but a block goes at least
-        (64, math.inf, 4),
+        (24, math.inf, 22),
+        (32, math.inf, 4),
     ],
 )
-def test_no_tile_of_tokens_is_begun_that_cannot_be_filled(
+def test_a_tile_of_tokens_is_filled_up_or_not_begun(
     tile_tokens: int, gap_s: float, chunk: int
 ) -> None:
     """A step takes as long as one with the whole of its last tile."""
