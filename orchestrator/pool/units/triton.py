@@ -113,7 +113,7 @@ class TritonInstance:
         try:
             await self._start()
         except _Crashed as crash:
-            self._warn(f"{crash}\nStarting it once more")
+            self._warn(f"{crash}\nStarting it once more (its log file of before ends in .1)")
             await self._start()
 
     async def _start(self) -> None:
