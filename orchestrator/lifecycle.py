@@ -16,6 +16,9 @@ from orchestrator.telemetry.metrics import Row
 UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
 """How long the end waits for workers to confirm that aborted jobs are gone."""
+COME_BACK_S = 2.0
+"""How long a task that continues without its client can be asked for after its end, at least, if
+the grace allows: its client may have lost the connection a moment before."""
 
 
 class Lifecycle:
@@ -99,7 +102,8 @@ class Lifecycle:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
         What will not end in time and has nothing to show yet is ended at once, so that its client
-        can go elsewhere; durable tasks are the next process's. Cancelled and called again, as with
+        can go elsewhere; durable tasks are the next process's. What goes on without its
+        client can be asked for ``COME_BACK_S`` after its end. Cancelled and called again, as with
         less grace, it is one drain still.
         """
         self._stop_background()
@@ -125,6 +129,8 @@ class Lifecycle:
                 orchestrator.task_over,
                 min(left_s, UPKEEP_EVERY_S),
             )
+        asked_until = min(ends_at, orchestrator.store.latest_end + COME_BACK_S)
+        await asyncio.sleep(max(0.0, asked_until - orchestrator.clock.now()))
         unfinished = early + orchestrator.live_tasks
         orchestrator.end_all()
         lanes = [lane for instance in stages.registry for lane in instance.lanes]

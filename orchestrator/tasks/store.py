@@ -1,10 +1,12 @@
 """Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
+from orchestrator.tasks.job import OnDisconnect
 from orchestrator.tasks.task import Task
 
 
@@ -22,6 +24,8 @@ class TaskStore:
     ) -> None:
         self.on_forget: list[Callable[[Task], None]] = []
         """Called with each task that is dropped."""
+        self.latest_end = -math.inf
+        """When the last one ended whose client may come back for it, and finds it here only."""
         self._clock = clock
         self._max_tasks = max_tasks
         self._max_age_s = max_age_s
@@ -87,6 +91,8 @@ class TaskStore:
     def _task_ended(self, task: Task) -> None:
         del self._running[task.id]
         self._ended[task.id] = task
+        if task.entry is None and task.job.on_disconnect is OnDisconnect.CONTINUE:
+            self.latest_end = task.marks.ended
         self._tokens += task.completion_tokens
         self._bytes[task.id] = task.kept_bytes
         self._total_bytes += self._bytes[task.id]

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from orchestrator.lifecycle import COME_BACK_S
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -45,6 +46,34 @@ async def test_or14_a_drain_is_told_while_it_lasts_and_at_its_end(
     assert await scraped(service) == took_ms
     (record,) = [record for record in caplog.records if record.message == "drained"]
     assert record.fields == {"duration_ms": round(took_ms, 1), "unfinished_tasks": 0}
+
+
+async def test_or14_a_client_without_a_connection_may_come_back_for_what_has_ended(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Plan(stall_at=1)
+    await begin(service, worker, plan)
+    draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
+    await service.until(lambda: service.parts.health.ready.status == 503)
+    plan.release.set()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    (task,) = service.orchestrator.store.newest_first()
+    async with service.http.get(f"/v2/tasks/{task.id}") as response:
+        assert (await response.json())["outcome"] == "met"
+    assert not draining.done()
+    with caplog.at_level(logging.INFO):
+        await draining
+    (record,) = [record for record in caplog.records if record.message == "drained"]
+    assert record.fields["duration_ms"] >= 1000 * COME_BACK_S
+
+
+async def test_or14_nobody_waits_for_them_beyond_the_grace(
+    service: Service, worker: FakeWorker
+) -> None:
+    await begin(service, worker, Plan())
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    async with asyncio.timeout(COME_BACK_S / 2):
+        await service.parts.lifecycle.drain(0.0)
 
 
 async def test_or14_a_drain_that_is_cut_short_counts_from_its_beginning(

@@ -1,15 +1,17 @@
 """Tasks are kept for replay, bounded by count, age, tokens and bytes."""
 
 import gc
+import math
 import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.errors import NotFound
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
+from orchestrator.tasks.job import Api, Job, OnDisconnect, PlacementConstraint, PlacementMode
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.transcript import LOGPROB_BYTES, TASK_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
@@ -50,6 +52,25 @@ def kept(store: TaskStore, *names: str) -> list[str]:
         with suppress(NotFound):
             found.append(store.get(name).id)
     return found
+
+
+def test_the_latest_end_is_of_those_whose_clients_may_come_back() -> None:
+    clock = ManualClock()
+    store = TaskStore(clock, max_tasks=9, max_age_s=60, max_tokens=99, max_bytes=10**6)
+    end(add(store, "goes with its client"), clock)
+    assert store.latest_end == -math.inf
+    task = a_task("goes on")
+    task.job = replace(task.job, on_disconnect=OnDisconnect.CONTINUE)
+    store.add(task)
+    clock.advance(5)
+    end(task, clock)
+    assert store.latest_end == clock.now()
+    clock.advance(5)
+    durable = Task("durable", task.job)
+    durable.entry = object()  # type: ignore[assignment]
+    store.add(durable)
+    end(durable, clock)
+    assert store.latest_end == clock.now() - 5, "the next process has it"
 
 
 def test_count_age_and_tokens_bound_what_is_kept() -> None:
