@@ -17,8 +17,9 @@ UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
 """How long the end waits for workers to confirm that aborted jobs are gone."""
 COME_BACK_S = 2.0
-"""How long a task that continues without its client can be asked for after its end, at least, if
-the grace allows: its client may have lost the connection a moment before."""
+"""How long what has ended can be asked for, at least, if the grace allows: the client of a task
+that continues without it may have lost the connection a moment before, and clips are fetched by a
+request of their own."""
 
 
 class Lifecycle:
@@ -102,8 +103,8 @@ class Lifecycle:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
         What will not end in time and has nothing to show yet is ended at once, so that its client
-        can go elsewhere; durable tasks are the next process's. What goes on without its
-        client can be asked for ``COME_BACK_S`` after its end. Cancelled and called again, as with
+        can go elsewhere; durable tasks are the next process's. What goes on without its client, and
+        clips, can be asked for ``COME_BACK_S`` after their end. Cancelled and called again, as with
         less grace, it is one drain still.
         """
         self._stop_background()
@@ -129,7 +130,8 @@ class Lifecycle:
                 orchestrator.task_over,
                 min(left_s, UPKEEP_EVERY_S),
             )
-        asked_until = min(ends_at, orchestrator.store.latest_end + COME_BACK_S)
+        latest_end = max(orchestrator.store.latest_end, orchestrator.slots.store.latest_end)
+        asked_until = min(ends_at, latest_end + COME_BACK_S)
         await asyncio.sleep(max(0.0, asked_until - orchestrator.clock.now()))
         unfinished = early + orchestrator.live_tasks
         orchestrator.end_all()

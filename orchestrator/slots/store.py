@@ -1,5 +1,6 @@
 """Slots that can be asked about: those that go on, and as many ended ones as the bounds allow."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class SlotStore:
     def __init__(self, clock: Clock, config: SlotKeepConfig) -> None:
         self.on_forget: list[Callable[[Slot], None]] = []
         """Called with each slot that is dropped."""
+        self.latest_end = -math.inf
+        """When the last one ended; its client is yet to fetch its files, which are here only."""
         self._clock = clock
         self._config = config
         self._running: dict[str, Slot] = {}
@@ -82,6 +85,7 @@ class SlotStore:
     def _slot_ended(self, slot: Slot) -> None:
         del self._running[slot.id]
         self._ended[slot.id] = slot
+        self.latest_end = slot.marks.ended
         self._bytes[slot.id] = slot.kept_bytes
         self.total_bytes += self._bytes[slot.id]
         self.prune()

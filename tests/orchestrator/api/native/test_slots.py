@@ -411,6 +411,21 @@ async def test_a_drain_lets_slots_end_and_takes_no_new_ones(
     assert (await status_of(service, slot))["outcome"] == "met"
 
 
+async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, slots: FakeSlots) -> None:
+    plan = SlotPlan(hold_at="video")
+    slots.plan = lambda call: plan
+    slot = await submit(service)
+    await service.until(lambda: slots.running == 1)
+    draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
+    await service.until(lambda: service.parts.health.status == "draining")
+    plan.release.set()
+    status = await until_ended(service, slot)
+    async with service.http.get(status["outputs"]["mp4"]) as response:
+        assert await response.read() == MP4
+    assert not draining.done()
+    await draining
+
+
 async def test_limits_of_a_key_count_slots_too(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
