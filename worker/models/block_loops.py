@@ -11,7 +11,7 @@ import numpy as np
 
 from worker.models import amx_code, block_code
 from worker.models.amx_code import LINES, TURN_INPUTS
-from worker.models.amx_code import MOST_ROWS as TILE_ROWS
+from worker.models.amx_code import MOST_ROWS as PASS_ROWS
 from worker.models.block_code import (
     BLOCK_OUTPUTS,
     CACHE_LINE,
@@ -90,7 +90,7 @@ def _round_rows(job: Any) -> None:
 def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
     """Rows of a pass: evenly many, but tiles are full, except for the last."""
     if is_tiled:
-        return number * TILE_ROWS, min(count, (number + 1) * TILE_ROWS)
+        return number * PASS_ROWS, min(count, (number + 1) * PASS_ROWS)
     return count * number // passes, count * (number + 1) // passes
 
 

@@ -60,6 +60,7 @@ class BlockedFormat:
 
     @property
     def tile_rows(self) -> int:
+        """Of bfloat16; what is float32 has no tiles, and its chunks are cut so all the same."""
         return TILE_ROWS if fastest_form(torch.bfloat16) == Form.TILES else 1
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
